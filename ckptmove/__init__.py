@@ -1,0 +1,64 @@
+"""ckptmove: inspect and relocate PyTorch checkpoints without unpickling them.
+
+import ckptmove
+
+print(ckptmove.inspect("in.pt").verdict)
+ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
+"""
+
+from .errors import (
+    CheckFailed,
+    CkptmoveError,
+    CorruptError,
+    DeviceError,
+    InputError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+    WriteError,
+)
+from .manifest import (
+    Alias,
+    Extent,
+    Manifest,
+    NamedDevice,
+    Role,
+    Section,
+    Storage,
+    TensorEntry,
+    Total,
+)
+from .placement import Kept, Moved
+from .verbs.inspect import inspect
+from .verbs.relocate import RelocateReport, relocate
+from .verifier import Progress
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alias",
+    "CheckFailed",
+    "CkptmoveError",
+    "CorruptError",
+    "DeviceError",
+    "Extent",
+    "InputError",
+    "Kept",
+    "Manifest",
+    "Moved",
+    "NamedDevice",
+    "Progress",
+    "RefusedError",
+    "RelocateReport",
+    "Role",
+    "Section",
+    "Storage",
+    "TensorEntry",
+    "Total",
+    "UnsupportedError",
+    "UsageError",
+    "WriteError",
+    "__version__",
+    "inspect",
+    "relocate",
+]

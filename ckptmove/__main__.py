@@ -1,0 +1,5 @@
+"""`python -m ckptmove`"""
+
+from .cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""The command line: `ckptmove VERB SRC [options]`.
+
+Data goes to stdout, everything else to stderr. The exit code says what happened; see `errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from .. import __version__
+from ..errors import CkptmoveError, UsageError
+from ..render.text import cut, printable
+from .inspect import inspect
+from .relocate import relocate
+from .streams import Signalled, take_streams
+
+_BUG = 70
+_LONGEST_LINE = 600  # characters of an error; a name in a file may have millions
+_ISSUES = "please report it, with the output of the same command and -v"
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
+    epilog="Exit codes: 0 done and true, 1 a check came out negative, 2 usage, 3 the input can't "
+    "be read or is refused, 4 refused before writing, 5 writing or verifying failed, 70 a bug, "
+    "128+n a signal.",
+)
+@click.version_option(__version__, prog_name="ckptmove")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Inspect and relocate PyTorch checkpoints without unpickling them.
+
+    \b
+    ckptmove inspect run.pt
+    ckptmove relocate run.pt --to cuda:0
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(2)
+
+
+cli.add_command(inspect)
+cli.add_command(relocate)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    take_streams()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    """Run the command line; gives the exit code.
+
+    Errors become one line on stderr. A signal unwinds everything, so that nothing half written is
+    left, and then ends the process as that signal would have.
+    """
+    gc.disable()  # the process keeps all that it builds, and then ends
+    try:
+        with _signals():
+            code = cli.main(args, prog_name="ckptmove", standalone_mode=False)
+            sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.UsageError as error:
+        return _say(UsageError(error.format_message(), hint=_help_of(error.ctx)))
+    except click.ClickException as error:
+        return _say(UsageError(error.format_message()))
+    except CkptmoveError as error:
+        return _say(error)
+    except (KeyboardInterrupt, click.Abort):
+        return _die(signal.SIGINT)
+    except Signalled as error:
+        return _die(error.number)
+    except Exception as error:
+        if "-v" in args or "--verbose" in args:
+            raise
+        _complain(f"a bug in ckptmove: {type(error).__name__}: {error}; {_ISSUES}")
+        return _BUG
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP unwind like Ctrl-C does, instead of ending the process at once."""
+
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(number, signal.SIG_DFL)  # a second one is immediate
+        raise Signalled(number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    before = {number: signal.signal(number, unwind) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _die(number: int) -> int:
+    """End as the signal would have ended us, quietly."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+def _help_of(context: click.Context | None) -> str:
+    return f"see {'ckptmove' if context is None else context.command_path} --help"
+
+
+def _say(error: CkptmoveError) -> int:
+    where = "" if error.path is None else f"{error.path}: "
+    hint = "" if error.hint is None else f" ({error.hint})"
+    _complain(f"{where}{error}{hint}")
+    return error.exit_code
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):
+        click.echo(f"ckptmove: {cut(printable(message), _LONGEST_LINE)}", err=True)

@@ -1,0 +1,79 @@
+"""What the commands share: options, output, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import StrPath
+from ..render.text import printable
+from ..verifier import Progress
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+source_argument = click.argument("src", type=click.Path(), required=False)
+
+
+def output_options(command: _Function) -> _Function:
+    """`--json`, `-q`, `-v`, `--no-progress`: the same for every command."""
+    for option in reversed(
+        (
+            click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+            click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+            click.option("-v", "--verbose", is_flag=True, help="Shorten nothing; trace bugs."),
+            click.option("--no-progress", is_flag=True, help="Show no progress bar."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def needs_source(src: str | None) -> str:
+    """The source, or the command's help and a usage error where it is missing."""
+    if src is None:
+        context = click.get_current_context()
+        click.echo(context.get_help())
+        context.exit(2)
+    return src
+
+
+def emit(lines: Iterable[str]) -> None:
+    """Print a result."""
+    for line in lines:
+        click.echo(line)
+
+
+def emit_json(value: object) -> None:
+    """Print a result for programs."""
+    emit([json.dumps(value, indent=2)])
+
+
+def warn(path: StrPath, messages: Iterable[str]) -> None:
+    """Say on stderr what the user should know about a file."""
+    for message in messages:
+        click.echo(printable(f"ckptmove: {os.fspath(path)}: {message}"), err=True)
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, src: str, *, shown: bool) -> Iterator[Progress | None]:
+    """A bar of bytes on stderr, if that is a terminal."""
+    if not shown or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm  # only here: it takes a while to import
+
+    try:
+        total = Path(src).stat().st_size
+    except OSError:
+        total = 0
+    with tqdm(
+        total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, leave=False
+    ) as bar:
+        yield bar.update

@@ -1,0 +1,124 @@
+"""ckptmove relocate"""
+
+from __future__ import annotations
+
+import click
+
+from ..errors import UsageError
+from ..render.relocate import relocation
+from ..verbs.relocate import relocate as relocate_checkpoint
+from .options import (
+    emit,
+    emit_json,
+    needs_source,
+    output_options,
+    progress_bar,
+    source_argument,
+    warn,
+)
+
+
+@click.command()
+@source_argument
+@click.argument("dst", type=click.Path(), required=False)
+@click.option("-o", "--output", metavar="DST", help="The same as DST.")
+@click.option("--to", metavar="DEVICE", help="The device for everything, e.g. cuda:0 or cpu.")
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="A=B",
+    help="What is on A goes to B; A may be cuda:* or *. Repeatable.",
+)
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    metavar="GLOB=DEVICE",
+    help="Tensors whose names match go to DEVICE. Repeatable; the last that matches decides.",
+)
+@click.option(
+    "--device-map",
+    metavar="FILE",
+    help="JSON of module names and devices, as accelerate's: the longest name decides.",
+)
+@click.option("--all", is_flag=True, help="Move also what torch keeps on the CPU.")
+@click.option(
+    "--values", is_flag=True, help="Rewrite also values of yours that name a moved device."
+)
+@click.option("--strict", is_flag=True, help="Refuse files that name unknown callables.")
+@click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
+@click.option("--force", is_flag=True, help="Replace an existing destination.")
+@output_options
+def relocate(
+    src: str | None,
+    dst: str | None,
+    output: str | None,
+    to: str | None,
+    maps: tuple[str, ...],
+    places: tuple[str, ...],
+    device_map: str | None,
+    all: bool,
+    values: bool,
+    strict: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    no_progress: bool,
+) -> None:
+    """Rewrite a checkpoint for another device.
+
+    Nothing in the file is executed, no tensor is loaded, and neither torch nor the device is
+    needed. SRC is never changed; the new file appears whole and verified, or not at all. What
+    torch keeps on the CPU whatever the device (RNG states, optimizer steps) stays there.
+
+    Without DST the new file is beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0, and
+    run.relocated.pt without --to.
+
+    Of several rules the first that speaks for a tensor decides: --place, --device-map, --map, --to.
+
+    \b
+    ckptmove relocate run.pt --to cuda:0
+    ckptmove relocate run.pt moved.pt --map cuda:1=cuda:0
+    ckptmove relocate run.pt --to cuda:0 --place 'model.head.*=cuda:1'
+    """
+    path = needs_source(src)
+    if dst is not None and output is not None:
+        raise UsageError("the destination is given twice")
+    with progress_bar("relocate", path, shown=not (quiet or no_progress or dry_run)) as progress:
+        report = relocate_checkpoint(
+            path,
+            output if dst is None else dst,
+            to=to,
+            map=_pairs("--map", maps),
+            place=_pairs("--place", places),
+            device_map=device_map,
+            all=all,
+            values=values,
+            strict=strict,
+            dry_run=dry_run,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        emit_json(report.to_json())
+    elif not quiet:
+        emit(relocation(report, full=verbose))
+    if not quiet:
+        warn(path, report.warnings)
+        if report.unknown_callables:
+            count = len(report.unknown_callables)
+            warn(path, [f"names {count:,} unknown callables, copied untouched: loading runs them"])
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        left, equals, right = text.rpartition("=")
+        if not equals or not left:
+            raise UsageError(f"{option} {text!r} is not of the form A=B")
+        pairs.pop(left, None)  # given again, it counts from here
+        pairs[left] = right
+    return pairs

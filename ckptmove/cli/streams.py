@@ -1,0 +1,79 @@
+"""stdout and stderr, such that what goes wrong with them is told or harmless.
+
+A result that can't be printed is an error like any other, and a reader that has seen enough is
+none. What is said on stderr must never be the reason that something fails.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import IO, NoReturn
+
+from ..errors import WriteError
+
+
+class Signalled(BaseException):
+    """A signal arrived that asks the process to end, or nobody reads what is printed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Remarks(io.TextIOWrapper):
+    """stderr: its failures are nobody's."""
+
+    def __init__(self, fd: int, stream: IO[str] | None) -> None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        super().__init__(
+            os.fdopen(fd, "wb", closefd=False),
+            encoding,
+            "backslashreplace",
+            line_buffering=fd == 2,
+        )
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.failed(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.failed(error)
+
+    def failed(self, error: OSError) -> None:
+        """Let nothing come after what failed, not even what is still buffered at the end."""
+        _lead_nowhere(self.fileno())
+
+
+class _Result(_Remarks):
+    """stdout: its failures are errors."""
+
+    def failed(self, error: OSError) -> NoReturn:
+        """Say it as an error of ours, or end as a broken pipe does."""
+        super().failed(error)
+        if isinstance(error, BrokenPipeError):
+            raise Signalled(signal.SIGPIPE) from None
+        raise WriteError(f"output failed: {error.strerror}") from error
+
+
+def _lead_nowhere(fd: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+
+
+def take_streams() -> None:
+    """Print through the streams above from now on, for the rest of the process."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed: a file that we open must not take its place
+            _lead_nowhere(fd)
+    sys.stdout = _Result(1, sys.stdout)
+    sys.stderr = _Remarks(2, sys.stderr)

@@ -1,0 +1,182 @@
+"""What a part of a checkpoint serves, by evidence: its shape, not the name it happens to have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+
+from ..manifest import Key, Role, Section
+from ..pickles.nodes import Call, Dict, List, Mapping, Node, Text, Tuple
+
+_RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")
+#: Bytes of torch's CPU generator state (at::CPUGeneratorImplState), now and in the beginning.
+_CPU_GENERATOR_NBYTES = (5056, 5048)
+_LONGEST_WORD = 100  # characters of a key that is looked through
+_MOST_SIBLINGS = 64  # an RNG state has few of them; more are not looked through
+
+_MODULE = {"_parameters", "_buffers", "_modules"}  # the attributes of every torch.nn.Module
+_DICTS = ("collections.OrderedDict", "collections.defaultdict")
+_SLOTS_ON_CPU = ("step", "mu_product")
+_FLAGS = ("capturable", "fused")
+
+
+def section_of(node: Mapping) -> Section | None:
+    """The section that a mapping or object opens, or None where it stays in that of its parent."""
+    held = _attributes(node)
+    if held is None:
+        return None
+    if is_optimizer(held):
+        return Section.OPTIMIZER
+    keys = held.names()
+    if "last_epoch" in keys and keys & {"_step_count", "base_lrs", "_last_lr"}:
+        return Section.SCHEDULER
+    if is_module_state(node) or is_state_dict(node):
+        return Section.MODEL
+    return None
+
+
+def _attributes(node: Mapping) -> Mapping | None:
+    """The mapping that describes a node: itself, or the attributes of an object."""
+    if isinstance(node, Call) and not node.pairs:
+        return node.state if isinstance(node.state, Dict) else None
+    return node
+
+
+def is_optimizer(node: Mapping) -> bool:
+    """Whether this is an optimizer's state dict: `{"state": {…}, "param_groups": [{…}, …]}`."""
+    groups = node.get("param_groups")
+    return isinstance(node.get("state"), Mapping) and isinstance(groups, (List, Tuple))
+
+
+def is_module_state(node: Mapping) -> bool:
+    """Whether this is what `Module.state_dict` gives, by its `_metadata`, or a pickled module."""
+    if isinstance(node, Call) and isinstance(node.state, Mapping):
+        return node.state.get("_metadata") is not None or node.state.names() >= _MODULE
+    return False
+
+
+def is_state_dict(node: Mapping) -> bool:
+    """Whether this maps names to tensors alone; `_extra_state` and None are let through."""
+    if isinstance(node, Call) and node.qualname not in _DICTS:
+        return False
+    tensors = 0
+    for key, value in node.pairs:
+        if not isinstance(key, str):
+            return False
+        if isinstance(value, Call) and "._rebuild_" in (value.qualname or ""):
+            tensors += 1
+        elif value is not None and not key.endswith("_extra_state"):
+            return False
+    return tensors > 0
+
+
+class Rng(Enum):
+    """What is known of a place in the tree about states of random number generators."""
+
+    UNKNOWN = 0
+    NEVER = 1  # inside the state dict of a module
+    INSIDE = 2  # below a key that speaks of them
+    NEAR = 3  # beside the state of a CPU generator, or in a list beside it
+
+
+def rng_within(node: Node, key: Key, children: list[Node], around: Rng) -> Rng:
+    """What a container says of what is in it.
+
+    Args:
+        node: the container.
+        key: the key that leads to it.
+        children: what it holds.
+        around: what is known of the place it is in.
+    """
+    if isinstance(node, Mapping) and is_module_state(node):
+        return Rng.NEVER
+    if around in (Rng.NEVER, Rng.INSIDE):
+        return around
+    if _names_rng(key) or (isinstance(node, Call) and node.qualname == "torch._C.Generator"):
+        return Rng.INSIDE
+    few = len(children) <= _MOST_SIBLINGS
+    if few and any(_is_cpu_generator_state(child) for child in children):
+        return Rng.NEAR
+    return Rng.NEAR if around is Rng.NEAR and isinstance(node, (List, Tuple)) else Rng.UNKNOWN
+
+
+def is_rng_state(shape: tuple[int, ...], key: Key, around: Rng) -> bool:
+    """Whether bytes of this shape are the state of a random number generator."""
+    if len(shape) != 1 or around is Rng.NEVER:
+        return False
+    return around is not Rng.UNKNOWN or shape[0] in _CPU_GENERATOR_NBYTES or _names_rng(key)
+
+
+def _names_rng(key: Key) -> bool:
+    if not isinstance(key, str) or len(key) > _LONGEST_WORD:
+        return False
+    return _RNG_WORDS.search(key.lower()) is not None
+
+
+def _is_cpu_generator_state(node: Node) -> bool:
+    if not isinstance(node, Call) or node.qualname != "torch._utils._rebuild_tensor_v2":
+        return False
+    args = node.args.items if isinstance(node.args, Tuple) else []
+    shape = args[2].items if len(args) > 2 and isinstance(args[2], Tuple) else []
+    return len(shape) == 1 and shape[0] in _CPU_GENERATOR_NBYTES
+
+
+def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
+    """The tensors of an optimizer's state dict that torch keeps on a device of their own.
+
+    A `step` (NAdam: `mu_product` too) is a CPU scalar unless its group is `capturable` or `fused`;
+    ASGD keeps its own on the parameter's device. A tensor among the hyper-parameters of a group is
+    never moved. Source: torch/optim/optimizer.py, `_process_value_according_to_param_policy` and
+    `_get_scalar_dtype`; torch/optim/asgd.py.
+    """
+    on_device: list[Node] = []
+    groups = optimizer.get("param_groups")
+    for group in groups.items if isinstance(groups, (List, Tuple)) else []:
+        if not isinstance(group, Mapping):
+            continue
+        parameters = group.get("params")
+        if any(group.get(flag) is True for flag in _FLAGS):
+            on_device += parameters.items if isinstance(parameters, (List, Tuple)) else []
+        for key, value in group.pairs:
+            if key != "params":
+                values = value.items if isinstance(value, (List, Tuple)) else [value]
+                yield from (
+                    (each, Role.HYPERPARAMETER) for each in values if isinstance(each, Call)
+                )
+    flagged = {_identity(key) for key in on_device}
+    state = optimizer.get("state")
+    for parameter, slots in state.pairs if isinstance(state, Mapping) else []:
+        if _identity(parameter) in flagged:
+            continue
+        if not isinstance(slots, Mapping) or {"ax", "eta"} <= slots.names():
+            continue
+        for slot in _SLOTS_ON_CPU:
+            value = slots.get(slot)
+            if isinstance(value, Call):
+                yield value, Role.STEP
+
+
+def _identity(parameter: Node) -> object:
+    """What a parameter goes by in an optimizer: its number or name, or itself."""
+    return parameter if isinstance(parameter, (int, str)) else (id(parameter),)
+
+
+def is_capturable(optimizer: Mapping) -> bool:
+    """Whether a group of the optimizer is `capturable`, which torch can't step on a CPU."""
+    groups = optimizer.get("param_groups")
+    return isinstance(groups, (List, Tuple)) and any(
+        isinstance(group, Mapping) and group.get("capturable") is True for group in groups.items
+    )
+
+
+def mesh_device_type(node: Call) -> Text | None:
+    """The device type of a `DeviceMesh`, where it is spelled."""
+    if not (node.qualname or "").endswith("device_mesh.DeviceMesh"):
+        return None
+    kind = (
+        node.state.get("_device_type") or node.state.get("device_type")
+        if isinstance(node.state, Dict)
+        else None
+    )
+    return kind if isinstance(kind, Text) else None

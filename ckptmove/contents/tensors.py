@@ -1,0 +1,400 @@
+"""Recognise tensors among the inert calls of a pickle, and check that they make sense.
+
+Sources: torch/_utils.py and torch/_tensor.py (`_rebuild_*` and `Tensor._reduce_ex_internal`);
+torch/serialization.py (`persistent_id`). A function that is not known here makes an object, never
+a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import NamedTuple
+
+from ..dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import Key, Role, Storage
+from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
+from .pids import StorageId, is_size
+
+_DEEPEST = 16  # of tensors wrapped in each other
+_NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
+_MOST_DIMENSIONS = 1024  # torch has no bound, but numpy stops at 64
+
+
+class Child(NamedTuple):
+    """A node that belongs to a tensor: a part of a composite, an attribute."""
+
+    key: Key
+    node: Node
+    role: Role | None = None
+
+
+class Tensor(NamedTuple):
+    """What a call would rebuild; the fields are those of `TensorEntry`.
+
+    Attributes:
+        children: what hangs on it.
+        composite: whether its children are its content.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    nbytes: int
+    kind: str = "tensor"
+    layout: str = "strided"
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    storage: str | None = None
+    requires_grad: bool = False
+    spelled: tuple[Text | Call, ...] = ()
+    children: tuple[Child, ...] = ()
+    composite: bool = False
+
+
+def device_text(node: Node) -> str | None:
+    """The device that a `torch.device` call makes, or None if it is none."""
+    if not isinstance(node, Call) or node.qualname != "torch.device":
+        return None
+    args = node.args.items if isinstance(node.args, Tuple) else []
+    if len(args) == 1 and isinstance(args[0], str):
+        return str(args[0])
+    if len(args) == 2 and isinstance(args[0], str) and is_size(args[1]):
+        return f"{args[0]!s}:{args[1]!r}"
+    return None
+
+
+class Recogniser:
+    """Tells what tensor a node is, given the storages of the checkpoint."""
+
+    def __init__(self, storages: Mapping[str, Storage], ids: Mapping[int, StorageId]) -> None:
+        """Args:
+        storages: by key.
+        ids: by `id()` of the persistent node.
+        """
+        self._storages = storages
+        self._ids = ids
+        self._known: dict[int, Tensor | None] = {}
+
+    def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
+        """The tensor that a call would rebuild, or None if it makes something else.
+
+        Raises:
+            CorruptError: the arguments make no sense, or reach outside the storage.
+        """
+        if id(node) not in self._known:
+            args = node.args.items if isinstance(node.args, Tuple) else []
+            tensor = self._rebuilt(node.qualname, args, depth)
+            if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
+                raise CorruptError("a tensor is changed after it was rebuilt")
+            self._known[id(node)] = tensor
+        return self._known[id(node)]
+
+    def _rebuilt(self, function: str | None, args: list[Node], depth: int) -> Tensor | None:
+        rebuild = _REBUILD.get(function or "")
+        if rebuild is None:
+            return None
+        if depth > _DEEPEST:
+            raise CorruptError("tensors are wrapped in each other too deeply")
+        try:
+            return rebuild(self, args, depth)
+        except (_Malformed, IndexError, ValueError) as error:
+            raise CorruptError(f"a tensor has malformed arguments ({function})") from error
+
+    def storage(self, node: Persistent) -> Tensor:
+        """A storage that was saved by itself."""
+        found = self._ids[id(node)]
+        dtype = found.dtype or "uint8"
+        shape = (found.nbytes // storage_element_nbytes(dtype),)
+        return Tensor(
+            dtype=dtype,
+            shape=shape,
+            device=str(found.location),
+            nbytes=found.nbytes,
+            kind="storage",
+            stride=(1,),
+            storage=self._storages[found.key].id,
+        )
+
+    # -- one method a rebuild function; the arguments are in its order -------------------------
+
+    def _strided(
+        self,
+        args: list[Node],
+        dtype: str | None = None,
+        requires_grad: Node = False,
+        children: tuple[Child, ...] = (),
+    ) -> Tensor:
+        node = args[0]
+        if not isinstance(node, Persistent):
+            raise _Malformed
+        found = self._ids[id(node)]
+        dtype = dtype or found.dtype
+        offset, shape, stride = args[1], _sizes(args[2]), _sizes(args[3])
+        if dtype is None or not is_size(offset) or len(shape) != len(stride):
+            raise _Malformed
+        assert isinstance(offset, int)
+        numel = _count(shape)
+        if numel:
+            last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+            if nbytes_of(last + 1, dtype) > found.nbytes:
+                raise CorruptError(f"a tensor reaches outside its storage {found.key!r}")
+        return Tensor(
+            dtype=dtype,
+            shape=shape,
+            device=str(found.location),
+            nbytes=nbytes_of(numel, dtype),
+            stride=stride,
+            offset=offset,
+            storage=self._storages[found.key].id,
+            requires_grad=requires_grad is True,
+            children=children,
+        )
+
+    def _tensor(self, args: list[Node], depth: int) -> Tensor:
+        return self._strided(args)
+
+    def _tensor_v2(self, args: list[Node], depth: int) -> Tensor:
+        return self._strided(args, None, args[4], _hooks(args[5]))
+
+    def _tensor_v3(self, args: list[Node], depth: int) -> Tensor:
+        return self._strided(args, _dtype(args[6]), args[4], _hooks(args[5]))
+
+    def _quantized(self, args: list[Node], depth: int) -> Tensor:
+        tensor = self._strided(args, None, args[5], _hooks(args[6]))
+        params = _items(args[4])
+        if len(params) != 4:
+            return tensor
+        # Per channel: scheme, scales, zero points, axis.
+        parts = Child("scales", params[1]), Child("zero_points", params[2])
+        return tensor._replace(children=(*tensor.children, *parts), composite=True)
+
+    def _parameter(self, args: list[Node], depth: int) -> Tensor:
+        tensor = self._inner(args[0], depth)
+        kind = "parameter" if tensor.kind == "tensor" else tensor.kind
+        children = (*tensor.children, *_hooks(args[2]))
+        if len(args) > 3:
+            children += _attributes(args[3])
+        return tensor._replace(kind=kind, requires_grad=args[1] is True, children=children)
+
+    def _from_type(self, args: list[Node], depth: int) -> Tensor:
+        function, cls, inner, state = args[:4]
+        if not isinstance(function, Global) or not isinstance(cls, Global):
+            raise _Malformed
+        tensor = self._rebuilt(function.qualname, _items(inner), depth + 1)
+        if tensor is None:
+            raise UnsupportedError(f"tensors rebuilt by {function.qualname} are not known")
+        kind = {"Tensor": "tensor", "Parameter": "parameter"}.get(cls.name, cls.qualname)
+        if not cls.module.startswith("torch"):
+            kind = cls.qualname
+        children = (*tensor.children, *_attributes(state))
+        if cls.name == "NestedTensor":  # its attributes repeat what it is rebuilt from
+            children = tensor.children
+        return tensor._replace(kind=kind, children=children)
+
+    def _sparse(self, args: list[Node], depth: int) -> Tensor:
+        return self._compressed(_layout(args[0]), _items(args[1]), depth)
+
+    def _compressed(self, layout: str, parts: list[Node], depth: int) -> Tensor:
+        if layout == "sparse_coo":
+            names = ["indices", "values"]
+        elif layout in ("sparse_csr", "sparse_bsr"):
+            names = ["crow_indices", "col_indices", "values"]
+        elif layout in ("sparse_csc", "sparse_bsc"):
+            names = ["ccol_indices", "row_indices", "values"]
+        else:
+            raise UnsupportedError(f"tensors of layout {layout} are not known")
+        inner = [self._inner(part, depth) for part in parts[: len(names)]]
+        return Tensor(
+            dtype=inner[-1].dtype,
+            shape=_sizes(parts[len(names)]),
+            device=inner[-1].device,
+            nbytes=sum(each.nbytes for each in inner),
+            layout=layout,
+            children=tuple(Child(name, part) for name, part in zip(names, parts, strict=False)),
+            composite=True,
+        )
+
+    def _sparse_csr(self, args: list[Node], depth: int) -> Tensor:
+        return self._compressed("sparse_csr", _items(args[0]), depth)
+
+    def _nested(self, args: list[Node], depth: int) -> Tensor:
+        values, sizes = self._inner(args[0], depth), self._inner(args[1], depth)
+        if len(sizes.shape) != 2:
+            raise _Malformed
+        names = ("sizes", "strides", "offsets")
+        parts = [Child(name, part, Role.SHAPE) for name, part in zip(names, args[1:], strict=False)]
+        return Tensor(
+            dtype=values.dtype,
+            shape=(sizes.shape[0], *[-1] * sizes.shape[1]),
+            device=values.device,
+            nbytes=values.nbytes,
+            layout="nested",
+            children=(Child("values", args[0]), *parts),
+            composite=True,
+        )
+
+    def _jagged(self, args: list[Node], depth: int) -> Tensor:
+        state = args[0]
+        if not isinstance(state, Dict):
+            raise _Malformed
+        values, offsets = state.get("values"), state.get("offsets")
+        inner, bounds = self._inner(values, depth), self._inner(offsets, depth)
+        children = [Child("values", values), Child("offsets", offsets)]
+        if isinstance(state.get("lengths"), Call):
+            children.append(Child("lengths", state.get("lengths")))
+        cache = state.get("_metadata_cache")
+        for key, value in cache.pairs if isinstance(cache, Dict) else []:
+            if isinstance(key, str) and isinstance(value, Call):
+                children.append(Child(str(key), value, Role.SHAPE))
+        return Tensor(
+            dtype=inner.dtype,
+            shape=(max(0, prod(bounds.shape) - 1), -1, *inner.shape[1:]),
+            device=inner.device,
+            nbytes=inner.nbytes,
+            layout="jagged",
+            requires_grad=state.get("requires_grad") is True,
+            children=tuple(children),
+            composite=True,
+        )
+
+    def _meta(self, args: list[Node], depth: int) -> Tensor:
+        dtype, shape = _dtype(args[0]), _sizes(args[1])
+        return Tensor(
+            dtype=dtype,
+            shape=shape,
+            device="meta",
+            nbytes=nbytes_of(_count(shape), dtype),
+            stride=_sizes(args[2]),
+            requires_grad=args[3] is True,
+        )
+
+    def _through_cpu(self, args: list[Node], depth: int) -> Tensor:
+        """XLA and its like: the bytes lie in a CPU tensor, the device is an argument."""
+        tensor = self._inner(args[0], depth)
+        device = args[2]
+        if not isinstance(device, Text):
+            raise _Malformed
+        return tensor._replace(device=str(device), requires_grad=args[3] is True, spelled=(device,))
+
+    def _through_numpy(self, args: list[Node], depth: int) -> Tensor:
+        raise UnsupportedError(
+            "a tensor's values are kept inside a numpy array in the pickle, as XLA tensors were "
+            "by old versions of torch"
+        )
+
+    def _wrapper(self, args: list[Node], depth: int) -> Tensor:
+        cls, device = args[0], args[6]
+        text = device_text(device)
+        if not isinstance(cls, Global) or text is None or not isinstance(device, Call):
+            raise _Malformed
+        dtype, shape = _dtype(args[1]), _sizes(args[2])
+        offset = args[4]
+        return Tensor(
+            dtype=dtype,
+            shape=shape,
+            device=text,
+            nbytes=nbytes_of(_count(shape), dtype),
+            kind=cls.qualname,
+            layout=_layout(args[5]),
+            stride=_sizes(args[3]),
+            offset=offset if isinstance(offset, int) else 0,
+            requires_grad=args[7] is True,
+            spelled=(device,),
+            composite=True,
+        )
+
+    def _inner(self, node: Node, depth: int) -> Tensor:
+        tensor = self.tensor(node, depth + 1) if isinstance(node, Call) else None
+        if tensor is None:
+            raise _Malformed
+        return tensor
+
+
+class _Malformed(Exception):
+    """The arguments are not those of the rebuild function."""
+
+
+_Rebuild = Callable[[Recogniser, list[Node], int], Tensor]
+_REBUILD: dict[str, _Rebuild] = {
+    "torch._utils._rebuild_tensor": Recogniser._tensor,
+    "torch._utils._rebuild_tensor_v2": Recogniser._tensor_v2,
+    "torch._utils._rebuild_tensor_v3": Recogniser._tensor_v3,
+    "torch._utils._rebuild_parameter": Recogniser._parameter,
+    "torch._utils._rebuild_parameter_with_state": Recogniser._parameter,
+    "torch._utils._rebuild_qtensor": Recogniser._quantized,
+    "torch._utils._rebuild_sparse_tensor": Recogniser._sparse,
+    "torch._utils._rebuild_sparse_csr_tensor": Recogniser._sparse_csr,
+    "torch._utils._rebuild_nested_tensor": Recogniser._nested,
+    "torch._utils._rebuild_meta_tensor_no_storage": Recogniser._meta,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": Recogniser._through_cpu,
+    "torch._utils._rebuild_device_tensor_from_numpy": Recogniser._through_numpy,
+    "torch._utils._rebuild_xla_tensor": Recogniser._through_numpy,
+    "torch._utils._rebuild_wrapper_subclass": Recogniser._wrapper,
+    "torch._tensor._rebuild_from_type": Recogniser._from_type,
+    "torch._tensor._rebuild_from_type_v2": Recogniser._from_type,
+    "torch.nested._internal.nested_tensor._rebuild_njt": Recogniser._jagged,
+}
+
+
+def _items(node: Node) -> list[Node]:
+    if not isinstance(node, (Tuple, List)):
+        raise _Malformed
+    return node.items
+
+
+def _sizes(node: Node) -> tuple[int, ...]:
+    """A shape or stride: a tuple of sizes, or a `torch.Size` made of one."""
+    if isinstance(node, Call) and node.qualname == "torch.Size":
+        node = _items(node.args)[0]
+    if len(_items(node)) > _MOST_DIMENSIONS:
+        raise _Malformed
+    sizes = tuple(n for n in _items(node) if isinstance(n, int) and is_size(n))
+    if len(sizes) != len(_items(node)):
+        raise _Malformed
+    return sizes
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    """Elements of a shape, of which torch counts fewer than 2^63."""
+    numel = prod(shape)
+    if numel >= 1 << 59:  # so that bytes can be counted too
+        raise _Malformed
+    return numel
+
+
+def _dtype(node: Node) -> str:
+    if not isinstance(node, Global) or node.module != "torch":
+        raise _Malformed
+    name = ALIASES.get(node.name, node.name)
+    if name not in BITS:
+        raise UnsupportedError(f"the dtype {node.qualname} is not known")
+    return name
+
+
+def _layout(node: Node) -> str:
+    if not isinstance(node, Call) or node.qualname != "torch.serialization._get_layout":
+        raise _Malformed
+    name = _items(node.args)[0]
+    if not isinstance(name, str):
+        raise _Malformed
+    return str(name).removeprefix("torch.")
+
+
+def _hooks(node: Node) -> tuple[Child, ...]:
+    """Backward hooks, which are objects of the user's; there are none, mostly."""
+    if isinstance(node, Call) and not node.pairs:
+        return ()
+    return () if node is None else (Child("_backward_hooks", node),)
+
+
+def _attributes(state: Node) -> tuple[Child, ...]:
+    """The attributes in a state: a dict, or a pair of a dict and the slots (copyreg's form)."""
+    parts = state.items if isinstance(state, Tuple) else [state]
+    pairs = [pair for part in parts if isinstance(part, Dict) for pair in part.pairs]
+    named = tuple(Child(str(key), value) for key, value in pairs if isinstance(key, str))
+    if any(child.key in _NOT_ATTRIBUTES for child in named):
+        raise CorruptError("a tensor is given other data after it was rebuilt")
+    rest = tuple(Child("<state>", p) for p in parts if p is not None and not isinstance(p, Dict))
+    return named + rest

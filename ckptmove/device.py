@@ -1,0 +1,107 @@
+"""Device tags: their grammar, and the rules that say which tag becomes which.
+
+A tag is the string torch writes as the location of a storage. The grammar is that of torch's own
+readers (torch/serialization.py, `register_package`): `cpu` and `meta` carry no index, `mps` is
+written without one, the others are written with one.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from .errors import DeviceError
+
+_INDEXED = ("cuda", "xpu", "hpu", "mtia", "privateuseone")
+#: Names that out-of-tree backends give `privateuseone`; their tags need that backend to load.
+_RENAMED = ("npu", "mlu", "musa", "gcu", "sdaa", "maca", "supa", "rbln", "tpu", "vacc", "openreg")
+_PLAIN = ("cpu", "mps", "meta")
+#: Devices whose tensors torch saves through the CPU: no storage ever carries their tag.
+_THROUGH_CPU = ("xla", "maia", "lazy", "vulkan", "ipu", "ort")
+_MAX_INDEX = 127  # c10::DeviceIndex is a signed byte
+
+_TAG = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
+_WRITTEN_LIKE = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "amd": "cuda"}
+
+
+def parse(device: object) -> str:
+    """The tag that torch writes for the device a user gave, e.g. `mps:0` → `mps`.
+
+    Args:
+        device: its spelling, or an object that spells itself so, such as a `torch.device`.
+
+    Raises:
+        DeviceError: torch could not load a storage with this tag; the message says why.
+    """
+    if not isinstance(device, str) and type(device).__name__ != "device":
+        number = isinstance(device, int) and not isinstance(device, bool)
+        raise DeviceError(
+            f"{device!r} is not a device", hint=f"did you mean cuda:{device}?" if number else None
+        )
+    text = str(device)
+    match = _TAG.fullmatch(text)
+    kind, index = (match[1], match[2]) if match else (text.partition(":")[0], None)
+    if kind in _THROUGH_CPU:
+        raise DeviceError(
+            f"'{text}' can't be the location of a storage: torch saves {kind} tensors through "
+            "the CPU",
+            hint="relocate to cpu",
+        )
+    if kind not in _PLAIN + _INDEXED + _RENAMED:
+        meant = _WRITTEN_LIKE.get(kind.lower(), kind.lower())
+        known = meant in _PLAIN + _INDEXED + _RENAMED
+        raise DeviceError(
+            f"'{text}' is not a device that torch knows",
+            hint=f"did you mean {meant}{'' if meant in _PLAIN else ':0'}?"
+            if known
+            else "devices are spelled like cpu, cuda:0, mps, xpu:0, npu:0, meta",
+        )
+    if match is None:
+        raise DeviceError(
+            f"'{text}' is not a device: the index must be a plain number",
+            hint=f"did you mean {kind if kind in _PLAIN else f'{kind}:0'}?",
+        )
+    if kind in _PLAIN and index is not None:
+        if kind == "mps" and index == "0":
+            return "mps"
+        raise DeviceError(
+            f"'{text}' can't be loaded by torch: the tag {kind} takes no index",
+            hint=f"did you mean {kind}?",
+        )
+    if index is not None and int(index) > _MAX_INDEX:
+        raise DeviceError(f"'{text}': torch counts devices only up to {_MAX_INDEX}")
+    return text
+
+
+def kind_of(tag: str) -> str:
+    """`cuda:1` → `cuda`."""
+    return tag.partition(":")[0]
+
+
+def names_device(text: str) -> bool:
+    """Whether a string of user data spells a device. `meta` alone is too common a word."""
+    if len(text) > 20 or text == "meta":
+        return False
+    match = _TAG.fullmatch(text)
+    return match is not None and match[1] in (*_PLAIN, *_INDEXED, *_RENAMED, "xla")
+
+
+class TagMap(NamedTuple):
+    """Which tag becomes which: `cuda:1=cuda:0`, `cuda:*=cpu`, `*=cpu`; exact tags win, then order.
+
+    Attributes:
+        rules: pairs of (tag or pattern with `*`, new tag).
+    """
+
+    rules: tuple[tuple[str, str], ...]
+
+    def of(self, tag: str) -> str | None:
+        """The new tag, or None where no rule speaks."""
+        for pattern, new in self.rules:
+            if pattern == tag:
+                return new
+        for pattern, new in self.rules:
+            if "*" in pattern and fnmatchcase(tag, pattern.replace("[", "[[]")):
+                return new
+        return None

@@ -1,0 +1,88 @@
+"""The one table of tensor element types, by torch's names.
+
+Sources: torch/storage.py (`_dtype_to_storage_type_map`, `_new_dtypes`) for the storage classes;
+c10/core/ScalarType.h for the sizes.
+"""
+
+from __future__ import annotations
+
+#: Bits per element in memory, of every torch dtype that a checkpoint can hold.
+BITS: dict[str, int] = {
+    "float64": 64,
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
+    "float8_e8m0fnu": 8,
+    "float4_e2m1fn_x2": 8,  # one element is a pair of 4-bit floats
+    "complex128": 128,
+    "complex64": 64,
+    "complex32": 32,
+    "int64": 64,
+    "int32": 32,
+    "int16": 16,
+    "int8": 8,
+    "uint64": 64,
+    "uint32": 32,
+    "uint16": 16,
+    "uint8": 8,
+    "bool": 8,
+    "qint32": 32,
+    "qint8": 8,
+    "quint8": 8,
+    "quint4x2": 4,
+    "quint2x4": 2,
+    "bits16": 16,
+    "bits8": 8,
+    "bits1x8": 8,
+    "bits2x4": 8,
+    "bits4x2": 8,
+    **{f"{sign}int{n}": 8 for sign in ("", "u") for n in range(1, 8)},  # torch stores a byte each
+}
+
+#: The dtype that each typed storage class of torch stands for.
+STORAGE_CLASSES: dict[str, str] = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "QInt32Storage": "qint32",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}
+
+#: Other names under which `torch` holds the same dtype object.
+ALIASES: dict[str, str] = {
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "cdouble": "complex128",
+    "cfloat": "complex64",
+    "chalf": "complex32",
+}
+
+
+def storage_element_nbytes(dtype: str) -> int:
+    """Bytes that a typed storage counts per element; sub-byte types count whole bytes."""
+    return max(1, BITS[dtype] // 8)
+
+
+def nbytes_of(elements: int, dtype: str) -> int:
+    """Bytes that `elements` densely packed elements take."""
+    return (elements * BITS[dtype] + 7) // 8

@@ -1,0 +1,81 @@
+"""The formats, and the one way to find out which a file is of.
+
+To add a format, write one file here that says what `base.Format` asks for, and name it below.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from ..errors import UnsupportedError
+from ..source import Source
+from ..zips.archive import LOCAL_MAGIC, Archive
+from .base import Carries, Checkpoint, Format, Glimpse
+from .torch_zip import TorchZip
+
+__all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
+
+FORMATS: tuple[Format, ...] = (TorchZip(),)
+
+_HEAD_NBYTES = 512
+#: What else a user may hand us, by how it starts; a hint says what to do with it.
+_STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
+    (
+        0,
+        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",
+        "is in the format that torch.save wrote before 1.6",
+        "load it and save it again with torch 1.6 or newer",
+    ),
+    (0, b"\x1f\x8b", "is compressed by gzip", "decompress it first"),
+    (0, b"7z\xbc\xaf\x27\x1c", "is a 7z archive", "unpack it first"),
+    (0, b"BZh", "is compressed by bzip2", "decompress it first"),
+    (0, b"\xfd7zXZ", "is compressed by xz", "decompress it first"),
+    (0, b"\x28\xb5\x2f\xfd", "is compressed by zstd", "decompress it first"),
+    (0, b"GGUF", "is a GGUF file", None),
+    (0, b"\x89HDF", "is an HDF5 file", None),
+    (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
+    (257, b"ustar", "is a tar archive", "unpack it first, if it holds checkpoints"),
+    (8, b'{"', "looks like safetensors, which carry no devices", None),
+    (0, b"\x80", "is a plain pickle, not a zip file written by torch.save", None),
+)
+
+
+def read(source: Source) -> Checkpoint:
+    """Read a checkpoint of any format, without its tensors.
+
+    Raises:
+        CorruptError: it is damaged, truncated or hostile.
+        UnsupportedError: it is no checkpoint, or of a format that can't be read.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # all that is built stays: to look for garbage in it takes longer than to build
+    try:
+        glimpse = _glimpse(source)
+        for format in FORMATS:
+            if format.sniff(glimpse):
+                return format.read(glimpse)
+        raise _stranger(glimpse)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _glimpse(source: Source) -> Glimpse:
+    if source.nbytes == 0:
+        raise UnsupportedError("is empty")
+    head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
+    return Glimpse(source, head, Archive(source) if head.startswith(LOCAL_MAGIC) else None)
+
+
+def _stranger(glimpse: Glimpse) -> UnsupportedError:
+    if glimpse.archive is not None:
+        names = {name.partition("/")[2] for name in glimpse.archive.records}
+        if "constants.pkl" in names:
+            return UnsupportedError("is TorchScript (torch.jit.save), which can't be read yet")
+        if "archive_format" in names:
+            return UnsupportedError("is a torch.export archive, which can't be read yet")
+        return UnsupportedError("is a zip file, but not one that torch.save wrote")
+    for at, magic, what, hint in _STRANGERS:
+        if glimpse.head[at:].startswith(magic):
+            return UnsupportedError(what, hint=hint)
+    return UnsupportedError("is not a checkpoint that ckptmove knows")

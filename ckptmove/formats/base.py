@@ -1,0 +1,72 @@
+"""What a format says of itself, and what a checkpoint that was read can do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ..manifest import Manifest
+from ..placement import Moves
+from ..plan import Plan
+from ..source import Source
+from ..zips.archive import Archive
+
+
+class Carries(NamedTuple):
+    """What a format can hold. What it can't is a loss, to be named before anything is written.
+
+    Attributes:
+        devices: the device of each tensor.
+        aliases: tensors that share storages, and objects that are one and the same.
+        strides: tensors that are not contiguous.
+        objects: anything besides tensors.
+        dtypes: what dtypes, in words.
+    """
+
+    devices: bool
+    aliases: bool
+    strides: bool
+    objects: bool
+    dtypes: str
+
+
+class Glimpse(NamedTuple):
+    """What a format may look at to recognise itself: the content, never the name.
+
+    Attributes:
+        source: the file.
+        head: its first 512 bytes.
+        archive: its zip directory, if it is a zip file.
+    """
+
+    source: Source
+    head: bytes
+    archive: Archive | None
+
+
+class Checkpoint(Protocol):
+    """A checkpoint that was read: its manifest, and the way back into the file."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it holds."""
+
+    def plan_relocate(self, moves: Moves) -> Plan:
+        """How to write it with other devices."""
+
+    def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
+        """Raises WriteError unless `other` is this checkpoint but for the moves."""
+
+
+class Format(Protocol):
+    """A way in which checkpoints lie on disk."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    summary: str
+    carries: Carries
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """Whether the file is of this format, by its content."""
+
+    def read(self, glimpse: Glimpse) -> Checkpoint:
+        """Read everything but the tensors."""

@@ -1,0 +1,414 @@
+"""The manifest: what a checkpoint holds and where, whatever its format.
+
+All sizes and offsets are bytes, but for `TensorEntry.offset` and `stride`, which count elements as
+torch does. A path is the tuple of real keys that leads to a value; a name is its dotted spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from .device import kind_of, parse
+from .errors import CheckFailed
+from .pickles.nodes import Node
+
+SCHEMA = 1
+#: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.
+MOST_SHARED = 16
+
+Key = str | int | float | bool | bytes | None
+Path = tuple[Key, ...]
+Group = TypeVar("Group", str, tuple[str, ...])
+
+
+class Section(str, Enum):
+    """What a tensor serves, found by evidence and not by name."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    RNG = "rng"
+    OTHER = "other"
+
+    __str__ = str.__str__
+
+
+class Role(str, Enum):
+    """A part that some tensors play for which torch has a device of its own."""
+
+    STEP = "optimizer step"
+    HYPERPARAMETER = "optimizer hyper-parameter"
+    RNG_STATE = "RNG state"
+    RANK_MAP = "mesh rank map"
+    SHAPE = "nested tensor shape"
+
+    __str__ = str.__str__
+
+
+class Extent(NamedTuple):
+    """A half-open byte range of a source file."""
+
+    start: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last byte."""
+        return self.start + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Untyped bytes that tensors share.
+
+    Attributes:
+        id: names it within the checkpoint, e.g. `data/0`.
+        location: torch's tag of the device it was saved on.
+        nbytes: its size.
+        dtype: the element type it was saved with, or None for an untyped storage.
+        extent: where its bytes lie in the file.
+    """
+
+    id: str
+    location: str
+    nbytes: int
+    dtype: str | None
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor under one path.
+
+    Attributes:
+        path, name: where it is.
+        section: what it serves.
+        kind: `tensor`, `parameter`, `storage`, or the qualified name of a tensor subclass.
+        layout: `strided`, `sparse_coo`, `sparse_csr` …, `nested`.
+        dtype: torch's name of the element type.
+        shape: elements per dimension; -1 where it differs along the batch of a nested tensor.
+        stride: in elements; empty where the layout has none.
+        offset: of its first element in the storage, in elements.
+        device: the device it will be loaded on.
+        nbytes: of its elements, packed; of a composite tensor, that of its parts.
+        storage: id of its storage, or None for a composite or meta tensor.
+        shared_with: up to 16 other names of tensors on the same storage.
+        requires_grad: as saved.
+        state_key: its name within the model's state dict, or None outside of one.
+        part_of: the name of the composite tensor (sparse, quantized, subclass) it is a part of.
+        role: set where torch has a rule of its own for this tensor's device.
+        says_device: whether it names its device itself, besides where its bytes lie: wrapper
+            subclasses, and tensors that are saved through the CPU.
+    """
+
+    path: Path
+    name: str
+    section: Section
+    kind: str
+    layout: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: str
+    nbytes: int
+    storage: str | None
+    requires_grad: bool
+    state_key: str | None = None
+    part_of: str | None = None
+    role: Role | None = None
+    shared_with: tuple[str, ...] = ()
+    says_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDevice:
+    """A value of the user's own that names a device: a `torch.device`, or a string.
+
+    Attributes:
+        path, name: where it is.
+        value: the device.
+        kind: `torch.device` or `str`.
+        is_key: whether it is a key of a dict or a member of a set, which can't be changed without
+            the danger that two become one.
+    """
+
+    path: Path
+    name: str
+    value: str
+    kind: str
+    is_key: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Path and value, as plain data."""
+        return {"path": _path_json(self.path), "name": self.name, "value": self.value}
+
+
+class Alias(NamedTuple):
+    """A container that is the very same object as one met before, and so is not listed again."""
+
+    name: str
+    of: str
+
+
+class Total(NamedTuple):
+    """What a device, dtype or section adds up to: `nbytes` counts each storage once."""
+
+    tensors: int = 0
+    storages: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class Manifest:
+    """Everything that is known of a checkpoint without reading a tensor.
+
+    Attributes:
+        path: the file.
+        format: the name of its format.
+        nbytes: its size.
+        tensors: every tensor under every path, in the order of the checkpoint.
+        storages: by id.
+        values_naming_devices: the user's own values that name a device.
+        objects: how many objects of each kind there are besides tensors and plain containers.
+        globals: every name that unpickling would import.
+        unknown_callables: those of them that are neither torch's own nor known to be inert.
+        aliases: containers reached again.
+        capturable: names of optimizers whose groups say `capturable=True`.
+        meshes: of each device mesh, the kind of its devices.
+        warnings: what is odd about the file, a sentence each.
+        tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
+    """
+
+    path: str
+    format: str
+    nbytes: int
+    tensors: tuple[TensorEntry, ...]
+    storages: Mapping[str, Storage]
+    values_naming_devices: tuple[NamedDevice, ...] = ()
+    objects: Mapping[str, int] = field(default_factory=dict)
+    globals: tuple[str, ...] = ()
+    unknown_callables: tuple[str, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+    capturable: tuple[str, ...] = ()
+    meshes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    tree: Node = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Manifest of {self.path!r}: {len(self.tensors):,} tensors, {self.verdict}>"
+
+    def select(self, patterns: str | Iterable[str]) -> Manifest:
+        """The part of the manifest whose names match one of the globs (`*` matches dots too)."""
+        globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+        def chosen(name: str) -> bool:
+            return any(fnmatchcase(name, glob) for glob in globs)
+
+        tensors = tuple(entry for entry in self.tensors if chosen(entry.name))
+        used = {entry.storage for entry in tensors}
+        return replace(
+            self,
+            tensors=tensors,
+            storages={key: each for key, each in self.storages.items() if key in used},
+            values_naming_devices=tuple(v for v in self.values_naming_devices if chosen(v.name)),
+        )
+
+    # -- totals --------------------------------------------------------------------------------
+
+    @cached_property
+    def devices(self) -> dict[str, Total]:
+        """Totals by device, the largest first."""
+        return self.totals(lambda entry: entry.device, lambda storage: storage.location)
+
+    @cached_property
+    def dtypes(self) -> dict[str, Total]:
+        """Totals by dtype; a storage counts for the first dtype that looks at it."""
+        return self.totals(lambda entry: entry.dtype)
+
+    @cached_property
+    def sections(self) -> dict[str, Total]:
+        """Totals by section; a storage counts for the first section that holds it."""
+        return self.totals(lambda entry: str(entry.section))
+
+    def totals(
+        self,
+        by: Callable[[TensorEntry], Group],
+        orphans: Callable[[Storage], Group] | None = None,
+    ) -> dict[Group, Total]:
+        """Totals of groups of tensors, each storage counted once, the largest first.
+
+        Args:
+            by: the group of a tensor.
+            orphans: the group of a storage that no tensor uses; left out if not given.
+        """
+        groups: dict[Group, list[int]] = {}
+        seen: set[str] = set()
+        for entry in self.tensors:
+            group = groups.setdefault(by(entry), [0, 0, 0])
+            group[0] += entry.part_of is None
+            if entry.storage is not None and entry.storage not in seen:
+                seen.add(entry.storage)
+                group[1] += 1
+                group[2] += self.storages[entry.storage].nbytes
+        if orphans is not None:
+            for key, storage in self.storages.items():
+                if key not in seen:
+                    group = groups.setdefault(orphans(storage), [0, 0, 0])
+                    group[1] += 1
+                    group[2] += storage.nbytes
+        largest = sorted(groups.items(), key=lambda item: (-item[1][2], item[0]))
+        return {name: Total(*group) for name, group in largest}
+
+    # -- judgement -----------------------------------------------------------------------------
+
+    @cached_property
+    def verdict(self) -> str:
+        """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`."""
+        devices = self.devices
+        if not devices:
+            return "no tensors"
+        if len(devices) == 1:
+            return f"uniform {next(iter(devices))}"
+        whole = sum(total.nbytes for total in devices.values())
+        shares = [
+            f"{device} {_percent(total.nbytes, whole)}{self._explained(device)}"
+            for device, total in devices.items()
+        ]
+        return "mixed: " + ", ".join(shares)
+
+    def _explained(self, device: str) -> str:
+        """The roles of what lies on a device, if everything there has one."""
+        roles = self._roles.get(device, {})
+        if None in roles:
+            return ""
+        counted = [f"{n:,} {role}{'s' if n > 1 else ''}" for role, n in roles.items()]
+        return f" ({', '.join(counted)})" if counted else ""
+
+    @cached_property
+    def _roles(self) -> dict[str, dict[Role | None, int]]:
+        """By device: how many tensors play each role."""
+        roles: dict[str, dict[Role | None, int]] = {}
+        for entry in self.tensors:
+            counts = roles.setdefault(entry.device, {})
+            counts[entry.role] = counts.get(entry.role, 0) + 1
+        return roles
+
+    def elsewhere(self, device: str) -> tuple[TensorEntry, ...]:
+        """Tensors that are not on `device`, but for those on the CPU that belong there.
+
+        A checkpoint for `cuda:0` keeps its RNG states and optimizer steps there, as torch does. A
+        device without an index, like `cuda`, stands for all of its kind.
+        """
+        wanted = parse(device)
+        return tuple(
+            entry
+            for entry in self.tensors
+            if entry.device != wanted
+            and kind_of(entry.device) != wanted
+            and not (entry.role is not None and entry.device == "cpu")
+        )
+
+    def require(self, device: str) -> None:
+        """Check that everything is on `device`, in the sense of `elsewhere`.
+
+        Raises:
+            CheckFailed: something is not, or there is nothing.
+            DeviceError: it is no device.
+        """
+        elsewhere = self.elsewhere(device)
+        if elsewhere:
+            first = elsewhere[0]
+            more = f" and {len(elsewhere) - 1:,} more" if len(elsewhere) > 1 else ""
+            raise CheckFailed(
+                f"not on {device}: {first.name!r} is on {first.device}{more}", path=self.path
+            )
+        if not self.tensors:
+            raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)
+        wanted, used = parse(device), {entry.storage for entry in self.tensors}
+        for key, storage in self.storages.items():
+            tags = storage.location, kind_of(storage.location)
+            if key not in used and wanted not in tags:
+                raise CheckFailed(
+                    f"not on {device}: the storage {key!r}, which no tensor uses, is on "
+                    f"{storage.location}",
+                    path=self.path,
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as plain data, the same as `ckptmove inspect --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "path": self.path,
+            "format": self.format,
+            "nbytes": self.nbytes,
+            "verdict": self.verdict,
+            "tensors": [_tensor_json(entry) for entry in self.tensors],
+            "devices": {name: _total_json(total) for name, total in self.devices.items()},
+            "sections": {name: _total_json(total) for name, total in self.sections.items()},
+            "dtypes": {name: _total_json(total) for name, total in self.dtypes.items()},
+            "objects": dict(self.objects),
+            "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
+            "aliases": [{"name": alias.name, "of": alias.of} for alias in self.aliases],
+            "globals": list(self.globals),
+            "unknown_callables": list(self.unknown_callables),
+            "warnings": list(self.warnings),
+        }
+
+
+def spell(path: Path) -> str:
+    """A path as a dotted name; that of the root is `(root)`."""
+    return ".".join(_spell_key(key) for key in path) if path else "(root)"
+
+
+def _spell_key(key: Key) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int) and key.bit_length() > 1024:
+        return hex(key)  # decimal takes quadratic time, and Python refuses it
+    return str(key)
+
+
+def _percent(part: int, whole: int) -> str:
+    share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.1:
+        return "<0.1 %"
+    return f"{min(share, 99.9) if part < whole else share:.1f} %"
+
+
+def _path_json(path: Path) -> list[Key]:
+    return [key if _is_plain(key) else _spell_key(key) for key in path]
+
+
+def _is_plain(key: Key) -> bool:
+    return isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 1024)
+
+
+def _total_json(total: Total) -> dict[str, int]:
+    return {"tensors": total.tensors, "storages": total.storages, "nbytes": total.nbytes}
+
+
+def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "path": _path_json(entry.path),
+        "section": str(entry.section),
+        "kind": entry.kind,
+        "layout": entry.layout,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "stride": list(entry.stride),
+        "offset": entry.offset,
+        "device": entry.device,
+        "nbytes": entry.nbytes,
+        "storage": entry.storage,
+        "shared_with": list(entry.shared_with),
+        "requires_grad": entry.requires_grad,
+        "part_of": entry.part_of,
+        "role": None if entry.role is None else str(entry.role),
+    }

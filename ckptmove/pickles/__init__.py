@@ -1,0 +1,1 @@
+"""Pickles as data: walked into inert nodes, compared, and respelled."""

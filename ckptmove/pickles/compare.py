@@ -1,0 +1,116 @@
+"""Are two walked pickles the same, but for what was meant to change?"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .walk import Pickle
+
+
+def difference(
+    old: Pickle, new: Pickle, texts: Mapping[int, str], devices: Mapping[int, str]
+) -> str | None:
+    """The first difference between two pickles, or None.
+
+    Values are compared by their bits, objects by their structure and by which of them are one and
+    the same. What a pickle builds and drops again counts too, since unpickling runs it.
+
+    Args:
+        old, new: the pickles.
+        texts: offset of a use of a string in the old one → what the new one shall say there.
+        devices: `id()` of a `torch.device` call in the old one → what the new one shall make.
+    """
+    comparison = _Comparison(texts, devices)
+    made: tuple[tuple[str, Sequence[Node], Sequence[Node]], ...] = (
+        ("a name", old.globals, new.globals),
+        ("a storage", old.persistents, new.persistents),
+        ("a call", old.calls, new.calls),
+    )
+    for what, mine, others in made:
+        if len(mine) != len(others):
+            return f"the number of {what.partition(' ')[2]}s"
+        comparison.todo.extend((a, b, what) for a, b in zip(mine, others, strict=True))
+    comparison.todo.append((old.root, new.root, "the tree"))
+    return comparison.run()
+
+
+class _Comparison:
+    def __init__(self, texts: Mapping[int, str], devices: Mapping[int, str]) -> None:
+        self.texts = texts
+        self.devices = devices
+        self.todo: list[tuple[Node, Node, str]] = []
+        self.met: dict[int, Node] = {}  # old container → its counterpart
+        self.met_new: dict[int, Node] = {}
+
+    def run(self) -> str | None:
+        while self.todo:
+            old, new, where = self.todo.pop()
+            if not self.same(old, new, where):
+                return where
+        return None
+
+    def same(self, old: Node, new: Node, where: str) -> bool:
+        if type(old) is not type(new):
+            return False
+        if isinstance(old, Text):
+            return new == self.texts.get(old.at, old)
+        if isinstance(old, float) and isinstance(new, float):
+            return struct.pack("<d", old) == struct.pack("<d", new)
+        if old is None or isinstance(old, (bool, int, str, bytes)):
+            return old == new
+        if id(old) in self.met or id(new) in self.met_new:
+            return self.met.get(id(old)) is new and self.met_new.get(id(new)) is old
+        self.met[id(old)] = new
+        self.met_new[id(new)] = old
+        return self.same_inside(old, new, where)
+
+    def same_inside(self, old: Node, new: Node, where: str) -> bool:
+        if isinstance(old, Global) and isinstance(new, Global):
+            return (old.module, old.name) == (new.module, new.name)
+        if isinstance(old, Persistent) and isinstance(new, Persistent):
+            self.todo.append((old.pid, new.pid, "a storage"))
+            return True
+        if isinstance(old, Call) and isinstance(new, Call):
+            return self.same_call(old, new, where)
+        if isinstance(old, Dict) and isinstance(new, Dict):
+            return self.same_pairs(old.pairs, new.pairs, where)
+        if isinstance(old, Set) and isinstance(new, Set) and old.frozen != new.frozen:
+            return False
+        if isinstance(old, (Tuple, List, Set)) and isinstance(new, (Tuple, List, Set)):
+            return self.same_items(old.items, new.items, where)
+        return False
+
+    def same_call(self, old: Call, new: Call, where: str) -> bool:
+        if (old.opcode, old.built) != (new.opcode, new.built):
+            return False
+        self.todo.append((old.function, new.function, where))
+        if id(old) in self.devices:
+            args = new.args.items if isinstance(new.args, Tuple) else []
+            return len(args) == 1 and args[0] == self.devices[id(old)]
+        self.todo += [
+            (old.args, new.args, where),
+            (old.kwargs, new.kwargs, where),
+            (old.state, new.state, where),
+        ]
+        return self.same_items(old.items, new.items, where) and self.same_pairs(
+            old.pairs, new.pairs, where
+        )
+
+    def same_items(self, old: list[Node], new: list[Node], where: str) -> bool:
+        if len(old) != len(new):
+            return False
+        self.todo.extend((a, b, where) for a, b in zip(old, new, strict=True))
+        return True
+
+    def same_pairs(
+        self, old: list[tuple[Node, Node]], new: list[tuple[Node, Node]], where: str
+    ) -> bool:
+        if len(old) != len(new):
+            return False
+        for (key, value), (new_key, new_value) in zip(old, new, strict=True):
+            inside = repr(str(key)) if isinstance(key, str) else where
+            self.todo.append((key, new_key, where))
+            self.todo.append((value, new_value, inside))
+        return True

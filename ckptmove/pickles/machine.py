@@ -1,0 +1,412 @@
+"""The stack machine of a walk: one method an opcode, none of which imports or calls anything.
+
+It mirrors CPython's `Lib/pickle.py` (`_Unpickler`) for protocols 0 to 5, with three differences,
+each on the safe side: a structural fault is always an error (an opcode that straddles a frame, a
+target that can't take the operation, an object built twice); strings keep the place they were
+pushed from; and what a pickle may make us allocate is bounded.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from pickletools import opcodes
+
+from ..errors import UnsupportedError
+from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .reader import Reader
+
+#: The most opcodes of one pickle that are walked; a checkpoint of a million tensors has fewer.
+MAX_OPCODES = 40_000_000
+#: The most lists, dicts, sets and calls that a pickle may build: these take a few hundred bytes
+#: each, but one byte of the pickle.
+MAX_CONTAINERS = 5_000_000
+#: Longer strings are shared between their uses: nothing that is rewritten is this long, and a
+#: copy for each use would let a small file ask for any amount of memory.
+_LONGEST_USE = 64
+
+
+class Machine(Reader):
+    """The state of one walk. A MARK sets the stack aside, so no opcode can reach below it."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.frame_end = -1
+        self.stack: list[Node] = []
+        self.below: list[list[Node]] = []
+        self.memo: dict[int, Node] = {}
+        self.globals: list[Global] = []
+        self.persistents: list[Persistent] = []
+        self.calls: list[Call] = []
+        self.dropped: list[Node] = []
+        self.containers = 0
+        self.textual = False  # whether a persistent id is a line of text, as in protocol 0
+        self.protocol = 0
+        self.empty_tuple: Tuple | None = None
+
+    def run(self) -> Node:
+        """Every opcode up to STOP; gives the root."""
+        data = self.data
+        table = [None if name is None else getattr(self, name) for name in _HANDLERS]
+        for _ in range(MAX_OPCODES):
+            at = self.at = self.position
+            if at >= self.frame_end >= 0:
+                self.leave_frame()
+            code = data[at]
+            self.position = at + 1
+            if code == _STOP:
+                root = self.stack.pop()
+                self.dropped += [node for stack in (*self.below, self.stack) for node in stack]
+                return root
+            handler = table[code]
+            if handler is None:
+                raise self.fault(f"the pickle holds a byte that is no opcode ({code:#04x})")
+            handler()
+        raise self.fault(f"the pickle has more than {MAX_OPCODES:,} opcodes")
+
+    def leave_frame(self) -> None:
+        if self.position > self.frame_end:
+            raise self.fault("an opcode straddles the end of its frame")
+        self.frame_end = -1
+
+    def push(self, node: Node) -> None:
+        self.stack.append(node)
+
+    def push_text(self, text: str) -> None:
+        self.stack.append(Text(text, self.at))
+
+    def contain(self, node: List | Set | Dict | Call) -> None:
+        self.containers += 1
+        if self.containers > MAX_CONTAINERS:
+            raise self.fault(f"the pickle builds more than {MAX_CONTAINERS:,} containers")
+        self.stack.append(node)
+
+    def to_mark(self) -> list[Node]:
+        items = self.stack
+        self.stack = self.below.pop()
+        return items
+
+    # -- protocol, frames, marks -------------------------------------------------------------
+
+    def op_proto(self) -> None:
+        self.protocol = self.byte()
+        if self.protocol > 5:
+            raise UnsupportedError(f"the pickle is of protocol {self.protocol}; 5 is the newest")
+
+    def op_frame(self) -> None:
+        nbytes = self.number(8)
+        if self.frame_end >= 0:
+            raise self.fault("the pickle has a frame within a frame")
+        if nbytes > len(self.data) - self.position:
+            raise self.fault("the pickle has a frame longer than itself")
+        self.frame_end = self.position + nbytes
+
+    def op_mark(self) -> None:
+        self.below.append(self.stack)
+        self.stack = []
+
+    def op_pop(self) -> None:
+        if self.stack:
+            self.dropped.append(self.stack.pop())
+        else:
+            self.to_mark()
+
+    def op_pop_mark(self) -> None:
+        self.dropped += self.to_mark()
+
+    def op_dup(self) -> None:
+        self.push(self.stack[-1])
+
+    # -- scalars -----------------------------------------------------------------------------
+
+    def op_none(self) -> None:
+        self.stack.append(None)
+
+    def op_newtrue(self) -> None:
+        self.stack.append(True)
+
+    def op_newfalse(self) -> None:
+        self.stack.append(False)
+
+    def op_binint(self) -> None:
+        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
+
+    def op_binint1(self) -> None:
+        self.stack.append(self.byte())
+
+    def op_binint2(self) -> None:
+        self.stack.append(self.number(2))
+
+    def op_int(self) -> None:
+        line = self.line()
+        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.decimal(line))
+
+    def op_long(self) -> None:
+        self.push(self.decimal(self.line().removesuffix("L")))
+
+    def op_long1(self) -> None:
+        self.push(int.from_bytes(self.take(self.byte()), "little", signed=True))
+
+    def op_long4(self) -> None:
+        self.push(int.from_bytes(self.take(self.word()), "little", signed=True))
+
+    def op_binfloat(self) -> None:
+        self.push(struct.unpack(">d", self.take(8))[0])
+
+    def op_float(self) -> None:
+        try:
+            self.push(float(self.line()))
+        except ValueError:
+            raise self.fault("the pickle holds a number that is not one") from None
+
+    # -- strings and bytes -------------------------------------------------------------------
+
+    def op_binunicode(self) -> None:
+        self.push_text(self.take(self.word()).decode("utf-8", "surrogatepass"))
+
+    def op_short_binunicode(self) -> None:
+        self.push_text(self.take(self.byte()).decode("utf-8", "surrogatepass"))
+
+    def op_binunicode8(self) -> None:
+        self.push_text(self.take(self.number(8)).decode("utf-8", "surrogatepass"))
+
+    def op_unicode(self) -> None:
+        self.push_text(self.raw_line().decode("raw-unicode-escape"))
+
+    def op_string(self) -> None:
+        line = self.raw_line().strip()
+        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+            raise self.fault("the pickle holds a string without quotes")
+        try:
+            raw = codecs.escape_decode(line[1:-1])[0]
+        except ValueError:
+            raise self.fault("the pickle holds a string with a bad escape") from None
+        self.push_text(raw.decode("utf-8", "surrogateescape"))
+
+    def op_binstring(self) -> None:
+        self.push_text(self.take(self.word()).decode("utf-8", "surrogateescape"))
+
+    def op_short_binstring(self) -> None:
+        self.push_text(self.take(self.byte()).decode("utf-8", "surrogateescape"))
+
+    def op_binbytes(self) -> None:
+        self.push(self.take(self.word()))
+
+    def op_short_binbytes(self) -> None:
+        self.push(self.take(self.byte()))
+
+    def op_binbytes8(self) -> None:
+        self.push(self.take(self.number(8)))
+
+    def op_bytearray8(self) -> None:
+        content = self.take(self.number(8))
+        function = Global("builtins", "bytearray", self.at)
+        self.push_call(function, Tuple([content], self.at), "BYTEARRAY8", self.at)
+
+    def op_next_buffer(self) -> None:
+        raise UnsupportedError("the pickle needs buffers that were kept outside of it")
+
+    op_readonly_buffer = op_next_buffer
+
+    # -- containers --------------------------------------------------------------------------
+
+    def op_empty_tuple(self) -> None:
+        if self.empty_tuple is None:
+            self.empty_tuple = Tuple([], self.at)
+        self.stack.append(self.empty_tuple)
+
+    def op_tuple(self) -> None:
+        items = self.to_mark()
+        self.push(Tuple(items, self.at))
+
+    def op_tuple1(self) -> None:
+        self.push(Tuple([self.stack.pop()], self.at))
+
+    def op_tuple2(self) -> None:
+        second, first = self.stack.pop(), self.stack.pop()
+        self.push(Tuple([first, second], self.at))
+
+    def op_tuple3(self) -> None:
+        third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.push(Tuple([first, second, third], self.at))
+
+    def op_empty_list(self) -> None:
+        self.contain(List([]))
+
+    def op_list(self) -> None:
+        items = self.to_mark()
+        self.push(List(items))
+
+    def op_empty_set(self) -> None:
+        self.contain(Set([], frozen=False))
+
+    def op_frozenset(self) -> None:
+        items = self.to_mark()
+        self.push(Set(items, frozen=True))
+
+    def op_empty_dict(self) -> None:
+        self.contain(Dict())
+
+    def op_dict(self) -> None:
+        items = self.to_mark()
+        self.push(Dict())
+        self.set_pairs(items)
+
+    def op_append(self) -> None:
+        self.extend([self.stack.pop()])
+
+    def op_appends(self) -> None:
+        self.extend(self.to_mark())
+
+    def extend(self, items: list[Node]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, (List, Call)):
+            raise self.fault("the pickle appends to something that is no list")
+        target.items.extend(items)
+
+    def op_additems(self) -> None:
+        items = self.to_mark()
+        target = self.stack[-1]
+        if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
+            raise self.fault("the pickle adds to something that is no set")
+        target.items.extend(items)
+
+    def op_setitem(self) -> None:
+        value = self.stack.pop()
+        self.set_pairs([self.stack.pop(), value])
+
+    def op_setitems(self) -> None:
+        self.set_pairs(self.to_mark())
+
+    def set_pairs(self, flat: list[Node]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, (Dict, Call)) or len(flat) % 2:
+            raise self.fault("the pickle sets items of something that is no mapping")
+        target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
+
+    # -- globals, calls, persistent ids ------------------------------------------------------
+
+    def push_global(self, module: str, name: str) -> None:
+        if self.protocol < 3:  # names as Python 2 had them
+            if (module, name) in NAME_MAPPING:
+                module, name = NAME_MAPPING[module, name]
+            else:
+                module = IMPORT_MAPPING.get(module, module)
+        node = Global(module, name, self.at)
+        self.globals.append(node)
+        self.push(node)
+
+    def op_global(self) -> None:
+        module = self.line()
+        self.push_global(module, self.line())
+
+    def op_stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise self.fault("the pickle names a global by something that is no string")
+        self.push_global(str(module), str(name))
+
+    def op_ext1(self) -> None:
+        self.push_global("copyreg extension", str(self.byte()))
+
+    def op_ext2(self) -> None:
+        self.push_global("copyreg extension", str(self.number(2)))
+
+    def op_ext4(self) -> None:
+        self.push_global("copyreg extension", str(self.word()))
+
+    def op_reduce(self) -> None:
+        args = self.stack.pop()
+        self.push_call(self.stack.pop(), args, "REDUCE", self.at)
+
+    def op_newobj(self) -> None:
+        args = self.stack.pop()
+        self.push_call(self.stack.pop(), args, "NEWOBJ", self.at)
+
+    def op_newobj_ex(self) -> None:
+        kwargs, args = self.stack.pop(), self.stack.pop()
+        self.push_call(self.stack.pop(), args, "NEWOBJ_EX", self.at, kwargs)
+
+    def op_inst(self) -> None:
+        args = Tuple(self.to_mark(), self.at)
+        self.op_global()
+        self.push_call(self.stack.pop(), args, "INST", self.at)
+
+    def op_obj(self) -> None:
+        items = self.to_mark()
+        function = items.pop(0)
+        self.push_call(function, Tuple(items, self.at), "OBJ", self.at)
+
+    def op_build(self) -> None:
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if not isinstance(target, Call) or target.built:
+            raise self.fault("the pickle gives a state to something that takes none")
+        target.state, target.built = state, True
+
+    def op_persid(self) -> None:
+        self.textual = True
+        self.push_persistent(self.line())
+
+    def op_binpersid(self) -> None:
+        self.push_persistent(self.stack.pop())
+
+    def push_persistent(self, pid: Node) -> None:
+        node = Persistent(pid, self.at)
+        self.persistents.append(node)
+        self.push(node)
+
+    def push_call(
+        self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
+    ) -> None:
+        node = Call(function, args, opcode, at, kwargs)
+        self.calls.append(node)
+        self.contain(node)
+
+    # -- the memo ----------------------------------------------------------------------------
+
+    def recall(self, slot: int) -> None:
+        node = self.memo.get(slot, _UNFILLED)
+        if node is _UNFILLED:
+            raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
+        if isinstance(node, Text) and len(node) <= _LONGEST_USE:
+            node = Text(node, self.at)
+        self.stack.append(node)
+
+    def op_get(self) -> None:
+        self.recall(self.slot())
+
+    def op_binget(self) -> None:
+        self.recall(self.byte())
+
+    def op_long_binget(self) -> None:
+        self.recall(self.word())
+
+    def op_put(self) -> None:
+        self.memo[self.slot()] = self.stack[-1]
+
+    def op_binput(self) -> None:
+        self.memo[self.byte()] = self.stack[-1]
+
+    def op_long_binput(self) -> None:
+        self.memo[self.word()] = self.stack[-1]
+
+    def op_memoize(self) -> None:
+        self.memo[len(self.memo)] = self.stack[-1]
+
+
+_STOP = ord(".")
+_UNFILLED = Text("", -1)
+
+
+def _handlers() -> list[str | None]:
+    """For each byte, the name of the method that carries it out."""
+    table: list[str | None] = [None] * 256
+    for opcode in opcodes:
+        if opcode.name != "STOP":
+            table[ord(opcode.code)] = f"op_{opcode.name.lower()}"
+    return table
+
+
+_HANDLERS = _handlers()

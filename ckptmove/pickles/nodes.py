@@ -1,0 +1,151 @@
+"""Inert nodes: what a pickle would build, as data that can do nothing.
+
+Scalars are plain Python values. Everything else is one of the few classes below, and nothing else:
+code that meets a node handles each kind or raises. Identity is the aliasing: two paths that lead
+to one node are two names of one object. Nodes are never hashed, compared with `==` or copied by
+value, since a hostile graph would make each of these take for ever.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+
+class Text(str):
+    """A string as it was pushed once: `at` is the offset of the opcode that pushed this use.
+
+    Strings are shared through the memo, so one literal may have many uses; a use is what can be
+    rewritten without touching the others.
+    """
+
+    __slots__ = ("at",)
+    at: int
+
+    def __new__(cls, value: str, at: int) -> Text:
+        text = super().__new__(cls, value)
+        text.at = at
+        return text
+
+    def __reduce__(self) -> tuple[type[Text], tuple[str, int]]:
+        return Text, (str(self), self.at)
+
+
+class Global:
+    """A name that unpickling would import. `at` is the offset of its opcode."""
+
+    __slots__ = ("at", "module", "name")
+
+    def __init__(self, module: str, name: str, at: int) -> None:
+        self.module = module
+        self.name = name
+        self.at = at
+
+    @property
+    def qualname(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+
+class Tuple:
+    """A tuple. `at` is the offset of the opcode that closed it."""
+
+    __slots__ = ("at", "items")
+
+    def __init__(self, items: list[Node], at: int) -> None:
+        self.items = items
+        self.at = at
+
+
+class List:
+    """A list."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[Node]) -> None:
+        self.items = items
+
+
+class Set:
+    """A set, or a frozenset."""
+
+    __slots__ = ("frozen", "items")
+
+    def __init__(self, items: list[Node], frozen: bool) -> None:
+        self.items = items
+        self.frozen = frozen
+
+
+class Mapping:
+    """What carries key/value pairs in order; a key set twice keeps its place, as in a dict."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Node, Node]] = []
+
+    def get(self, key: str) -> Node:
+        """The last value set under a string key, or None."""
+        for found, value in reversed(self.pairs):
+            if isinstance(found, str) and found == key:
+                return value
+        return None
+
+    def names(self) -> set[str]:
+        """The keys that are strings, but for very long ones."""
+        return {str(key) for key, _ in self.pairs if isinstance(key, str) and len(key) <= 64}
+
+
+class Dict(Mapping):
+    """A dict."""
+
+    __slots__ = ()
+
+
+class Call(Mapping):
+    """An object made by calling something: REDUCE, NEWOBJ, INST …, then filled and given a state.
+
+    Attributes:
+        function: what would be called.
+        args: the arguments, mostly a Tuple.
+        kwargs: NEWOBJ_EX's keyword arguments, or None.
+        opcode: the opcode that made it, e.g. "REDUCE".
+        items: what was appended to it.
+        pairs: what was set on it by key.
+        state: what BUILD gave it, or None; `built` says whether there was a BUILD.
+        at: the offset of the opcode that made it.
+    """
+
+    __slots__ = ("args", "at", "built", "function", "items", "kwargs", "opcode", "state")
+
+    def __init__(
+        self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
+    ) -> None:
+        self.pairs = []
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.opcode = opcode
+        self.at = at
+        self.items: list[Node] = []
+        self.state: Node = None
+        self.built = False
+
+    @property
+    def qualname(self) -> str | None:
+        """The dotted name of what is called, where that is a plain name."""
+        function = self.function
+        return function.qualname if isinstance(function, Global) else None
+
+
+class Persistent:
+    """An object outside the pickle, by its persistent id. `at` is the offset of its opcode."""
+
+    __slots__ = ("at", "pid")
+
+    def __init__(self, pid: Node, at: int) -> None:
+        self.pid = pid
+        self.at = at
+
+
+Scalar: TypeAlias = bool | int | float | str | bytes
+Node: TypeAlias = Scalar | Global | Tuple | List | Set | Dict | Call | Persistent | None

@@ -1,0 +1,62 @@
+"""Walk a pickle symbolically: opcodes in, inert nodes out. Nothing is imported or called."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from .machine import Machine
+from .nodes import Call, Global, Node, Persistent
+
+#: The longest pickle that is read into memory, in bytes.
+MAX_NBYTES = 512 << 20
+
+
+class Pickle(NamedTuple):
+    """One pickle, walked.
+
+    Attributes:
+        root: the node on top of the stack at STOP.
+        globals: every name that unpickling would import, in order, popped or not.
+        persistents: every persistent id that unpickling would resolve, likewise.
+        calls: every call that unpickling would make, likewise.
+        dropped: what was taken off the stack, or left on it; it may be reachable all the same.
+        protocol: as declared by PROTO, or 0.
+        textual: whether a persistent id is a line of text, as in protocol 0.
+        nbytes: bytes up to and with STOP; what follows is never read by an unpickler.
+    """
+
+    root: Node
+    globals: tuple[Global, ...]
+    persistents: tuple[Persistent, ...]
+    calls: tuple[Call, ...]
+    dropped: tuple[Node, ...]
+    protocol: int
+    textual: bool
+    nbytes: int
+
+
+def walk(data: bytes) -> Pickle:
+    """Walk the pickle at the start of `data`.
+
+    Raises:
+        CorruptError: the pickle is malformed, truncated, or would take absurd memory.
+        UnsupportedError: it is well-formed, but needs buffers from outside.
+    """
+    machine = Machine(data)
+    try:
+        root = machine.run()
+    except (IndexError, struct.error) as error:
+        raise machine.fault("the pickle is truncated or malformed") from error
+    except UnicodeError as error:
+        raise machine.fault("the pickle holds text that is not text") from error
+    return Pickle(
+        root,
+        tuple(machine.globals),
+        tuple(machine.persistents),
+        tuple(machine.calls),
+        tuple(machine.dropped),
+        machine.protocol,
+        machine.textual,
+        machine.position,
+    )

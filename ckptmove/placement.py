@@ -1,0 +1,240 @@
+"""Decide where everything goes: the user's rules, and torch's own habits.
+
+`--to cuda:0` means *as training on cuda:0 would have saved it*: what torch keeps on the CPU
+whatever the model's device stays there, and is reported. Pure: a manifest and rules in, moves out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from .device import TagMap, kind_of
+from .errors import RefusedError
+from .manifest import Manifest, Path, Role, Section, Storage, TensorEntry, spell
+from .rules import Rules
+
+_WHY = {
+    Role.STEP: "torch keeps optimizer steps on the CPU unless capturable or fused",
+    Role.HYPERPARAMETER: "torch never moves hyper-parameters of an optimizer",
+    Role.RNG_STATE: "torch restores RNG states only from the CPU",
+    Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
+    Role.SHAPE: "the shape of a nested tensor stays on the CPU",
+}
+_MOST_NAMED = 3  # in one warning
+
+
+class Kept(NamedTuple):
+    """A tensor that a rule named and that torch keeps on a device of its own, and why."""
+
+    name: str
+    device: str
+    why: str
+
+
+class Moved(NamedTuple):
+    """What goes from one device to another."""
+
+    storages: int
+    nbytes: int
+
+
+@dataclass
+class Moves:
+    """What changes its device.
+
+    Attributes:
+        storages: id → new location.
+        tensors: index of a tensor that says its device itself → the new one.
+        meshes: index of a device mesh → the new kind of its devices.
+        values: index of a value that names a device and is to be rewritten → the new device.
+        kept: what torch has a device of its own for.
+        warnings: what the user should know about the result.
+    """
+
+    storages: dict[str, str] = field(default_factory=dict)
+    tensors: dict[int, str] = field(default_factory=dict)
+    meshes: dict[int, str] = field(default_factory=dict)
+    values: dict[int, str] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.storages or self.tensors or self.meshes or self.values)
+
+    def totals(self, storages: Mapping[str, Storage]) -> dict[str, Moved]:
+        """`cpu→cuda:0` → how many storages and bytes."""
+        totals: dict[str, Moved] = {}
+        for key, device in self.storages.items():
+            name = f"{storages[key].location}→{device}"
+            before = totals.get(name, Moved(0, 0))
+            totals[name] = Moved(before.storages + 1, before.nbytes + storages[key].nbytes)
+        return totals
+
+
+def place(manifest: Manifest, rules: Rules) -> Moves:
+    """Decide what moves.
+
+    Raises:
+        RefusedError: the rules contradict each other on a storage that tensors share, or tear a
+            composite tensor apart.
+    """
+    moves = Moves()
+    targets = [_target(entry, rules, moves) for entry in manifest.tensors]
+    _check_composites(manifest, targets)
+    _place_storages(manifest, rules, targets, moves)
+    for n, (entry, target) in enumerate(zip(manifest.tensors, targets, strict=True)):
+        if entry.says_device and target != entry.device:
+            moves.tensors[n] = target
+    _place_meshes(manifest, targets, moves)
+    if rules.values:
+        _place_values(manifest, moves)
+    moves.warnings += _unheard(manifest, rules)
+    moves.warnings += _consequences(manifest, rules, targets, moves)
+    return moves
+
+
+def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
+    """Where a tensor shall be, which may be where it is."""
+    wanted = rules.wanted(entry)
+    if wanted is None or wanted == entry.device:
+        return entry.device
+    target, why = wanted, None
+    if entry.device == "meta" and entry.storage is None and not entry.says_device:
+        target, why = "meta", "a meta tensor has no data to load anywhere"
+    elif entry.role is not None and _stays(entry, wanted, rules):
+        target, why = "cpu", _WHY[entry.role]
+    if why is not None:
+        moves.kept.append(Kept(entry.name, target, why))
+    return target
+
+
+def _stays(entry: TensorEntry, wanted: str, rules: Rules) -> bool:
+    """Whether torch keeps on the CPU what plays this role; an RNG state even comes back to it."""
+    at_home = entry.device == "cpu" or entry.role is Role.RNG_STATE
+    return at_home and wanted != "cpu" and not rules.everything
+
+
+def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
+    owner: dict[str, tuple[str, str]] = {}
+    for entry, wanted in zip(manifest.tensors, targets, strict=True):
+        if entry.storage is None:
+            continue
+        location = manifest.storages[entry.storage].location
+        target = location if entry.says_device else wanted
+        before, other = owner.setdefault(entry.storage, (target, entry.name))
+        if before != target:
+            raise RefusedError(
+                f"{other!r} and {entry.name!r} share a storage: "
+                f"they can't be on {before} and on {target}",
+                hint="place them alike",
+            )
+        if target != location:
+            moves.storages[entry.storage] = target
+    for key, storage in manifest.storages.items():
+        wanted_by_tag = None if key in owner else rules.tags.of(storage.location)
+        if wanted_by_tag not in (None, storage.location):
+            moves.storages[key] = str(wanted_by_tag)
+
+
+def _check_composites(manifest: Manifest, targets: list[str]) -> None:
+    """Refuse to tear apart what is one tensor: its parts, and the device it has itself."""
+    owners: dict[Path, str] = {}
+    for entry, target in zip(manifest.tensors, targets, strict=True):
+        if entry.part_of is not None and entry.role not in (Role.RANK_MAP, Role.SHAPE):
+            whole = owners.setdefault(_owner(entry), target)
+            if whole != target:
+                raise RefusedError(
+                    f"{entry.name!r} is a part of {entry.part_of!r}: it can't be on {target} "
+                    f"while the rest is on {whole}",
+                    hint="place the whole tensor on one device",
+                )
+        if entry.says_device or entry.storage is not None:
+            owners[entry.path] = target
+
+
+def _owner(part: TensorEntry) -> Path:
+    """The path of the composite tensor that a tensor is a part of."""
+    depths = range(len(part.path) - 1, 0, -1)
+    return next((part.path[:n] for n in depths if spell(part.path[:n]) == part.part_of), ())
+
+
+def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:
+    """A device mesh names the kind of device of the DTensors on it."""
+    kinds: dict[str, str] = {}
+    for entry, target in zip(manifest.tensors, targets, strict=True):
+        if manifest.meshes and entry.kind.endswith(".DTensor"):
+            kinds.setdefault(kind_of(target), entry.name)
+    if len(kinds) > 1:
+        (kind, name), (other_kind, other) = list(kinds.items())[:2]
+        raise RefusedError(
+            f"{name!r} and {other!r} are DTensors: they can't be on {kind} and on {other_kind} "
+            "while they share a file with one device mesh",
+            hint="place them alike",
+        )
+    for kind in kinds:
+        moves.meshes = {n: kind for n, mesh in enumerate(manifest.meshes) if mesh != kind}
+
+
+def _place_values(manifest: Manifest, moves: Moves) -> None:
+    """The user's own values that name a device from which everything moves to one other."""
+    moved: dict[str, set[str]] = defaultdict(set)
+    for key, device in moves.storages.items():
+        moved[manifest.storages[key].location].add(device)
+    for n, value in enumerate(manifest.values_naming_devices):
+        devices = moved.get(value.value, ())
+        if len(devices) == 1 and not value.is_key:
+            moves.values[n] = next(iter(devices))
+
+
+def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
+    """The rules that speak of nothing here, which is more often a slip than meant."""
+    for glob, device in rules.place:
+        if not any(fnmatchcase(entry.name, glob) for entry in manifest.tensors):
+            yield f"no tensor's name matches {glob!r}, which was to go to {device}"
+    tags = {storage.location for storage in manifest.storages.values()}
+    tags.update(entry.device for entry in manifest.tensors)
+    for pattern, device in rules.tags.rules:
+        if pattern != "*" and not any(TagMap(((pattern, device),)).of(tag) for tag in tags):
+            yield f"nothing is on {pattern}, which was to go to {device}"
+    heard = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
+    silent = [key for key in rules.device_map if key and key not in heard]
+    if silent:
+        yield f"no tensor belongs to {_some(silent)} of the device map"
+    if rules.device_map and None in heard:
+        stay = [e.name for e in manifest.tensors if rules.wanted(e) is None]
+        if stay:
+            yield f"no rule speaks of {_some(stay)}: where they are, they stay"
+
+
+def _consequences(
+    manifest: Manifest, rules: Rules, targets: list[str], moves: Moves
+) -> Iterator[str]:
+    """What the user may have to do about the result."""
+    if manifest.capturable and "cpu" in moves.storages.values():
+        yield (
+            f"the optimizer at {_some(manifest.capturable)} is capturable, and torch asserts at "
+            "the first step of such an optimizer on the CPU: set capturable=False after loading"
+        )
+    if not rules.place and not rules.device_map:
+        return
+    where: dict[Section, set[str]] = defaultdict(set)
+    for entry, target in zip(manifest.tensors, targets, strict=True):
+        if entry.role is None:
+            where[entry.section].add(target)
+    model, optimizer = where[Section.MODEL], where[Section.OPTIMIZER]
+    if optimizer and not model <= optimizer:
+        yield (
+            f"the optimizer's state is on {', '.join(sorted(optimizer))}, the model on "
+            f"{', '.join(sorted(model))}: names don't tell whose state it is; torch moves it to "
+            "its parameters when the optimizer loads it"
+        )
+
+
+def _some(names: tuple[str, ...] | list[str]) -> str:
+    listed = ", ".join(repr(name) for name in names[:_MOST_NAMED])
+    more = len(names) - _MOST_NAMED
+    return f"{listed} and {more:,} more" if more > 0 else listed

@@ -1,0 +1,251 @@
+"""A manifest as a summary, as a list of its tensors, or as a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from ..contents.listing import children_of
+from ..contents.tensors import device_text
+from ..manifest import Manifest, Path, TensorEntry, spell
+from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Persistent, Set, Text, Tuple
+from .groups import groups_of
+from .text import cut, listed, printable, shape, size, table
+
+_LONGEST_NAME = 72  # characters of a tensor's name in a summary
+_LONGEST_VALUE = 60  # of a value in a tree
+_MOST_VALUES = 10  # values that name a device
+_MOST_ITEMS = 32  # of a list shown on one line
+
+
+# -- the summary -------------------------------------------------------------------------------
+
+
+def summary(manifest: Manifest, *, full: bool = False) -> Iterator[str]:
+    """The verdict, totals by section, device and dtype, the tensors by layer, and what else.
+
+    Args:
+        manifest: what to show.
+        full: whether to shorten nothing.
+    """
+    yield printable(manifest.verdict)
+    yield f"{printable(manifest.path)}: {manifest.format}, {size(manifest.nbytes)}"
+    if manifest.tensors:
+        yield ""
+        yield from table(_total_rows(manifest), right=(3, 4, 5))
+        yield ""
+        rows: list[tuple[str, ...]] = [("tensor", "", "shape", "dtype", "device", "bytes", "")]
+        for group in groups_of(manifest, full=full):
+            name, *rest = group.row(manifest)
+            rows.append((name if full else cut(name, _LONGEST_NAME), *rest))
+        yield from table(rows, right=(5,))
+    yield from _notes(manifest, full)
+
+
+def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    yield "section", "device", "dtype", "tensors", "storages", "bytes"
+    totals = manifest.totals(lambda entry: (str(entry.section), entry.device, entry.dtype))
+    order = list(manifest.sections)
+    rows = sorted(totals.items(), key=lambda item: order.index(item[0][0]))
+    before = ""
+    for (section, device, dtype), total in rows:
+        counts = f"{total.tensors:,}", f"{total.storages:,}", size(total.nbytes)
+        yield ("" if section == before else section, device, dtype, *counts)
+        before = section
+
+
+def _notes(manifest: Manifest, full: bool) -> Iterator[str]:
+    """What else there is to know."""
+    besides = list(_besides(manifest))
+    if besides:
+        yield ""
+        yield "besides: " + listed(besides, len(besides) if full else _MOST_VALUES)
+    values = [(f"  {v.name}", v.value, v.kind) for v in manifest.values_naming_devices]
+    if values:
+        shown = values if full else values[:_MOST_VALUES]
+        yield ""
+        yield "values that name a device, which no loader changes:"
+        yield from table(shown)
+        if len(shown) < len(values):
+            yield f"  … {len(values) - len(shown):,} more"
+    if manifest.objects:
+        counted = [f"{name} ×{n}" if n > 1 else name for name, n in manifest.objects.items()]
+        yield ""
+        yield "objects: " + listed(counted, len(counted) if full else _MOST_VALUES)
+    if manifest.unknown_callables:
+        names = manifest.unknown_callables
+        yield ""
+        yield "unknown callables, which loading would import: " + listed(
+            names, len(names) if full else _MOST_VALUES
+        )
+
+
+def _besides(manifest: Manifest) -> Iterator[str]:
+    """What lies at the top beside the tensors: `epoch 3`, `scheduler (dict of 8)`."""
+    root = manifest.tree
+    if not isinstance(root, Mapping):
+        if not manifest.tensors:
+            yield _value(root)
+        return
+    held = {entry.path[0] for entry in manifest.tensors if entry.path}
+    for keys, child in children_of(root):
+        if keys[0] in held or keys[0] in ("<args>", "<kwargs>", "<state>", "_metadata"):
+            continue
+        value = _value(child)
+        plain = child is None or isinstance(child, (bool, int, float, str))
+        yield cut(f"{spell(keys)} {value}" if plain else f"{spell(keys)} ({value})", _LONGEST_VALUE)
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+def tensors(manifest: Manifest) -> Iterator[str]:
+    """Every tensor, a line each."""
+    yield printable(manifest.verdict)
+    rows: list[tuple[str, ...]] = [
+        ("name", "section", "dtype", "shape", "device", "bytes", "storage", "")
+    ]
+    rows += [_tensor_row(entry) for entry in manifest.tensors]
+    yield from table(rows, right=(5,))
+
+
+def _tensor_row(entry: TensorEntry) -> tuple[str, ...]:
+    return (
+        entry.name,
+        str(entry.section),
+        entry.dtype,
+        shape(entry.shape),
+        entry.device,
+        size(entry.nbytes),
+        entry.storage or "",
+        "; ".join(_remarks(entry)),
+    )
+
+
+def _remarks(entry: TensorEntry) -> Iterator[str]:
+    if entry.layout not in ("strided", "storage"):
+        yield entry.layout
+    elif not _is_contiguous(entry):
+        yield f"stride {shape(entry.stride)}"
+    if entry.offset:
+        yield f"offset {entry.offset}"
+    if entry.kind != "tensor":
+        yield entry.kind
+    if entry.requires_grad:
+        yield "requires grad"
+    if entry.role is not None:
+        yield str(entry.role)
+    if entry.shared_with:
+        more = len(entry.shared_with) - 1
+        yield f"shared with {entry.shared_with[0]}" + (f" and {more} more" if more else "")
+
+
+def _is_contiguous(entry: TensorEntry) -> bool:
+    step = 1
+    for n, stride in zip(reversed(entry.shape), reversed(entry.stride), strict=False):
+        if n != 1 and stride != step:
+            return False
+        step *= max(n, 1)
+    return True
+
+
+# -- the tree ----------------------------------------------------------------------------------
+
+
+def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
+    """The saved object, a line a value, with each container shown once.
+
+    Args:
+        manifest: the whole manifest.
+        select: globs on names; only what matches is shown, and what leads there.
+    """
+    lines = list(_tree_lines(manifest))
+    if select:
+        chosen: set[Path] = set()
+        for path, _ in lines:
+            if any(fnmatchcase(spell(path), glob) for glob in select):
+                chosen.update(path[:depth] for depth in range(len(path) + 1))
+        lines = [line for line in lines if line[0] in chosen]
+    for path, text in lines:
+        label = f"{'  ' * (len(path) - 1)}{spell(path[-1:])}: " if path else ""
+        yield printable(label + text)
+
+
+def _tree_lines(manifest: Manifest) -> Iterator[tuple[Path, str]]:
+    entries = {entry.path: entry for entry in manifest.tensors}
+    first: dict[int, Path] = {}
+    todo: list[tuple[Node, Path]] = [(manifest.tree, ())]
+    while todo:
+        node, path = todo.pop()
+        entry = entries.get(path)
+        before = first.setdefault(id(node), path) if _holds(node) else path
+        if entry is not None:
+            yield path, f"{entry.dtype}{shape(entry.shape)} {entry.device}"
+        elif before is not path:
+            yield path, f"(the same as {spell(before)})"
+        else:
+            yield path, _value(node)
+            todo.extend(reversed(list(_shown_children(node, path))))
+
+
+def _holds(node: Node) -> bool:
+    if isinstance(node, Tuple):
+        return bool(node.items)
+    return isinstance(node, (List, Dict, Set, Call))
+
+
+def _shown_children(node: Node, path: Path) -> Iterator[tuple[Node, Path]]:
+    """What is worth lines of its own; a state dict's `_metadata` and lists of scalars are not."""
+    if not isinstance(node, (Tuple, List, Set, Dict, Call)) or device_text(node) is not None:
+        return
+    if isinstance(node, (Tuple, List, Set)) and all(map(_is_scalar, node.items)):
+        return
+    for keys, child in children_of(node):
+        if not (isinstance(node, Call) and keys == ("_metadata",) and _is_metadata(node, child)):
+            yield child, (*path, *keys)
+
+
+def _is_metadata(node: Call, child: Node) -> bool:
+    """Whether this is the attribute that torch gives a state dict, not a key of the user's."""
+    return isinstance(node.state, Dict) and node.state.get("_metadata") is child
+
+
+def _is_scalar(node: Node) -> bool:
+    return node is None or isinstance(node, (bool, int, float, str, bytes))
+
+
+def _value(node: Node) -> str:
+    """A value in a few words."""
+    if isinstance(node, Call):
+        device = device_text(node)
+        if device is not None:
+            return f"torch.device({device!r})"
+        name = (node.qualname or "object").removeprefix("collections.")
+        return f"{name} of {len(node.pairs):,}" if node.pairs or name == "OrderedDict" else name
+    if isinstance(node, Global):
+        return node.qualname
+    if isinstance(node, Persistent):
+        return "storage"
+    if isinstance(node, Dict):
+        return f"dict of {len(node.pairs):,}"
+    if isinstance(node, (Tuple, List, Set)):
+        kind = f"{type(node).__name__.lower()} of {len(node.items):,}"
+        if not node.items or not all(map(_is_scalar, node.items)):
+            return kind
+        items = ", ".join(map(_scalar, node.items[:_MOST_ITEMS]))
+        return f"{kind}: {_start(items)}"
+    return _scalar(node)
+
+
+def _scalar(node: Node) -> str:
+    if isinstance(node, int) and node.bit_length() > 1024:
+        return _start(hex(node))
+    if isinstance(node, Text):
+        return _start(repr(str(node[: _LONGEST_VALUE + 1])))
+    if isinstance(node, (str, bytes)):
+        return _start(repr(node[: _LONGEST_VALUE + 1]))
+    return str(node)
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"

@@ -1,0 +1,51 @@
+"""What a relocation did, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..verbs.relocate import RelocateReport
+from .text import listed, printable, size
+
+_MOST_VALUES = 5
+_HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "laid out anew"}
+
+
+def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
+    """What moved, what stayed and why, and where the result is.
+
+    Args:
+        report: what was done.
+        full: whether to shorten nothing.
+    """
+    for move, moved in report.moved.items():
+        plural = "" if moved.storages == 1 else "s"
+        yield f"{printable(move)}: {moved.storages:,} storage{plural}, {size(moved.nbytes)}"
+    yield from _kept(report, full)
+    for value in report.values_rewritten:
+        yield printable(f"rewrote {value.name}, which named {value.value}")
+    if report.values_naming_devices:
+        values = [f"{value.name} ({value.value})" for value in report.values_naming_devices]
+        some = listed(values, len(values) if full else _MOST_VALUES)
+        yield f"left as they are, values that name a device (see --values): {some}"
+    if report.destination is None:
+        yield "nothing to move, nothing written; name a DST for a copy"
+    elif report.written:
+        nothing = "nothing to move; " if report.method == "clone" else ""
+        yield printable(
+            f"{nothing}wrote {report.destination} {_HOW[report.method]}: "
+            f"{size(report.bytes_written)} in {report.seconds:.2f} s, verified"
+        )
+    else:
+        yield printable(f"would write {report.destination} {_HOW[report.method]}")
+
+
+def _kept(report: RelocateReport, full: bool) -> Iterator[str]:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for kept in report.kept:
+        reasons.setdefault((kept.device, kept.why), []).append(kept.name)
+    for (device, why), names in reasons.items():
+        shown = names if full else names[:1]
+        more = "" if len(shown) == len(names) else f" and {len(names) - 1:,} more"
+        some = ", ".join(printable(name) for name in shown)
+        yield f"kept on {printable(device)}: {some}{more} ({why})"

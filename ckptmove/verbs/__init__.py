@@ -1,0 +1,1 @@
+"""The verbs: each a short story of reading, planning, writing, verifying, committing."""

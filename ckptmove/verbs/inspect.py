@@ -1,0 +1,37 @@
+"""inspect: what is in a checkpoint, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .. import formats
+from ..errors import StrPath
+from ..manifest import Manifest
+from ..source import Source
+
+
+def inspect(
+    path: StrPath, *, select: str | Iterable[str] | None = None, require: str | None = None
+) -> Manifest:
+    """List every tensor of a checkpoint without unpickling it or reading a tensor.
+
+    Args:
+        path: the checkpoint.
+        select: globs on names; the manifest is cut down to what matches.
+        require: a device on which everything must be, or where torch keeps it for that device.
+
+    Returns:
+        Its manifest. Sizes are bytes.
+
+    Raises:
+        InputError: the file can't be read, is no checkpoint, or is damaged.
+        CheckFailed: something is not on the required device.
+    """
+    with Source.open(path) as source:
+        manifest = formats.read(source).manifest
+        source.check_unchanged()
+    if select is not None:
+        manifest = manifest.select(select)
+    if require is not None:
+        manifest.require(require)
+    return manifest

@@ -1,0 +1,1 @@
+"""Zip files: read strictly, and laid out as torch does."""

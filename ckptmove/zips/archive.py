@@ -1,0 +1,326 @@
+"""Read the directory of a zip file, strictly: one meaning or an error.
+
+Zip readers disagree wherever a file contradicts itself, and what they disagree on is how files
+are smuggled past checks. So names that occur twice (torch looks them up without regard to case),
+entries that overlap, local headers that differ from the directory, encryption, unknown methods and
+sizes beyond the file are all refused. What torch itself writes or reads without doubt is accepted:
+data descriptors, zip64 with or without need, comments, a few bytes after the end.
+
+Source: PKWARE APPNOTE 6.3.10; what torch writes: caffe2/serialize/inline_container.cc and its
+miniz (third_party/miniz).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+from ..errors import CorruptError, UnsupportedError
+from ..source import Source
+
+STORED, DEFLATED = 0, 8
+HAS_DESCRIPTOR = 0x0008
+_REFUSED_FLAGS = {0x0001: "encrypted", 0x0020: "patch data", 0x0040: "encrypted", 0x2000: "masked"}
+
+LOCAL = struct.Struct("<4s5H3I2H")
+CENTRAL = struct.Struct("<4s6H3I5H2I")
+END = struct.Struct("<4s4H2IH")
+END64 = struct.Struct("<4sQ2H2I4Q")
+LOCATOR = struct.Struct("<4sIQI")
+LOCAL_MAGIC, CENTRAL_MAGIC, END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+END64_MAGIC, LOCATOR_MAGIC, DESCRIPTOR_MAGIC = b"PK\6\6", b"PK\6\7", b"PK\7\10"
+_MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
+_MAX_ENTRIES = 2_000_000
+_MAX_DIRECTORY_NBYTES = 512 << 20
+_DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader minds
+_USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torch's are shorter
+_DESCRIPTOR_NBYTES = 24  # the longest
+_WIDE_SIZES = struct.Struct("<QQ")
+_MAX_RATIO = 1032  # deflate can't do better
+
+
+class Record(NamedTuple):
+    """A member of the archive, as its directory entry tells it.
+
+    Attributes:
+        name: the full name.
+        method: STORED or DEFLATED.
+        flags: the general purpose flags.
+        crc32: of the content; 0 on a record with content means that none was computed.
+        stored_nbytes: bytes in the file.
+        nbytes: bytes of the content.
+        header_at: offset of the local header.
+        entry_at: offset of the directory entry.
+    """
+
+    name: str
+    method: int
+    flags: int
+    crc32: int
+    stored_nbytes: int
+    nbytes: int
+    header_at: int
+    entry_at: int
+
+    @property
+    def unchecksummed(self) -> bool:
+        """Whether the writer left the checksum out (`torch.serialization.set_crc32_options`)."""
+        return self.crc32 == 0 and self.nbytes > 0
+
+
+class Archive:
+    """The records of one zip file.
+
+    Attributes:
+        source: the file.
+        records: by name, in directory order.
+        directory_at, directory_nbytes: where the directory lies.
+        trailing_nbytes: bytes after the end of the archive.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Read the directory; the rest of the file is not touched.
+
+        Raises:
+            CorruptError: the directory is damaged or contradicts itself.
+            UnsupportedError: a record is encrypted or compressed by an unknown method.
+        """
+        self.source = source
+        self.records: dict[str, Record] = {}
+        self._data_at: dict[str, int] = {}
+        self._find_directory()
+        self._read_directory()
+
+    # -- the directory -------------------------------------------------------------------------
+
+    def _find_directory(self) -> None:
+        """Take the last end record, as torch does, and no other may be there."""
+        source = self.source
+        window_at = max(0, source.nbytes - END.size - _MAX16)
+        window = source.read(window_at, source.nbytes - window_at)
+        end = window.rfind(END_MAGIC)
+        if end < 0 or end + END.size > len(window):
+            raise CorruptError("the zip directory is missing: the file is truncated or damaged")
+        comment_nbytes = END.unpack_from(window, end)[7]
+        self.trailing_nbytes = len(window) - end - END.size - comment_nbytes
+        if self.trailing_nbytes < 0 or not self._locate(window, window_at, end):
+            raise CorruptError("the zip directory is damaged: it does not lie where it should")
+        if self._another_end(window[:end], window_at):
+            raise CorruptError("the file has two zip directories: readers would disagree on it")
+
+    def _another_end(self, window: bytes, window_at: int) -> bool:
+        """Whether bytes before the end, outside of all records, could be taken for it."""
+        at = window.find(END_MAGIC, max(0, self.directory_at - window_at))
+        while at >= 0:
+            if at + END.size <= len(window):
+                _, _, _, _, _, nbytes, directory_at, _ = END.unpack_from(window, at)
+                if directory_at == MAX32 or directory_at + nbytes <= window_at + at:
+                    return True
+            at = window.find(END_MAGIC, at + 1)
+        return False
+
+    def _locate(self, window: bytes, window_at: int, end: int) -> bool:
+        """Take the directory's place from the end record at `end`; whether it can be true."""
+        _, disk, first_disk, here, entries, nbytes, at, _ = END.unpack_from(window, end)
+        directory_end = window_at + end
+        locator = end - LOCATOR.size
+        if locator >= 0 and window[locator : locator + 4] == LOCATOR_MAGIC:
+            _, locator_disk, end64_at, disks = LOCATOR.unpack_from(window, locator)
+            if end64_at + END64.size != window_at + locator or locator_disk or disks > 1:
+                return False
+            record = END64.unpack(self.source.read(end64_at, END64.size))
+            if record[0] != END64_MAGIC or record[1] != END64.size - 12:
+                return False
+            narrow = ((here, _MAX16), (entries, _MAX16), (nbytes, MAX32), (at, MAX32))
+            for (value, limit), wide in zip(narrow, record[6:10], strict=True):
+                if value not in (limit, wide):
+                    return False
+            disk, first_disk = record[4], record[5]
+            here, entries, nbytes, at = record[6:10]
+            directory_end = end64_at
+        self.directory_at, self.directory_nbytes, self._entries = at, nbytes, entries
+        return bool(disk == first_disk == 0 and here == entries and at + nbytes == directory_end)
+
+    def _read_directory(self) -> None:
+        if (
+            self._entries > _MAX_ENTRIES
+            or self._entries * CENTRAL.size > self.directory_nbytes
+            or self.directory_nbytes > _MAX_DIRECTORY_NBYTES
+        ):
+            raise CorruptError(f"the zip directory claims {self._entries:,} entries: damaged")
+        directory = self.source.read(self.directory_at, self.directory_nbytes)
+        folded: set[str] = set()
+        position = 0
+        for _ in range(self._entries):
+            if position + CENTRAL.size > len(directory):
+                raise CorruptError("the zip directory is truncated")
+            record, nbytes = self._entry(directory, position)
+            if record.name.casefold() in folded:
+                raise CorruptError(f"the record {record.name!r} occurs twice")
+            folded.add(record.name.casefold())
+            self.records[record.name] = record
+            position += nbytes
+        if position != len(directory):
+            raise CorruptError("the zip directory holds more than its entries")
+
+    def _entry(self, directory: bytes, at: int) -> tuple[Record, int]:
+        fields = CENTRAL.unpack_from(directory, at)
+        magic, _, _, flags, method, _, _, crc32, stored, nbytes = fields[:10]
+        name_nbytes, extra_nbytes, comment_nbytes, disk, _, attributes, header_at = fields[10:]
+        entry_nbytes = CENTRAL.size + name_nbytes + extra_nbytes + comment_nbytes
+        if magic != CENTRAL_MAGIC or at + entry_nbytes > len(directory):
+            raise CorruptError("the zip directory is damaged")
+        name_end = at + CENTRAL.size + name_nbytes
+        name = _name(directory[at + CENTRAL.size : name_end])
+        wide = _zip64(directory[name_end : name_end + extra_nbytes], name)
+        values = []
+        for value in (nbytes, stored, header_at):
+            if value == MAX32:
+                if len(wide) < 8:
+                    raise CorruptError(f"the sizes of the record {name!r} are missing")
+                value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
+            values.append(value)
+        nbytes, stored, header_at = values
+        for flag, meaning in _REFUSED_FLAGS.items():
+            if flags & flag:
+                raise UnsupportedError(f"the record {name!r} is not readable: {meaning}")
+        if method not in (STORED, DEFLATED):
+            raise UnsupportedError(f"the record {name!r} is compressed by method {method}")
+        if (
+            (method == STORED and stored != nbytes)
+            or disk not in (0, _MAX16)
+            or header_at + LOCAL.size + stored > self.directory_at
+        ):
+            raise CorruptError(f"the record {name!r} is larger than the file, or damaged")
+        if nbytes and (name.endswith("/") or attributes & _DIRECTORY_ATTRIBUTE):
+            raise CorruptError(f"the record {name!r} is a folder, and has content")
+        entry_at = self.directory_at + at
+        record = Record(name, method, flags, crc32, stored, nbytes, header_at, entry_at)
+        return record, entry_nbytes
+
+    # -- the records ---------------------------------------------------------------------------
+
+    def data_at(self, record: Record) -> int:
+        """Offset of the record's first byte, from its local header, which must agree.
+
+        Raises:
+            CorruptError: the local header says something else than the directory.
+        """
+        if record.name not in self._data_at:
+            self._data_at[record.name] = self._check_header(record)
+        return self._data_at[record.name]
+
+    def _check_header(self, record: Record) -> int:
+        guess = LOCAL.size + len(record.name) + _USUAL_EXTRA
+        head = self.source.read(record.header_at, min(guess, self.directory_at - record.header_at))
+        magic, _, flags, method, _, _, crc32, stored, nbytes, name_nbytes, extra_nbytes = (
+            LOCAL.unpack_from(head)
+        )
+        header_nbytes = LOCAL.size + name_nbytes + extra_nbytes
+        data_at: int = record.header_at + header_nbytes
+        if magic != LOCAL_MAGIC or data_at + record.stored_nbytes > self.directory_at:
+            raise CorruptError(f"the record {record.name!r} is not where the zip directory says")
+        if len(head) < header_nbytes:
+            head = self.source.read(record.header_at, header_nbytes)
+        name = head[LOCAL.size : LOCAL.size + name_nbytes]
+        wide = _zip64(head[LOCAL.size + name_nbytes : header_nbytes], record.name)
+        if len(wide) >= _WIDE_SIZES.size:
+            nbytes, stored = _WIDE_SIZES.unpack_from(wide)
+        absent = (0,) if flags & HAS_DESCRIPTOR else ()  # they follow the content
+        agree = (
+            _name(name) == record.name
+            and (method, flags) == (record.method, record.flags)
+            and crc32 in (record.crc32, *absent)
+            and stored in (record.stored_nbytes, *absent)
+            and nbytes in (record.nbytes, *absent)
+        )
+        if not agree:
+            raise CorruptError(
+                f"the local header of the record {record.name!r} contradicts the zip directory"
+            )
+        if flags & HAS_DESCRIPTOR:
+            self._check_descriptor(record, data_at + record.stored_nbytes)
+        return data_at
+
+    def _check_descriptor(self, record: Record, at: int) -> None:
+        """What follows the content must repeat the directory, in one of the four usual forms."""
+        found = self.source.read(at, min(_DESCRIPTOR_NBYTES, self.source.nbytes - at))
+        crc32 = struct.pack("<I", record.crc32)
+        sizes = record.stored_nbytes, record.nbytes
+        forms = [crc32 + _WIDE_SIZES.pack(*sizes)]
+        if max(sizes) <= MAX32:
+            forms.append(crc32 + struct.pack("<II", *sizes))
+        if not found.startswith((*forms, *(DESCRIPTOR_MAGIC + form for form in forms))):
+            raise CorruptError(
+                f"the descriptor of the record {record.name!r} contradicts the zip directory"
+            )
+
+    def check_layout(self) -> None:
+        """Check every local header, and that no two records overlap.
+
+        Raises:
+            CorruptError: they contradict the directory, or overlap.
+        """
+        end, before = 0, ""
+        for record in sorted(self.records.values(), key=lambda record: record.header_at):
+            if record.header_at < end:
+                raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
+            end, before = self.data_at(record) + record.stored_nbytes, record.name
+
+    def read(self, record: Record, *, at_most: int) -> bytes:
+        """The content of a record, checked against its checksum.
+
+        Raises:
+            CorruptError: its bytes are not those that were written.
+            UnsupportedError: it is longer than `at_most` bytes.
+        """
+        longest = max(record.nbytes, record.stored_nbytes)
+        if longest > at_most:
+            raise UnsupportedError(
+                f"the record {record.name!r} is {longest:,} bytes long, more than {at_most:,}"
+            )
+        content = self.source.read(self.data_at(record), record.stored_nbytes)
+        if record.method == DEFLATED:
+            content = _inflate(content, record)
+        if not record.unchecksummed and zlib.crc32(content) != record.crc32:
+            raise CorruptError(f"the record {record.name!r} is damaged: its checksum is wrong")
+        return content
+
+
+def _name(raw: bytes) -> str:
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        name = raw.decode("cp437")
+    if "\0" in name:
+        raise CorruptError("a record's name holds a NUL byte")
+    return name
+
+
+def _zip64(extra: bytes, name: str) -> bytes:
+    """The zip64 extra field's content, or nothing."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, nbytes = struct.unpack_from("<HH", extra, position)
+        position += 4
+        if position + nbytes > len(extra):
+            raise CorruptError(f"an extra field of the record {name!r} is truncated")
+        if kind == 1:
+            return extra[position : position + nbytes]
+        position += nbytes
+    return b""
+
+
+def _inflate(raw: bytes, record: Record) -> bytes:
+    """Inflate exactly the declared size, never more."""
+    if record.nbytes > len(raw) * _MAX_RATIO:
+        raise CorruptError(f"the record {record.name!r} claims more than deflate can hold")
+    machine = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        content = machine.decompress(raw, record.nbytes + 1)
+    except zlib.error as error:
+        raise CorruptError(f"the record {record.name!r} does not inflate") from error
+    if len(content) != record.nbytes or not machine.eof:
+        raise CorruptError(f"the record {record.name!r} does not inflate to its declared size")
+    return content

@@ -1,0 +1,1 @@
+"""The tests of ckptmove, with what they share: makers, oracles and strategies."""

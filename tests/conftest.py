@@ -1,0 +1,95 @@
+"""What every test may ask for: the corpus of public files, the command line."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def corpus_folder() -> Path:
+    """Where checkpoints from public repositories lie, if they do: see `MANIFEST.tsv` in it."""
+    return Path(os.environ.get("CKPTMOVE_CORPUS") or ROOT.parent / "shared" / "corpus")
+
+
+def corpus_files(kind: str) -> list[pytest.ParameterSet]:
+    """A parameter for each file of that kind; without a corpus, one that skips.
+
+    Rows of a kind that starts with `malicious/` run code when they are unpickled.
+    """
+    folder = corpus_folder()
+    if not (folder / "MANIFEST.tsv").is_file():
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no corpus in {folder}"))]
+    with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    names = [row["file"] for row in rows if row["kind"] == kind]
+    return [pytest.param(folder / name, id=name) for name in names]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`corpus_zip` runs a test for each torch zip of the corpus."""
+    if "corpus_zip" in metafunc.fixturenames:
+        metafunc.parametrize("corpus_zip", corpus_files("zip"))
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of public checkpoints."""
+    folder = corpus_folder()
+    if not folder.is_dir():
+        pytest.skip(f"no corpus in {folder}; CKPTMOVE_CORPUS names another place")
+    return folder
+
+
+class RunCli(Protocol):
+    """`ckptmove ARGUMENTS` in a process of its own, which must end with the code `exit`."""
+
+    def __call__(
+        self,
+        *arguments: str | os.PathLike[str],
+        exit: int,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | None = None,
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> RunCli:
+    """The command line as users meet it; without `cwd`, in the test's own folder."""
+
+    def run(
+        *arguments: str | os.PathLike[str],
+        exit: int,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptmove", *[os.fspath(part) for part in arguments]],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            cwd=cwd or tmp_path,
+            env={**os.environ, "PYTHONPATH": os.fspath(ROOT), **(env or {})},
+            input=input,
+            timeout=120,
+        )
+        said = f"exit code {done.returncode}, not {exit}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == exit, said
+        return done
+
+    return run

@@ -1,0 +1,1 @@
+"""Makers of real checkpoints, a module a noun; `tests.checkpoints` is the door to them."""

@@ -1,0 +1,91 @@
+"""Checkpoints that training frameworks write, written by them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.making.saving import HOST_RNG_NBYTES, Storage, tagging
+
+
+def _counter_or_rng(storage: Storage) -> bool:
+    """True of what the tiny models below leave on the CPU: 0-d steps and the RNG state."""
+    return storage.nbytes() in (4, HOST_RNG_NBYTES)
+
+
+def hf_trainer_folder(directory: Path, tag: str = "cpu") -> Path:
+    """The `checkpoint-2` folder of a Hugging Face trainer that trained a tiny GPT-2."""
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        output_dir=directory,
+        max_steps=2,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
+    trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
+    with tagging(tag, _counter_or_rng), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    return directory / "checkpoint-2"
+
+
+def tiny_gpt2(transformers: Any) -> torch.nn.Module:
+    """The model whose training `hf_trainer_folder` saves."""
+    sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    torch.manual_seed(0)
+    model: torch.nn.Module = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    )
+    return model
+
+
+def lightning_checkpoint(path: Path, tag: str = "cpu") -> Path:
+    """The file that a Lightning trainer saves after two steps."""
+    lightning: Any = pytest.importorskip("lightning")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_steps=2,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=path.parent,
+        )
+        inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
+        trainer.fit(regression(lightning), torch.utils.data.DataLoader(inputs))
+        with tagging(tag, _counter_or_rng):
+            trainer.save_checkpoint(path)
+    return path
+
+
+def regression(lightning: Any) -> Any:
+    """The module whose training `lightning_checkpoint` saves."""
+
+    class Regression(lightning.LightningModule):
+        def __init__(self, width: int = 3, device_name: str = "cuda:0") -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(width, 2)
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            loss: torch.Tensor = self.layer(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> tuple[list[object], list[object]]:
+            optimizer = torch.optim.AdamW(self.parameters())
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    torch.manual_seed(0)
+    return Regression()

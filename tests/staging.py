@@ -1,0 +1,70 @@
+"""Sources to be relocated, and what happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ckptmove
+from tests.checkpoints import save, sparse_zip64
+
+LONG_AGO = (1_000_000_000, 1_000_000_000)
+
+
+def small_source(folder: Path) -> Path:
+    """A checkpoint on the CPU that was written a while ago."""
+    saved = {"a": torch.arange(70_000.0), "b": [torch.ones(3), torch.ones(0)], "device": "cpu"}
+    path = save(folder / "in.pt", saved, "cpu")
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def sparse_source(folder: Path, gib: float = 0.07) -> Path:
+    """Three parts with holes between, copied in several steps; without checksums."""
+    path = sparse_zip64(folder / "sparse.pt", gib, "cuda:1")
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def moved(source: Path, out: str | os.PathLike[str], **options: Any) -> ckptmove.RelocateReport:
+    """Relocated to cuda:0; a small source must stay as it was."""
+    before = source.read_bytes() if source.stat().st_size < 1 << 24 else b""
+    try:
+        return ckptmove.relocate(source, out, to="cuda:0", all=True, **options)
+    finally:
+        assert not before or source.read_bytes() == before
+
+
+def overwritten(path: Path) -> None:
+    """Some bytes in the middle of a file are others now."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"changed")
+
+
+class Once:
+    """A progress callback that does something the first time that it is called."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act, self.called = act, False
+
+    def __call__(self, nbytes: int) -> None:
+        """Progress was made."""
+        if not self.called:
+            self.called = True
+            self.act()
+
+
+@contextmanager
+def leaving_nothing(folder: Path) -> Iterator[None]:
+    """Afterwards there are as many open files as before, and no temporary file in the folder."""
+    descriptors = Path("/dev/fd")
+    before = len(list(descriptors.iterdir()))
+    yield
+    assert len(list(descriptors.iterdir())) == before
+    assert list(folder.rglob("*.ckptmove-tmp")) == []

@@ -1,0 +1,110 @@
+"""Files from public repositories: what torch.save wrote is read, all else refused in a line.
+
+None of them is unpickled: rows whose kind starts with `malicious/` run code then.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptmove import InputError, Manifest, inspect, relocate
+from tests.conftest import RunCli, corpus_folder
+from tests.oracles import assert_same_loads, assert_same_records, assert_sound_zip
+
+Row = dict[str, str]
+
+#: Files in which one tensor object has several names: how many more names than tensors.
+MORE_NAMES = {"TestSerialization.test_lstm.state_dict.pt": 2, "simple_model_on_speaker": 2}
+
+
+def rows() -> list[Row]:
+    """The rows of the manifest, or none where there is no corpus."""
+    table = corpus_folder() / "MANIFEST.tsv"
+    if not table.is_file():
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+STRANGERS = [row["file"] for row in rows() if row["kind"] != "zip"]
+
+
+@pytest.fixture
+def row(corpus_zip: Path) -> Row:
+    """What the manifest says of a zip."""
+    return next(row for row in rows() if row["file"] == corpus_zip.name)
+
+
+def test_a_zip_holds_what_its_row_says(corpus_zip: Path, row: Row) -> None:
+    manifest = inspect(corpus_zip)
+    said = ",".join(f"{device}x{n.storages}" for device, n in manifest.devices.items())
+    assert said == row["storage_devices"]
+    more = sum(n for part, n in MORE_NAMES.items() if part in corpus_zip.name)
+    assert len(manifest.tensors) == int(row["tensors"]) + more
+    assert manifest.nbytes == int(row["size"]) == corpus_zip.stat().st_size
+    sharing = re.search(r"shared storages=(\d+) \((\d+) tensors\)", row["features"])
+    shared = [entry for entry in manifest.tensors if entry.shared_with]
+    assert len({entry.storage for entry in shared}) >= int(sharing[1] if sharing else 0)
+    views = re.search(r"nonzero storage_offset=(\d+)", row["features"])
+    assert sum(entry.offset > 0 for entry in manifest.tensors) == int(views[1] if views else 0)
+
+
+def test_a_zip_names_the_callables_its_row_names(corpus_zip: Path, row: Row) -> None:
+    manifest = inspect(corpus_zip)
+    named = re.search(r"globals: (.*)", row["features"])
+    for name in named[1].split(", ") if named else []:
+        assert re.sub(r" \+\d+$", "", name) in manifest.globals
+
+
+def told(manifest: Manifest) -> Any:
+    """All that a manifest says, but for what is the file's own."""
+    return replace(manifest, path="", nbytes=0, warnings=()).to_json()
+
+
+@pytest.mark.parametrize("to", ["xpu:3", "privateuseone:15", "mps"])
+def test_a_zip_goes_there_and_back(corpus_zip: Path, row: Row, to: str, tmp_path: Path) -> None:
+    before = inspect(corpus_zip)
+    (home,) = before.devices
+    there, back = tmp_path / "there.pt", tmp_path / "back.pt"
+    report = relocate(corpus_zip, there, map={home: to}, all=True)
+    moved = {} if to == home else {f"{home}→{to}": before.devices[home]}
+    assert {k: tuple(v) for k, v in report.moved.items()} == {k: v[1:] for k, v in moved.items()}
+    assert set(inspect(there).devices) == {to}
+    relocate(there, back, map={to: home}, all=True)
+    assert told(inspect(back)) == told(before)
+    for path in (there, back):
+        assert_sound_zip(path, corpus_zip)
+        assert_same_records(corpus_zip, path)
+        if row["weights_only_load_cpu"].startswith("OK"):
+            assert_same_loads(corpus_zip, path, weights_only=True)
+
+
+@pytest.mark.skipif(not STRANGERS, reason="no corpus")
+def test_there_is_something_to_refuse() -> None:
+    assert len(STRANGERS) > 50
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_what_torch_save_did_not_write_is_refused(
+    name: str, corpus: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    for verb in (inspect, lambda path: relocate(path, tmp_path / "out.pt", to="cpu")):
+        with pytest.raises(InputError) as raised:
+            verb(corpus / name)
+        assert "\n" not in str(raised.value)
+    done = run_cli("inspect", corpus / name, "--json", exit=3)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert done.stderr.startswith("ckptmove: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_are_refused(corpus: Path) -> None:
+    for folder in (path for path in corpus.iterdir() if path.is_dir()):
+        with pytest.raises(InputError, match="is a directory"):
+            inspect(folder)

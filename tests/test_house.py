@@ -1,0 +1,191 @@
+"""The walls of the house: who may import whom, who may print, and what must be said."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import ckptmove
+from ckptmove.cli import cli
+
+ROOT = Path(ckptmove.__file__).parent
+PROJECT = ROOT.parent
+
+#: Every module, floor by floor from the ground up; each imports only what stands before it.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "dtypes"),
+    ("source", "device", "plan", "pickles.nodes"),
+    (
+        "pickles.reader",
+        "pickles.machine",
+        "pickles.scan",
+        "zips.archive",
+        "zips.layout",
+        "zips",
+        "manifest",
+    ),
+    ("pickles.walk", "pickles.compare", "pickles.splice", "pickles"),
+    (
+        "contents.known",
+        "contents.pids",
+        "contents.sections",
+        "contents.tensors",
+        "contents.listing",
+        "contents",
+    ),
+    ("rules", "placement", "verifier", "sink"),
+    ("formats.base", "formats.torch_zip", "formats"),
+    ("verbs.inspect", "verbs.relocate", "verbs"),
+    ("render.text", "render.groups", "render.inspect", "render.relocate", "render"),
+    ("",),  # the public names
+    ("cli.streams", "cli.options", "cli.inspect", "cli.relocate", "cli", "__main__"),
+)
+ORDER = [module for floor in FLOORS for module in floor]
+
+
+def modules() -> list[str]:
+    found = [name for _, name, _ in pkgutil.walk_packages([str(ROOT)], "ckptmove.")]
+    return ["", *(name.removeprefix("ckptmove.") for name in found)]
+
+
+def file_of(module: str) -> Path:
+    path = ROOT.joinpath(*module.split(".")) if module else ROOT
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imports(module: str) -> Iterator[str]:
+    """The modules of ours that a module imports, wherever in its text."""
+    file = file_of(module)
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    package = [part for part in package if part]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = base + (node.module.split(".") if node.module else [])
+            for alias in node.names:
+                inner = ".".join([*target, alias.name])
+                yield inner if inner in ORDER else ".".join(target)
+
+
+def test_every_module_has_a_floor() -> None:
+    assert sorted(modules()) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_imports_go_down(module: str) -> None:
+    above = [name for name in imports(module) if ORDER.index(name) >= ORDER.index(module)]
+    assert not above, f"{module} imports {above}, which stand above it"
+
+
+def test_contributing_shows_the_house() -> None:
+    text = (PROJECT / "CONTRIBUTING.md").read_text()
+    house = text[text.index("## The house") : text.index("## Rules")]
+    named = set(re.findall(r"`([a-z_/]+)`", house))
+    missing = {
+        module
+        for module in ORDER
+        if module and not {module.replace(".", "/"), module.split(".")[0] + "/"} & named
+    } - {"__main__"}
+    assert not missing
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_only_the_command_line_prints(module: str) -> None:
+    tree = ast.parse(file_of(module).read_text())
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert "print" not in calls
+    if module.split(".")[0] != "cli":
+        assert not {"click.echo", "sys.stdout.write", "sys.stderr.write"} & calls
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_files_stay_short(module: str) -> None:
+    lines = len(file_of(module).read_text().splitlines())
+    assert lines <= 440, "split it by noun"
+
+
+def test_everything_imports_without_torch_and_numpy() -> None:
+    script = f"""
+import sys
+class Wall:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "numpy", "safetensors"):
+            raise ImportError(name + " is not to be imported")
+sys.meta_path.insert(0, Wall())
+import importlib
+for module in {modules()!r}:
+    if module != "__main__":
+        importlib.import_module("ckptmove." + module if module else "ckptmove")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=PROJECT)
+
+
+def public(module: str) -> Iterator[tuple[str, ast.AST]]:
+    """Functions, classes and their methods with public names."""
+
+    def inside(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                yield prefix + node.name, node
+                if isinstance(node, ast.ClassDef):
+                    yield from inside(node.body, f"{prefix}{node.name}.")
+
+    yield from inside(ast.parse(file_of(module).read_text()).body, "")
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    machine = module in ("pickles.machine", "pickles.reader")  # each says what it does
+    bare = [
+        name
+        for name, node in public(module)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not ast.get_docstring(node)
+        and not (machine and name.startswith(("Machine.", "Reader.")))
+    ]
+    assert not bare
+    assert ast.get_docstring(ast.parse(file_of(module).read_text()))
+
+
+def test_public_surface_is_sorted_and_there() -> None:
+    assert sorted(ckptmove.__all__) == list(ckptmove.__all__)
+    for name in ckptmove.__all__:
+        assert getattr(ckptmove, name) is not None
+
+
+def test_every_error_is_in_the_tree_that_errors_shows() -> None:
+    shown = inspect.getdoc(sys.modules["ckptmove.errors"]) or ""
+    names = [name for name in ckptmove.__all__ if name.endswith(("Error", "Failed"))]
+    for name in names:
+        error = getattr(ckptmove, name)
+        assert issubclass(error, ckptmove.CkptmoveError)
+        assert re.search(rf"\b{name}\b", shown)
+        assert error("x").exit_code == error.exit_code
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_has_help_that_ends_in_an_example(name: str) -> None:
+    command = cli.commands[name]
+    assert command.help
+    assert f"ckptmove {name} " in command.help
+    assert all(each.help for each in command.params if isinstance(each, click.Option))
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.split():
+        text = (PROJECT / name).read_text(errors="replace") if (PROJECT / name).exists() else ""
+        assert not re.search(r"(?<![\w.])/(work|home|root|farm)/", text), name

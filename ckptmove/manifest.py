@@ -71,14 +71,14 @@ class Storage:
         location: torch's tag of the device it was saved on.
         nbytes: its size.
         dtype: the element type it was saved with, or None for an untyped storage.
-        extent: where its bytes lie in the file.
+        extent: where its bytes lie in the file, or None where they are spelled as text there.
     """
 
     id: str
     location: str
     nbytes: int
     dtype: str | None
-    extent: Extent
+    extent: Extent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,7 @@ class Manifest:
         capturable: names of optimizers whose groups say `capturable=True`.
         meshes: of each device mesh, the kind of its devices.
         warnings: what is odd about the file, a sentence each.
+        writer: what is known of who wrote it, e.g. `torch 1.6 to 2.0`; may be empty.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
     """
 
@@ -198,6 +199,7 @@ class Manifest:
     capturable: tuple[str, ...] = ()
     meshes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    writer: str = ""
     tree: Node = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -346,6 +348,7 @@ class Manifest:
             "schema": SCHEMA,
             "path": self.path,
             "format": self.format,
+            "writer": self.writer,
             "nbytes": self.nbytes,
             "verdict": self.verdict,
             "tensors": [_tensor_json(entry) for entry in self.tensors],

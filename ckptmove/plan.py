@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -70,6 +70,11 @@ class Plan(NamedTuple):
     checksums: tuple[Checksum, ...] = ()
 
     @property
+    def keeps_length(self) -> bool:
+        """Whether nothing of the source moves: it is patched, if anything."""
+        return self.method != "relay"
+
+    @property
     def is_clone(self) -> bool:
         """Whether the destination starts as a copy of the whole source, byte for byte."""
         return self.copies == (Copy(0, self.nbytes, 0),)
@@ -99,3 +104,76 @@ class Plan(NamedTuple):
                 n += 1
             if at < end:
                 yield Check(at, end - at, at + shift, None)
+
+
+class Edit(NamedTuple):
+    """Put `new` in the place of the bytes `[start, end)` of a source.
+
+    Attributes:
+        new: the bytes, or the plan that makes them of those that are there.
+    """
+
+    start: int
+    end: int
+    new: bytes | Plan
+
+
+def edited(start: int, nbytes: int, edits: Iterable[Edit]) -> Plan:
+    """How to write a source with these changes, as a patch if they keep all lengths.
+
+    Args:
+        start: where the source lies in the file that will be copied from.
+        nbytes: its size.
+        edits: what changes, counted from `start`; no two overlap.
+    """
+    edits = sorted(edits, key=lambda edit: edit.start)
+    if all(_keeps_length(edit) for edit in edits):
+        writes: list[Write] = []
+        checksums: list[Checksum] = []
+        for at, _, new in edits:
+            if isinstance(new, bytes):
+                writes.append(Write(at, new))
+            else:
+                writes += [Write(at + write.at, write.data) for write in new.writes]
+                checksums += [each._replace(at=at + each.at) for each in new.checksums]
+        method = "patch" if writes else "clone"
+        return Plan(method, nbytes, (Copy(start, nbytes, 0),), tuple(writes), tuple(checksums))
+    return _moved(start, nbytes, edits)
+
+
+def _keeps_length(edit: Edit) -> bool:
+    if isinstance(edit.new, bytes):
+        return len(edit.new) == edit.end - edit.start
+    return edit.new.keeps_length
+
+
+def _moved(start: int, nbytes: int, edits: list[Edit]) -> Plan:
+    """As `edited`, where what follows a change has to move."""
+    copies, writes, checksums = [], [], []
+    done = at = 0  # in the source, in the destination
+    for edit in (*edits, Edit(nbytes, nbytes, b"")):
+        if edit.start > done:
+            copies.append(Copy(start + done, edit.start - done, at))
+            at += edit.start - done
+        new = edit.new
+        if isinstance(new, bytes):
+            if new:
+                writes.append(Write(at, new))
+            at += len(new)
+        else:
+            copies += [copy._replace(at=at + copy.at) for copy in new.copies]
+            writes += [Write(at + write.at, write.data) for write in new.writes]
+            checksums += [each._replace(at=at + each.at) for each in new.checksums]
+            at += new.nbytes
+        done = edit.end
+    return Plan("relay", at, tuple(copies), tuple(writes), tuple(checksums))
+
+
+def carry_out(plan: Plan, content: bytes) -> bytes:
+    """What a plan makes of bytes that are in memory."""
+    made = bytearray(plan.nbytes)
+    for source_at, nbytes, at in plan.copies:
+        made[at : at + nbytes] = content[source_at : source_at + nbytes]
+    for at, data in plan.writes:
+        made[at : at + len(data)] = data
+    return bytes(made)

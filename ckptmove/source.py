@@ -1,4 +1,5 @@
-"""Ranged reads of one file that is never changed, and never trusted to stay the same."""
+"""Ranged reads: of one file that is never changed, and never trusted to stay the same; of a part of
+it; and of bytes that had to be decoded first."""
 
 from __future__ import annotations
 
@@ -8,8 +9,82 @@ import os
 import stat
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Protocol
 
 from .errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
+
+
+class Readable(Protocol):
+    """What can be read by ranges. All sizes and offsets are bytes.
+
+    Attributes:
+        path: the file, for messages.
+        nbytes: how much there is to read.
+        start: where it lies in the file, or None if it does not lie there as it is.
+    """
+
+    @property
+    def path(self) -> str:
+        """As above."""
+
+    @property
+    def nbytes(self) -> int:
+        """As above."""
+
+    @property
+    def start(self) -> int | None:
+        """As above."""
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """The bytes `[start, start + nbytes)`.
+
+        Raises:
+            CorruptError: the range leaves what there is.
+        """
+
+    def window(self, start: int, nbytes: int) -> Readable:
+        """A part, to be read as if it were a file of its own."""
+
+
+class Memory:
+    """Bytes that were decoded from what the file holds."""
+
+    start = None
+
+    def __init__(self, content: bytes, path: str) -> None:
+        self.content = content
+        self.path = path
+        self.nbytes = len(content)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Readable.read`."""
+        _check_range(self, start, nbytes)
+        return self.content[start : start + nbytes]
+
+    def window(self, start: int, nbytes: int) -> Memory:
+        """As `Readable.window`."""
+        return Memory(self.read(start, nbytes), self.path)
+
+
+class Window:
+    """A part of a file."""
+
+    def __init__(self, source: Source, start: int, nbytes: int) -> None:
+        _check_range(source, start, nbytes)
+        self.source = source
+        self.start = start
+        self.nbytes = nbytes
+        self.path = source.path
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Readable.read`."""
+        _check_range(self, start, nbytes)
+        return self.source.read(self.start + start, nbytes)
+
+    def window(self, start: int, nbytes: int) -> Window:
+        """As `Readable.window`."""
+        _check_range(self, start, nbytes)
+        return Window(self.source, self.start + start, nbytes)
 
 
 class Source:
@@ -22,6 +97,8 @@ class Source:
     """
 
     __slots__ = ("_stat", "fd", "nbytes", "path")
+
+    start = 0
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
@@ -78,12 +155,7 @@ class Source:
         Raises:
             CorruptError: the range leaves the file, or the file shrank since it was opened.
         """
-        if start < 0 or nbytes < 0 or start + nbytes > self.nbytes:
-            raise CorruptError(
-                f"{nbytes:,} bytes at offset {start:,} are outside the file "
-                f"({self.nbytes:,} bytes): it is truncated or damaged",
-                path=self.path,
-            )
+        _check_range(self, start, nbytes)
         parts = []
         while nbytes:
             try:
@@ -96,6 +168,10 @@ class Source:
             start += len(part)
             nbytes -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def window(self, start: int, nbytes: int) -> Window:
+        """As `Readable.window`."""
+        return Window(self, start, nbytes)
 
     def same_file(self, path: StrPath) -> bool:
         """Whether `path` names this very file, by device and inode."""
@@ -140,3 +216,12 @@ class Source:
             before.st_ctime_ns,
         ):
             raise CorruptError("the file was changed while it was read", path=self.path)
+
+
+def _check_range(source: Readable, start: int, nbytes: int) -> None:
+    if start < 0 or nbytes < 0 or start + nbytes > source.nbytes:
+        raise CorruptError(
+            f"{nbytes:,} bytes at offset {start:,} are outside the file "
+            f"({source.nbytes:,} bytes): it is truncated or damaged",
+            path=source.path,
+        )

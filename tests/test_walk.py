@@ -16,7 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import InputError, UnsupportedError
-from ckptmove.pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ckptmove.pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Text,
+    Tuple,
+)
 from ckptmove.pickles.walk import walk
 from tests.building import CODES, opcodes_of
 from tests.sameness import assert_same_tree
@@ -51,7 +62,7 @@ class Values:
             self._make(node)
         return self._made[id(node)]
 
-    def _make(self, node: Global | Tuple | List | Set | Dict | Call | Persistent) -> None:
+    def _make(self, node: Blob | Global | Tuple | List | Set | Dict | Call | Persistent) -> None:
         if isinstance(node, Global):
             made: Any = CALLS.get(node.qualname, node.qualname)
         elif isinstance(node, Tuple):
@@ -68,6 +79,7 @@ class Values:
         elif isinstance(node, Persistent):
             made = ("persistent", self.value(node.pid))
         else:
+            assert isinstance(node, Call)
             made = self._call(node)
         self._made[id(node)] = made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeGuard
 
@@ -17,15 +17,12 @@ from ..manifest import (
     Path,
     Role,
     Section,
-    Storage,
     TensorEntry,
     spell,
 )
-from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.walk import Pickle
 from .known import KNOWN
-from .pids import StorageId
 from .sections import (
     Rng,
     is_capturable,
@@ -36,9 +33,10 @@ from .sections import (
     rng_within,
     section_of,
 )
+from .streams import Container, Stream, Whole
 from .tensors import Recogniser, Tensor, device_text
 
-_WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent)
+_WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
 _MOST_NAME_CHARACTERS = 1 << 28  # of all tensors together
 _SETS = ("builtins.set", "builtins.frozenset")
 _MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
@@ -70,45 +68,45 @@ class _Context(NamedTuple):
     model_at: int | None = None  # the depth of the model's state dict, inside of one
 
 
-def contents_of(
-    pickle: Pickle, storages: Mapping[str, Storage], ids: Mapping[int, StorageId]
-) -> Contents:
-    """List the tensors, device names and objects of a pickle.
+def contents_of(container: Container, found: Whole) -> Contents:
+    """List the tensors, device names and objects of a checkpoint.
 
     Args:
-        pickle: the pickle, walked.
-        storages: by key.
-        ids: of each persistent node, by its `id()`.
+        container: the checkpoint.
+        found: all that it holds.
 
     Raises:
         CorruptError: a tensor makes no sense, or the tree is absurdly deep.
         UnsupportedError: a tensor is of a kind that is not known.
     """
-    listing = _Listing(Recogniser(storages, ids), 2 * pickle.nbytes)
-    listing.pids = {id(each.pid) for each in pickle.persistents}
-    listing.run(pickle.root, ())
-    if pickle.dropped:  # unpickling made these too: by setters of state, for one
-        reachable = _reachable(pickle.root)
-        for n, node in enumerate(pickle.dropped):
-            if id(node) not in reachable:
-                listing.run(node, ("<dropped>", n))
+    listing = _Listing(found)
+    for path, root in container.roots:
+        listing.run(root, path)
+    for stream in found.streams:
+        if stream.pickle.dropped:  # unpickling made these too: by setters of state, for one
+            reachable = _reachable(stream.pickle.root)
+            for n, node in enumerate(stream.pickle.dropped):
+                if id(node) not in reachable:
+                    listing.run(node, ("<dropped>", n))
     listing.list_aliases()
     listing.contents.tensors = _with_shared(listing.contents.tensors)
     return listing.contents
 
 
-def unknown_callables(pickle: Pickle) -> tuple[str, ...]:
-    """The names that the pickle imports and that are not known to be harmless, each once."""
-    names = dict.fromkeys(each.qualname for each in pickle.globals)
-    return tuple(name for name in names if name not in KNOWN)
+def unknown_callables(streams: Iterable[Stream]) -> tuple[str, ...]:
+    """The names that pickles import and that are not known to be harmless, each once."""
+    names = (each.qualname for stream in streams for each in stream.pickle.globals)
+    return tuple(name for name in dict.fromkeys(names) if name not in KNOWN)
 
 
 class _Listing:
-    def __init__(self, recogniser: Recogniser, most_steps: int) -> None:
-        self.room = most_steps  # from one node to another; an opcode makes two of them at most
+    def __init__(self, found: Whole) -> None:
+        # From one node to another; an opcode makes two of these steps at most.
+        self.room = 2 * sum(len(stream.data) for stream in found.streams)
         self.room_for_names = _MOST_NAME_CHARACTERS
-        self.pids: set[int] = set()  # the tuples that name storages
-        self.recogniser = recogniser
+        self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}
+        self.grafts = found.grafts
+        self.recogniser = Recogniser(found.ids)
         self.contents = Contents()
         self.first: dict[int, Path] = {}  # container → where it was met first
         self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer
@@ -144,11 +142,17 @@ class _Listing:
         return name
 
     def visit(self, node: Node, path: Path, context: _Context) -> None:
-        if isinstance(node, Text):
+        grafted = self.grafts.get(id(node)) if isinstance(node, (Blob, Call)) else None
+        if grafted is not None:
+            self.room -= 1
+            self.push((root, (*path, *keys), context) for keys, root in grafted)
+        elif isinstance(node, Text):
             if names_device(node) and id(node) not in self.internal:
                 self.name_device(node, path, str(node), "str", context)
         elif isinstance(node, Persistent):
-            self.list_tensor(self.recogniser.storage(node), node, path, context)
+            tensor = self.recogniser.outside(node)
+            if tensor is not None:
+                self.list_tensor(tensor, node, path, context)
         elif isinstance(node, Call):
             tensor = self.recogniser.tensor(node)
             if tensor is None:

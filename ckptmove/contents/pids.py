@@ -1,44 +1,73 @@
 """Read the persistent ids by which a pickle names its storages.
 
+    ('storage', class, key, location, numel)                 since 0.2
+    ('storage', class, key, location, numel, view)           until 1.5: view is None, or (key,
+                                                             offset, numel) of a part, in elements
+    ('module', class, source file, source text)              until 1.5: a class, with its source
+
 Source: torch/serialization.py (`persistent_id`, `persistent_load`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
-from ..pickles.nodes import Global, Node, Persistent, Text, Tuple
+from ..manifest import Extent, Storage
+from ..pickles.nodes import Global, Node, Persistent, Text, Tuple, named
 
 
 class StorageId(NamedTuple):
-    """A persistent id `('storage', class, key, location, numel)`, read.
+    """A persistent id of a storage, read.
 
     Attributes:
-        key: names the storage within the file.
+        id: names the storage within the checkpoint.
+        key: names it within its container.
         location: the use of the string that tags it.
         dtype: of the storage class, or None for an untyped storage.
-        nbytes: its size.
+        whole_nbytes: its size.
+        nbytes: the size of the part of it that is meant: all of it, mostly.
+        view_at: where that part starts, in elements.
     """
 
+    id: str
     key: str
     location: Text
     dtype: str | None
+    whole_nbytes: int
     nbytes: int
+    view_at: int = 0
 
 
-def storage_id(node: Persistent) -> StorageId:
-    """Read a persistent id.
+def storage_ids(
+    persistents: Iterable[Persistent], folder: str, *, legacy: bool = False
+) -> dict[int, StorageId]:
+    """What the persistent ids of storages say, by `id()` of the node.
+
+    Args:
+        persistents: the ids.
+        folder: what the ids of the storages start with, e.g. `data/`.
+        legacy: whether there may be parts of storages, and classes, which are left out.
 
     Raises:
-        CorruptError: it is not one of a storage.
-        UnsupportedError: the storage class is unknown.
+        CorruptError: one is neither that of a storage nor of a class.
+        UnsupportedError: a storage class is unknown.
     """
+    return {
+        id(node): _storage_id(node, folder, 6 if legacy else 5)
+        for node in persistents
+        if not legacy or named(node) is node
+    }
+
+
+def _storage_id(node: Persistent, folder: str, longest: int) -> StorageId:
     items = node.pid.items if isinstance(node.pid, Tuple) else []
-    if len(items) != 5 or items[0] != "storage":
+    if not 5 <= len(items) <= longest or items[0] != "storage":
         raise CorruptError("the pickle refers to something outside that is no storage")
-    _, cls, key, location, numel = items
+    _, cls, key, location, numel = items[:5]
     if (
         not isinstance(cls, Global)
         or not isinstance(key, str)
@@ -47,12 +76,64 @@ def storage_id(node: Persistent) -> StorageId:
     ):
         raise CorruptError("the pickle refers to a storage in a malformed way")
     assert isinstance(numel, int)
-    if cls.name == "UntypedStorage":
-        return StorageId(str(key), location, None, numel)
     dtype = STORAGE_CLASSES.get(cls.name)
-    if dtype is None:
+    if dtype is None and cls.name != "UntypedStorage":
         raise UnsupportedError(f"the storage class {cls.qualname} is not known")
-    return StorageId(str(key), location, dtype, numel * storage_element_nbytes(dtype))
+    element = 1 if dtype is None else storage_element_nbytes(dtype)
+    start, count = _view(items[5] if len(items) == 6 else None, numel)
+    name = f"{folder}{key}"
+    return StorageId(name, str(key), location, dtype, numel * element, count * element, start)
+
+
+def _view(view: Node, numel: int) -> tuple[int, int]:
+    """Start and size, in elements, of the part of a storage that is meant."""
+    if view is None:
+        return 0, numel
+    items = view.items if isinstance(view, Tuple) else []
+    if len(items) != 3 or not isinstance(items[0], str):
+        raise CorruptError("the pickle refers to a part of a storage in a malformed way")
+    start, count = items[1], items[2]
+    if not isinstance(start, int) or not isinstance(count, int):
+        raise CorruptError("the pickle refers to a part of a storage in a malformed way")
+    if not is_size(start) or not is_size(count) or start + count > numel:
+        raise CorruptError("the pickle refers to more of a storage than there is")
+    return start, count
+
+
+def storages_of(
+    ids: Iterable[StorageId], extent: Callable[[StorageId], Extent | None]
+) -> dict[str, Storage]:
+    """Each storage once, by its id.
+
+    Args:
+        ids: every mention of a storage.
+        extent: where the bytes of a storage lie in the file; raises CorruptError where they can't.
+
+    Raises:
+        CorruptError: mentions of a storage contradict each other.
+    """
+    uses: dict[str, list[StorageId]] = defaultdict(list)
+    for each in ids:
+        uses[each.id].append(each)
+    storages = {}
+    for name, same in uses.items():
+        first = same[0]
+        for each in same[1:]:
+            if str(each.location) != str(first.location):
+                raise CorruptError(
+                    f"the storage {first.key!r} is said to be on {str(first.location)!r} and on "
+                    f"{str(each.location)!r}"
+                )
+            if each.whole_nbytes != first.whole_nbytes:
+                raise CorruptError(
+                    f"the storage {first.key!r} is said to be {first.whole_nbytes:,} bytes long, "
+                    f"and {each.whole_nbytes:,}"
+                )
+        if len({each.dtype for each in same if each.dtype is not None}) > 1:
+            raise CorruptError(f"the storage {first.key!r} is said to be of several dtypes")
+        location, nbytes = str(first.location), first.whole_nbytes
+        storages[name] = Storage(name, location, nbytes, first.dtype, extent(first))
+    return storages
 
 
 def is_size(node: Node) -> bool:

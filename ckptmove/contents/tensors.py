@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Key, Role, Storage
+from ..manifest import Key, Role
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
 from .pids import StorageId, is_size
 
@@ -66,14 +66,12 @@ def device_text(node: Node) -> str | None:
 
 
 class Recogniser:
-    """Tells what tensor a node is, given the storages of the checkpoint."""
+    """Tells what tensor a node is, given what its persistent ids say."""
 
-    def __init__(self, storages: Mapping[str, Storage], ids: Mapping[int, StorageId]) -> None:
+    def __init__(self, ids: Mapping[int, StorageId]) -> None:
         """Args:
-        storages: by key.
-        ids: by `id()` of the persistent node.
+        ids: of storages, by `id()` of the node that stands for one.
         """
-        self._storages = storages
         self._ids = ids
         self._known: dict[int, Tensor | None] = {}
 
@@ -102,9 +100,11 @@ class Recogniser:
         except (_Malformed, IndexError, ValueError) as error:
             raise CorruptError(f"a tensor has malformed arguments ({function})") from error
 
-    def storage(self, node: Persistent) -> Tensor:
-        """A storage that was saved by itself."""
-        found = self._ids[id(node)]
+    def outside(self, node: Persistent) -> Tensor | None:
+        """The storage that a persistent id names, or None where it names a class."""
+        found = self._ids.get(id(node))
+        if found is None:
+            return None
         dtype = found.dtype or "uint8"
         shape = (found.nbytes // storage_element_nbytes(dtype),)
         return Tensor(
@@ -114,7 +114,8 @@ class Recogniser:
             nbytes=found.nbytes,
             kind="storage",
             stride=(1,),
-            storage=self._storages[found.key].id,
+            offset=found.view_at,
+            storage=found.id,
         )
 
     # -- one method a rebuild function; the arguments are in its order -------------------------
@@ -126,10 +127,9 @@ class Recogniser:
         requires_grad: Node = False,
         children: tuple[Child, ...] = (),
     ) -> Tensor:
-        node = args[0]
-        if not isinstance(node, Persistent):
+        found = self._ids.get(id(args[0]))
+        if found is None or not isinstance(args[0], (Persistent, Call)):
             raise _Malformed
-        found = self._ids[id(node)]
         dtype = dtype or found.dtype
         offset, shape, stride = args[1], _sizes(args[2]), _sizes(args[3])
         if dtype is None or not is_size(offset) or len(shape) != len(stride):
@@ -139,15 +139,15 @@ class Recogniser:
         if numel:
             last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
             if nbytes_of(last + 1, dtype) > found.nbytes:
-                raise CorruptError(f"a tensor reaches outside its storage {found.key!r}")
+                raise CorruptError(f"a tensor reaches outside its storage {found.id!r}")
         return Tensor(
             dtype=dtype,
             shape=shape,
             device=str(found.location),
             nbytes=nbytes_of(numel, dtype),
             stride=stride,
-            offset=offset,
-            storage=self._storages[found.key].id,
+            offset=offset + found.view_at,
+            storage=found.id,
             requires_grad=requires_grad is True,
             children=children,
         )

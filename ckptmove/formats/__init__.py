@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import gc
 
+from ..contents.streams import Container
 from ..errors import UnsupportedError
-from ..source import Source
+from ..source import Readable
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse
+from .opening import Opening
+from .pickle import PlainPickle
+from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(),)
+FORMATS: tuple[Format, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
+
+#: What may lie within the bytes of a pickle.
+_NESTED = (TorchZip(), TorchLegacy(), PlainPickle())
 
 _HEAD_NBYTES = 512
 #: What else a user may hand us, by how it starts; a hint says what to do with it.
 _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
-    (
-        0,
-        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",
-        "is in the format that torch.save wrote before 1.6",
-        "load it and save it again with torch 1.6 or newer",
-    ),
     (0, b"\x1f\x8b", "is compressed by gzip", "decompress it first"),
     (0, b"7z\xbc\xaf\x27\x1c", "is a 7z archive", "unpack it first"),
     (0, b"BZh", "is compressed by bzip2", "decompress it first"),
@@ -36,11 +37,10 @@ _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
     (257, b"ustar", "is a tar archive", "unpack it first, if it holds checkpoints"),
     (8, b'{"', "looks like safetensors, which carry no devices", None),
-    (0, b"\x80", "is a plain pickle, not a zip file written by torch.save", None),
 )
 
 
-def read(source: Source) -> Checkpoint:
+def read(source: Readable) -> Checkpoint:
     """Read a checkpoint of any format, without its tensors.
 
     Raises:
@@ -50,7 +50,7 @@ def read(source: Source) -> Checkpoint:
     collecting = gc.isenabled()
     gc.disable()  # all that is built stays: to look for garbage in it takes longer than to build
     try:
-        glimpse = _glimpse(source)
+        glimpse = _glimpse(source, Opening(_open_nested))
         for format in FORMATS:
             if format.sniff(glimpse):
                 return format.read(glimpse)
@@ -60,11 +60,21 @@ def read(source: Source) -> Checkpoint:
             gc.enable()
 
 
-def _glimpse(source: Source) -> Glimpse:
+def _open_nested(source: Readable, opening: Opening) -> Container | None:
+    """What bytes within a pickle hold, if they are a checkpoint."""
+    glimpse = _glimpse(source, opening)
+    for format in _NESTED:
+        if format.sniff(glimpse):
+            return format.open(glimpse)
+    return None
+
+
+def _glimpse(source: Readable, opening: Opening) -> Glimpse:
     if source.nbytes == 0:
         raise UnsupportedError("is empty")
     head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
-    return Glimpse(source, head, Archive(source) if head.startswith(LOCAL_MAGIC) else None)
+    archive = Archive(source) if head.startswith(LOCAL_MAGIC) else None
+    return Glimpse(source, head, archive, opening)
 
 
 def _stranger(glimpse: Glimpse) -> UnsupportedError:

@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol
 from ..manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
-from ..source import Source
+from ..source import Readable
 from ..zips.archive import Archive
+from .opening import Opening
 
 
 class Carries(NamedTuple):
@@ -33,14 +34,16 @@ class Glimpse(NamedTuple):
     """What a format may look at to recognise itself: the content, never the name.
 
     Attributes:
-        source: the file.
+        source: the file, or bytes within one.
         head: its first 512 bytes.
         archive: its zip directory, if it is a zip file.
+        opening: numbers the pickles that are read, and opens what is nested in them.
     """
 
-    source: Source
+    source: Readable
     head: bytes
     archive: Archive | None
+    opening: Opening
 
 
 class Checkpoint(Protocol):

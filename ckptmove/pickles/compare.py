@@ -5,12 +5,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from .walk import Pickle
 
 
 def difference(
-    old: Pickle, new: Pickle, texts: Mapping[int, str], devices: Mapping[int, str]
+    old: Pickle,
+    new: Pickle,
+    texts: Mapping[int, str],
+    devices: Mapping[int, str],
+    nested: Mapping[int, Node] | None = None,
 ) -> str | None:
     """The first difference between two pickles, or None.
 
@@ -21,8 +25,10 @@ def difference(
         old, new: the pickles.
         texts: offset of a use of a string in the old one → what the new one shall say there.
         devices: `id()` of a `torch.device` call in the old one → what the new one shall make.
+        nested: `id()` of bytes, or text, in the old one → those in the new one that stand for the
+            same; what is in them is not compared.
     """
-    comparison = _Comparison(texts, devices)
+    comparison = _Comparison(texts, devices, nested or {})
     made: tuple[tuple[str, Sequence[Node], Sequence[Node]], ...] = (
         ("a name", old.globals, new.globals),
         ("a storage", old.persistents, new.persistents),
@@ -37,7 +43,10 @@ def difference(
 
 
 class _Comparison:
-    def __init__(self, texts: Mapping[int, str], devices: Mapping[int, str]) -> None:
+    def __init__(
+        self, texts: Mapping[int, str], devices: Mapping[int, str], nested: Mapping[int, Node]
+    ) -> None:
+        self.nested = nested
         self.texts = texts
         self.devices = devices
         self.todo: list[tuple[Node, Node, str]] = []
@@ -54,6 +63,10 @@ class _Comparison:
     def same(self, old: Node, new: Node, where: str) -> bool:
         if type(old) is not type(new):
             return False
+        if id(old) in self.nested:
+            return self.nested[id(old)] is new
+        if isinstance(old, Blob) and isinstance(new, Blob):
+            return (old.nbytes, old.content) == (new.nbytes, new.content)
         if isinstance(old, Text):
             return new == self.texts.get(old.at, old)
         if isinstance(old, float) and isinstance(new, float):

@@ -8,14 +8,13 @@ pushed from; and what a pickle may make us allocate is bounded.
 
 from __future__ import annotations
 
-import codecs
-import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections.abc import Mapping
 from pickletools import opcodes
 
 from ..errors import UnsupportedError
+from .literals import Literals
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
-from .reader import Reader
 
 #: The most opcodes of one pickle that are walked; a checkpoint of a million tensors has fewer.
 MAX_OPCODES = 40_000_000
@@ -27,13 +26,12 @@ MAX_CONTAINERS = 5_000_000
 _LONGEST_USE = 64
 
 
-class Machine(Reader):
+class Machine(Literals):
     """The state of one walk. A MARK sets the stack aside, so no opcode can reach below it."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
+    def __init__(self, data: bytes, base: int = 0, gaps: Mapping[int, int] | None = None) -> None:
+        super().__init__(data, base, gaps or {})
         self.frame_end = -1
-        self.stack: list[Node] = []
         self.below: list[list[Node]] = []
         self.memo: dict[int, Node] = {}
         self.globals: list[Global] = []
@@ -47,10 +45,11 @@ class Machine(Reader):
 
     def run(self) -> Node:
         """Every opcode up to STOP; gives the root."""
-        data = self.data
+        data, base = self.data, self.base
         table = [None if name is None else getattr(self, name) for name in _HANDLERS]
         for _ in range(MAX_OPCODES):
-            at = self.at = self.position
+            at = self.position
+            self.at = at + base
             if at >= self.frame_end >= 0:
                 self.leave_frame()
             code = data[at]
@@ -69,12 +68,6 @@ class Machine(Reader):
         if self.position > self.frame_end:
             raise self.fault("an opcode straddles the end of its frame")
         self.frame_end = -1
-
-    def push(self, node: Node) -> None:
-        self.stack.append(node)
-
-    def push_text(self, text: str) -> None:
-        self.stack.append(Text(text, self.at))
 
     def contain(self, node: List | Set | Dict | Call) -> None:
         self.containers += 1
@@ -117,97 +110,6 @@ class Machine(Reader):
 
     def op_dup(self) -> None:
         self.push(self.stack[-1])
-
-    # -- scalars -----------------------------------------------------------------------------
-
-    def op_none(self) -> None:
-        self.stack.append(None)
-
-    def op_newtrue(self) -> None:
-        self.stack.append(True)
-
-    def op_newfalse(self) -> None:
-        self.stack.append(False)
-
-    def op_binint(self) -> None:
-        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
-
-    def op_binint1(self) -> None:
-        self.stack.append(self.byte())
-
-    def op_binint2(self) -> None:
-        self.stack.append(self.number(2))
-
-    def op_int(self) -> None:
-        line = self.line()
-        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.decimal(line))
-
-    def op_long(self) -> None:
-        self.push(self.decimal(self.line().removesuffix("L")))
-
-    def op_long1(self) -> None:
-        self.push(int.from_bytes(self.take(self.byte()), "little", signed=True))
-
-    def op_long4(self) -> None:
-        self.push(int.from_bytes(self.take(self.word()), "little", signed=True))
-
-    def op_binfloat(self) -> None:
-        self.push(struct.unpack(">d", self.take(8))[0])
-
-    def op_float(self) -> None:
-        try:
-            self.push(float(self.line()))
-        except ValueError:
-            raise self.fault("the pickle holds a number that is not one") from None
-
-    # -- strings and bytes -------------------------------------------------------------------
-
-    def op_binunicode(self) -> None:
-        self.push_text(self.take(self.word()).decode("utf-8", "surrogatepass"))
-
-    def op_short_binunicode(self) -> None:
-        self.push_text(self.take(self.byte()).decode("utf-8", "surrogatepass"))
-
-    def op_binunicode8(self) -> None:
-        self.push_text(self.take(self.number(8)).decode("utf-8", "surrogatepass"))
-
-    def op_unicode(self) -> None:
-        self.push_text(self.raw_line().decode("raw-unicode-escape"))
-
-    def op_string(self) -> None:
-        line = self.raw_line().strip()
-        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
-            raise self.fault("the pickle holds a string without quotes")
-        try:
-            raw = codecs.escape_decode(line[1:-1])[0]
-        except ValueError:
-            raise self.fault("the pickle holds a string with a bad escape") from None
-        self.push_text(raw.decode("utf-8", "surrogateescape"))
-
-    def op_binstring(self) -> None:
-        self.push_text(self.take(self.word()).decode("utf-8", "surrogateescape"))
-
-    def op_short_binstring(self) -> None:
-        self.push_text(self.take(self.byte()).decode("utf-8", "surrogateescape"))
-
-    def op_binbytes(self) -> None:
-        self.push(self.take(self.word()))
-
-    def op_short_binbytes(self) -> None:
-        self.push(self.take(self.byte()))
-
-    def op_binbytes8(self) -> None:
-        self.push(self.take(self.number(8)))
-
-    def op_bytearray8(self) -> None:
-        content = self.take(self.number(8))
-        function = Global("builtins", "bytearray", self.at)
-        self.push_call(function, Tuple([content], self.at), "BYTEARRAY8", self.at)
-
-    def op_next_buffer(self) -> None:
-        raise UnsupportedError("the pickle needs buffers that were kept outside of it")
-
-    op_readonly_buffer = op_next_buffer
 
     # -- containers --------------------------------------------------------------------------
 
@@ -344,6 +246,10 @@ class Machine(Reader):
         if not isinstance(target, Call) or target.built:
             raise self.fault("the pickle gives a state to something that takes none")
         target.state, target.built = state, True
+
+    def op_bytearray8(self) -> None:
+        content = Tuple([self.content(self.number(8))], self.at)
+        self.push_call(Global("builtins", "bytearray", self.at), content, "BYTEARRAY8", self.at)
 
     def op_persid(self) -> None:
         self.textual = True

@@ -133,8 +133,25 @@ class Call(Mapping):
     @property
     def qualname(self) -> str | None:
         """The dotted name of what is called, where that is a plain name."""
-        function = self.function
+        function = named(self.function)
         return function.qualname if isinstance(function, Global) else None
+
+
+class Blob:
+    """Bytes that may be a checkpoint of their own, or were too many to be held.
+
+    Attributes:
+        at: the offset of the opcode that pushed them.
+        nbytes: how many there are.
+        content: the bytes, or None where they were passed over.
+    """
+
+    __slots__ = ("at", "content", "nbytes")
+
+    def __init__(self, at: int, nbytes: int, content: bytes | None) -> None:
+        self.at = at
+        self.nbytes = nbytes
+        self.content = content
 
 
 class Persistent:
@@ -147,5 +164,17 @@ class Persistent:
         self.at = at
 
 
+def named(node: Node) -> Node:
+    """A class itself, where it is handed over with its source text, as torch did until 1.5.
+
+    That is the persistent id `('module', class, source file, source text)`.
+    """
+    if isinstance(node, Persistent) and isinstance(node.pid, Tuple):
+        items = node.pid.items
+        if len(items) == 4 and items[0] == "module" and isinstance(items[1], Global):
+            return items[1]
+    return node
+
+
 Scalar: TypeAlias = bool | int | float | str | bytes
-Node: TypeAlias = Scalar | Global | Tuple | List | Set | Dict | Call | Persistent | None
+Node: TypeAlias = Scalar | Blob | Global | Tuple | List | Set | Dict | Call | Persistent | None

@@ -16,16 +16,17 @@ class Reader:
     Attributes:
         data: the pickle.
         position: of the next byte.
-        at: of the opcode at work.
+        base: what nodes' offsets are counted from.
+        at: of the opcode at work, counted from there.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, base: int = 0) -> None:
         self.data = data
         self.position = 0
-        self.at = 0
+        self.base = self.at = base
 
     def fault(self, message: str) -> CorruptError:
-        return CorruptError(f"{message}, at offset {self.at:,} of the pickle")
+        return CorruptError(f"{message}, at offset {self.at - self.base:,} of the pickle")
 
     def take(self, nbytes: int) -> bytes:
         start = self.position

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..errors import UnsupportedError
+from ..plan import Edit
 from .nodes import Call, Text, Tuple
 from .scan import (
     BINGET,
@@ -31,10 +32,15 @@ from .scan import (
     LONG_BINPUT,
     PUTS,
     Scan,
+    count_nbytes,
     end_of,
 )
 
 _TUPLE1, _TUPLE2 = 0x85, 0x86
+_STRING, _UNICODE = ord("S"), ord("V")
+#: SHORT_BINBYTES and SHORT_BINSTRING have forms that count further: BINBYTES, BINSTRING.
+_WIDER = {ord("C"): (ord("B"), 4), ord("U"): (ord("T"), 4)}
+_ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
 
 
 class Respelling:
@@ -42,16 +48,46 @@ class Respelling:
 
     Attributes:
         texts: offset of the opcode that pushes a string use → the new string.
-        spans: offset → (end offset, new bytes), for whole opcodes that are replaced as they are.
+        spans: offset → (end offset, new bytes), for opcodes that are replaced as they are.
+        growths: offset → by how many bytes the content of that opcode will grow, which is not
+            among the replaced bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, base: int = 0) -> None:
+        """Args:
+        base: what the offsets of the pickle's nodes are counted from.
+        """
+        self.base = base
         self.texts: dict[int, str] = {}
         self.spans: dict[int, tuple[int, bytes]] = {}
+        self.growths: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.spans or self.growths)
 
     def text(self, use: Text, new: str) -> None:
         """Spell one use of a string differently."""
-        self.texts[use.at] = new
+        self.texts[use.at - self.base] = new
+
+    def content(self, data: bytes, at: int, new: bytes) -> None:
+        """Push other bytes in the place of those that the opcode at `at` spells as text."""
+        self.spans[at] = (end_of(data, at), _pushed(data[at], new))
+
+    def length(self, data: bytes, at: int, old: int, new: int) -> None:
+        """Say that the opcode at `at` will push `new` instead of `old` bytes, which come otherwise.
+
+        Raises:
+            UnsupportedError: there is no opcode for so many.
+        """
+        code, width = data[at], count_nbytes(data[at])
+        if new >= 1 << 8 * width:
+            code, width = _WIDER.get(code, (code, width))
+        if new >= 1 << 8 * width:
+            raise UnsupportedError("bytes within the pickle outgrow the opcode that holds them")
+        if new != old:
+            counted = bytes([code]) + new.to_bytes(width, "little")
+            self.spans[at] = (at + 1 + count_nbytes(data[at]), counted)
+            self.growths[at] = new - old
 
     def device(self, data: bytes, call: Call, new: str) -> None:
         """Make `torch.device('cuda', 1)` a `torch.device(new)`.
@@ -59,28 +95,34 @@ class Respelling:
         Raises:
             UnsupportedError: the call is spelled in a way that can't be rewritten.
         """
-        args = call.args
+        args, base = call.args, self.base
         kind = args.items[0] if isinstance(args, Tuple) and args.items else None
         if not isinstance(args, Tuple) or not isinstance(kind, Text):
             raise UnsupportedError("a torch.device is spelled in a way that can't be rewritten")
         self.text(kind, new)
         if len(args.items) == 1:
             return
-        at = end_of(data, kind.at)
+        at = end_of(data, kind.at - base)
         while data[at] in PUTS:
             at = end_of(data, at)
         index_end = end_of(data, at)
         if (
             data[at] not in (BININT1, BININT2, BININT)
-            or index_end != args.at
-            or data[args.at] != _TUPLE2
+            or index_end != args.at - base
+            or data[index_end] != _TUPLE2
         ):
             raise UnsupportedError("a torch.device is spelled in a way that can't be rewritten")
-        self.spans[at] = (args.at + 1, bytes([_TUPLE1]))
+        self.spans[at] = (index_end + 1, bytes([_TUPLE1]))
 
 
 def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
-    """The pickle with its new spelling.
+    """The pickle with its new spelling; as `edits`, all of whose changes are within `data`."""
+    found = edits(data, new, exact=exact)
+    return None if found is None else applied(data, found)
+
+
+def edits(data: bytes, new: Respelling, *, exact: bool) -> list[Edit] | None:
+    """The changes that give a pickle its new spelling, in order.
 
     Args:
         data: a pickle that has been walked; bytes after its STOP are kept.
@@ -88,18 +130,29 @@ def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
         exact: whether the result must have exactly the old length.
 
     Returns:
-        The new pickle, or None where `exact` can't be had.
+        The changes, each of bytes, or None where `exact` can't be had.
 
     Raises:
         UnsupportedError: a string to change is memoised in a way that can't be untangled.
     """
     scan = Scan(data)
     for pooled in (False, True):
-        edits = _Edits(scan)
-        edits.respell(new, pooled=pooled and not scan.numbered)
-        if not exact or edits.reach_old_length():
-            return edits.apply()
+        found = _Edits(scan)
+        found.respell(new, pooled=pooled and not scan.numbered)
+        if not exact or found.reach_old_length():
+            return found.result()
     return None
+
+
+def applied(data: bytes, changes: Iterable[Edit]) -> bytes:
+    """`data` with changes made to it."""
+    parts, position = [], 0
+    for at, end, new in changes:
+        assert isinstance(new, bytes)
+        parts += [data[position:at], new]
+        position = end
+    parts.append(data[position:])
+    return b"".join(parts)
 
 
 class _Edits:
@@ -109,6 +162,7 @@ class _Edits:
         self.scan = scan
         self.data = scan.data
         self.pieces: dict[int, tuple[int, bytes]] = {}
+        self.growths: Mapping[int, int] = {}
         self.taken: set[int] = set()  # slots given to new definitions
 
     # -- the new spelling ----------------------------------------------------------------------
@@ -122,6 +176,7 @@ class _Edits:
                 their own; shorter, but further from what was there.
         """
         self.pieces.update(new.spans)
+        self.growths = new.growths
         homeless: dict[str, list[int]] = defaultdict(list)
         served = self._uses_of_literals(new.texts)
         done: set[int] = set()
@@ -232,16 +287,20 @@ class _Edits:
     def reach_old_length(self) -> bool:
         """Drop unused PUTs and widen opcodes until the length is the old one, if it can be."""
         excess = sum(len(new) - (end - at) for at, (end, new) in self.pieces.items())
+        excess += sum(self.growths.values())
         unused = self._unused_puts()
-        droppable = {
-            width: [at for at in unused if end_of(self.data, at) - at == width] for width in (2, 5)
-        }
-        growable = {True: self._growable(unused), False: self._growable([])}
+        droppable: dict[int, list[int]] = defaultdict(list)
+        for at in unused:
+            droppable[end_of(self.data, at) - at].append(at)
+        growable = self._growable()
         for dropped in range(max(excess, 0), max(excess, 0) + 24):
             drops = _change(dropped, {width: len(ats) for width, ats in droppable.items()})
-            grow = growable[dropped == 0]
+            if drops is None:
+                continue
+            rest = droppable[2][drops.get(2, 0) :]
+            grow = {**growable, 3: growable[3] + [at for at in rest if self.data[at] == BINPUT]}
             growths = _change(dropped - excess, {by: len(ats) for by, ats in grow.items()})
-            if drops is None or growths is None:
+            if growths is None:
                 continue
             for by, count in growths.items():
                 self.pieces.update((at, self._widened(at, by)) for at in grow[by][:count])
@@ -250,11 +309,11 @@ class _Edits:
             return True
         return False
 
-    def _growable(self, unused: list[int]) -> dict[int, list[int]]:
+    def _growable(self) -> dict[int, list[int]]:
         """Opcodes outside what is replaced, by how many bytes longer they can be made.
 
-        A one-byte int can grow by 1 or by 3; half of them are counted for each. Of the PUTs that
-        nobody recalls, only the `unused` ones given may grow: the others may have to go.
+        A one-byte int can grow by 1 or by 3; half of them are counted for each. PUTs that nobody
+        recalls are left out: they may have to go.
         """
         covered = _Cover(self.pieces)
         data = self.data
@@ -262,9 +321,8 @@ class _Edits:
         one_byte = [at for at in ints if data[at] == BININT1]
         kept = min(8, (len(one_byte) + 1) // 2)
         gets = [at for at in self.scan.gets if data[at] == BINGET and not covered(at)]
-        puts = [at for at in unused if data[at] == BINPUT]
         return {
-            3: gets + one_byte[kept:] + puts,
+            3: gets + one_byte[kept:],
             2: [at for at in ints if data[at] == BININT2],
             1: one_byte[:kept],
         }
@@ -279,28 +337,23 @@ class _Edits:
 
     # -- the result ----------------------------------------------------------------------------
 
-    def apply(self) -> bytes:
-        """The new pickle, with the lengths of its frames put right."""
-        edits = sorted((at, end, new) for at, (end, new) in self.pieces.items())
-        edits = sorted(edits + self._reframed(edits))
-        parts, position = [], 0
-        for at, end, new in edits:
-            parts += [self.data[position:at], new]
-            position = end
-        parts.append(self.data[position:])
-        return b"".join(parts)
+    def result(self) -> list[Edit]:
+        """The changes, in order, with the lengths of frames put right."""
+        pieces = sorted((at, end, new) for at, (end, new) in self.pieces.items())
+        return [Edit(*each) for each in sorted(pieces + self._reframed(pieces))]
 
-    def _reframed(self, edits: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-        starts = [at for at, _, _ in edits]
+    def _reframed(self, pieces: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+        starts = [at for at, _, _ in pieces]
         grown = [0]
-        for at, end, new in edits:
-            grown.append(grown[-1] + len(new) - (end - at))
+        for at, end, new in pieces:
+            grown.append(grown[-1] + len(new) - (end - at) + self.growths.get(at, 0))
         frames = []
         for at in self.scan.frames:
             nbytes = self.scan.argument(at)
             first, last = bisect_left(starts, at), bisect_left(starts, at + 9 + nbytes)
-            nbytes += grown[last] - grown[first]
-            frames.append((at + 1, at + 9, nbytes.to_bytes(8, "little")))
+            growth = grown[last] - grown[first]
+            if growth:
+                frames.append((at + 1, at + 9, (nbytes + growth).to_bytes(8, "little")))
         return frames
 
 
@@ -320,7 +373,7 @@ def _change(amount: int, coins: Mapping[int, int]) -> dict[int, int] | None:
     """How many of each coin (value → how many there are) make up `amount` exactly.
 
     The largest coins go first; of each, up to four fewer than possible are tried, which finds a way
-    if there is one, for values up to 5.
+    if there is one, for values up to 5, and nearly always for larger ones.
     """
     if amount == 0:
         return {}
@@ -339,6 +392,16 @@ def _change(amount: int, coins: Mapping[int, int]) -> dict[int, int] | None:
 def _literal(text: str) -> bytes:
     encoded = text.encode("utf-8", "surrogatepass")
     return b"X" + len(encoded).to_bytes(4, "little") + encoded
+
+
+def _pushed(code: int, content: bytes) -> bytes:
+    """An opcode that pushes bytes as text: each as the character of that number, or quoted."""
+    if code == _STRING:
+        return b"S" + ascii(content)[1:].encode() + b"\n"
+    text = content.decode("latin-1")
+    if code == _UNICODE:  # as CPython's pickler escapes it
+        return b"V" + text.translate(_ESCAPED).encode("raw-unicode-escape") + b"\n"
+    return _literal(text)
 
 
 def _put(slot: int) -> bytes:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .machine import Machine
-from .nodes import Call, Global, Node, Persistent
-
-#: The longest pickle that is read into memory, in bytes.
-MAX_NBYTES = 512 << 20
+from .nodes import Blob, Call, Global, Node, Persistent
 
 
 class Pickle(NamedTuple):
@@ -20,8 +18,10 @@ class Pickle(NamedTuple):
         globals: every name that unpickling would import, in order, popped or not.
         persistents: every persistent id that unpickling would resolve, likewise.
         calls: every call that unpickling would make, likewise.
+        blobs: the bytes that may be checkpoints of their own, or were passed over.
         dropped: what was taken off the stack, or left on it; it may be reachable all the same.
         protocol: as declared by PROTO, or 0.
+        python2: whether it has strings that only Python 2 writes.
         textual: whether a persistent id is a line of text, as in protocol 0.
         nbytes: bytes up to and with STOP; what follows is never read by an unpickler.
     """
@@ -30,20 +30,27 @@ class Pickle(NamedTuple):
     globals: tuple[Global, ...]
     persistents: tuple[Persistent, ...]
     calls: tuple[Call, ...]
+    blobs: tuple[Blob, ...]
     dropped: tuple[Node, ...]
     protocol: int
+    python2: bool
     textual: bool
     nbytes: int
 
 
-def walk(data: bytes) -> Pickle:
+def walk(data: bytes, base: int = 0, gaps: Mapping[int, int] | None = None) -> Pickle:
     """Walk the pickle at the start of `data`.
+
+    Args:
+        data: the pickle; what follows it is not looked at.
+        base: what the offsets of its nodes are counted from.
+        gaps: offset of an opcode that pushes bytes → how many were left out of `data`.
 
     Raises:
         CorruptError: the pickle is malformed, truncated, or would take absurd memory.
         UnsupportedError: it is well-formed, but needs buffers from outside.
     """
-    machine = Machine(data)
+    machine = Machine(data, base, gaps or {})
     try:
         root = machine.run()
     except (IndexError, struct.error) as error:
@@ -55,8 +62,10 @@ def walk(data: bytes) -> Pickle:
         tuple(machine.globals),
         tuple(machine.persistents),
         tuple(machine.calls),
+        tuple(machine.blobs),
         tuple(machine.dropped),
         machine.protocol,
+        machine.python2,
         machine.textual,
         machine.position,
     )

@@ -17,7 +17,7 @@ import zlib
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..source import Source
+from ..source import Readable
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008
@@ -79,7 +79,7 @@ class Archive:
         trailing_nbytes: bytes after the end of the archive.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Readable) -> None:
         """Read the directory; the rest of the file is not touched.
 
         Raises:

@@ -1,0 +1,319 @@
+"""The pickles of a checkpoint, those within bytes of other pickles among them.
+
+A model that was pickled plainly holds each tensor as bytes that `torch.save` wrote
+(`torch.storage._load_from_bytes`), and some libraries keep whole checkpoints in bytes. So a stream
+may hold containers, which hold streams. Each stream counts the offsets of its nodes from a base of
+its own: an offset alone tells which stream it belongs to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..manifest import Path, Storage
+from ..pickles.fetch import fetch
+from ..pickles.literals import may_be_checkpoint
+from ..pickles.nodes import Blob, Call, Node, Text, Tuple
+from ..pickles.scan import count_nbytes
+from ..pickles.splice import Respelling, applied, edits
+from ..pickles.walk import walk
+from ..plan import Edit, Plan, carry_out, edited
+from ..source import Memory, Readable
+from .pids import StorageId
+
+_SPAN = 1 << 40  # how far the bases of two streams are apart
+_NEAR = 4096  # bytes between two changes that are written as one
+
+
+class Spelling:
+    """What the nodes of a checkpoint shall say instead.
+
+    Attributes:
+        texts: offset of a use of a string → the new string.
+        devices: `id()` of a `torch.device` call → its new device.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+        self.devices: dict[int, str] = {}
+        self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
+
+    def spell(self, node: Text | Call, device: str) -> None:
+        """Have a string, or a `torch.device`, say another device."""
+        if isinstance(node, Call):
+            self.devices[id(node)] = device
+        else:
+            self.texts[node.at] = device
+        self._by_stream[node.at // _SPAN].append((node, device))
+
+    def of(self, stream: Stream) -> Respelling:
+        """What changes within one stream."""
+        respelling = Respelling(stream.base)
+        for node, device in self._by_stream.get(stream.base // _SPAN, ()):
+            if isinstance(node, Call):
+                respelling.device(stream.data, node, device)
+            else:
+                respelling.text(node, device)
+        return respelling
+
+
+class Container:
+    """A file, or bytes inside of one, that holds pickles and the storages they name.
+
+    Attributes:
+        source: the file or the bytes.
+        streams: its pickles, without those nested in them.
+        roots: what was saved, and under which path it is shown.
+        ids: what each persistent id says, by the `id()` of its node.
+        storages: by id.
+        warnings: what is odd about it.
+        writer: what is known of who wrote it.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self.source = source
+        self.streams: list[Stream] = []
+        self.roots: list[tuple[Path, Node]] = []
+        self.ids: dict[int, StorageId] = {}
+        self.storages: dict[str, Storage] = {}
+        self.warnings: list[str] = []
+        self.writer = ""
+
+    def plan(self, spelling: Spelling) -> Plan:
+        """How to write it with another spelling: as a patch, if it can keep its length."""
+        for exact in (True, False):
+            found = [stream.edits(spelling, exact=exact) for stream in self.streams]
+            changes = [edit for each in found if each is not None for edit in each]
+            if None not in found:
+                break
+        return edited(self.source.start or 0, self.source.nbytes, changes)
+
+    def frame(self) -> object:
+        """What must be the same after relocating, besides pickles and storages."""
+        return None
+
+    def everything(self) -> Iterator[Container]:
+        """Itself, and the containers nested in it, however deep."""
+        todo = [self]
+        while todo:
+            container = todo.pop()
+            yield container
+            for stream in reversed(container.streams):
+                todo.extend(nested.container for nested in reversed(stream.nested))
+
+
+class Nested(NamedTuple):
+    """A container within the bytes that a pickle holds.
+
+    Attributes:
+        node: the bytes, or the text whose characters stand for them.
+        maker: what stands for the content: the node, or the call that decodes the text.
+        container: what is in there.
+    """
+
+    node: Blob | Text
+    maker: Node
+    container: Container
+
+
+class Candidate(NamedTuple):
+    """Bytes that may be a container."""
+
+    node: Blob | Text
+    maker: Node
+    source: Readable
+
+
+class Stream:
+    """One pickle.
+
+    Attributes:
+        source: what it lies in.
+        start: its offset there.
+        base: what the offsets of its nodes are counted from.
+        data: its bytes, but for those that were passed over.
+        nbytes: how many bytes of the source it takes.
+        pickle: its nodes.
+        nested: the containers in its bytes.
+    """
+
+    def __init__(self, source: Readable, start: int, number: int) -> None:
+        """Read the pickle that starts there.
+
+        Raises:
+            CorruptError, UnsupportedError: as `fetch` and `walk`.
+        """
+        self.source = source
+        self.start = start
+        self.base = number * _SPAN
+        self._fetched = fetch(source, start)
+        self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
+        gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
+        self.pickle = walk(self.data, self.base, gaps)
+        self.nested: list[Nested] = []
+
+    def candidates(self) -> Iterator[Candidate]:
+        """The bytes in it that may be containers."""
+        for blob in self.pickle.blobs:
+            at = self._payload_at(blob)
+            if at is not None:
+                source = self.source.window(at, blob.nbytes)
+                if blob.content is not None or may_be_checkpoint(source.read(0, 64)):
+                    yield Candidate(blob, blob, source)
+            elif blob.content is not None:
+                yield Candidate(blob, blob, Memory(blob.content, self.source.path))
+        for call in self.pickle.calls:
+            text = _bytes_as_text(call)
+            if text is not None:
+                content = text.encode("latin-1")
+                yield Candidate(text, call, Memory(content, self.source.path))
+
+    def _payload_at(self, blob: Blob) -> int | None:
+        """Where in the source the bytes lie, or None if they are spelled as text."""
+        at = blob.at - self.base
+        gap = self._fetched.gaps.get(at)
+        if gap is not None:
+            return self.start + gap.start
+        width = count_nbytes(self.data[at])
+        return self.start + self._fetched.place(at) + 1 + width if 0 < width <= 8 else None
+
+    def edits(self, spelling: Spelling, *, exact: bool) -> list[Edit] | None:
+        """The changes of the source that give this pickle, and what is nested, another spelling.
+
+        Args:
+            exact: whether it must keep its length.
+
+        Returns:
+            The changes, or None where `exact` can't be had.
+        """
+        respelling = spelling.of(self)
+        inside: list[Edit] = []
+        for nested in self.nested:
+            plan = nested.container.plan(spelling)
+            if plan.method != "clone":
+                inside += self._replace(nested, plan, respelling)
+        if not respelling:
+            return inside
+        found = edits(self.data, respelling, exact=exact)
+        if found is None or (exact and respelling.growths):
+            return None
+        joined = self._joined(found, inside, exact=exact)
+        return None if joined is None else inside + joined
+
+    def _replace(self, nested: Nested, plan: Plan, respelling: Respelling) -> Iterator[Edit]:
+        """Have the content of a container be what a plan makes of it."""
+        node, source = nested.node, nested.container.source
+        at = node.at - self.base
+        start = self._payload_at(node) if isinstance(node, Blob) else None
+        made = carry_out(plan, source.content) if isinstance(source, Memory) else plan
+        if start is not None:
+            respelling.length(self.data, at, source.nbytes, plan.nbytes)
+            yield Edit(start, start + source.nbytes, made)
+        else:
+            assert isinstance(made, bytes)
+            respelling.content(self.data, at, made)
+
+    def _joined(self, found: list[Edit], inside: list[Edit], *, exact: bool) -> list[Edit] | None:
+        """Changes of `data` as fewer, larger changes of the source, each in the place it has there.
+
+        Args:
+            found: the changes, in order.
+            inside: changes of the source that must stay apart from these.
+            exact: whether each must keep its length; then None is given where they can't.
+        """
+        barriers = sorted({*(edit.start for edit in inside), *self._fetched.gap_starts(self.start)})
+        joined: list[Edit] = []
+        first = last = grown = 0  # the changes found[first:last], by how much they grow
+        for last, edit in enumerate(found):
+            start, before = self._place(edit.start), found[last - 1]
+            near = (exact and grown != 0) or edit.start - before.end < _NEAR
+            blocked = last > first and _any_between(barriers, self._place(before.end - 1), start)
+            if exact and grown and blocked:
+                return None
+            if last > first and (blocked or not near):
+                joined.append(self._join(found[first:last]))
+                first, grown = last, 0
+            grown += len(edit.new) - (edit.end - edit.start)
+        if exact and grown:
+            return None
+        return [*joined, self._join(found[first:])]
+
+    def _join(self, found: list[Edit]) -> Edit:
+        """Neighbouring changes of `data` as one change of the source."""
+        start, end = found[0].start, found[-1].end
+        shifted = [edit._replace(start=edit.start - start, end=edit.end - start) for edit in found]
+        new = applied(self.data[start:end], shifted)
+        return Edit(self._place(start), self._place(end - 1) + 1, new)
+
+    def _place(self, at: int) -> int:
+        """Where in the source a byte of `data` lies."""
+        return self.start + self._fetched.place(at)
+
+
+def _any_between(sorted_offsets: list[int], start: int, end: int) -> bool:
+    return bisect_right(sorted_offsets, start) < bisect_right(sorted_offsets, end)
+
+
+def _bytes_as_text(call: Call) -> Text | None:
+    """The text of `_codecs.encode(text, 'latin1')`, as protocols up to 2 spell bytes."""
+    if call.qualname != "_codecs.encode" or not isinstance(call.args, Tuple):
+        return None
+    items = call.args.items
+    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in ("latin1", "latin-1"):
+        return None
+    text = items[0]
+    if not may_be_checkpoint(text[:64].encode("latin-1", "replace")):
+        return None
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+    return text
+
+
+class Whole(NamedTuple):
+    """What the containers of a checkpoint hold together.
+
+    Attributes:
+        streams: all of them.
+        ids: what each persistent id says, by `id()` of its node; and each call that loads a storage
+            from bytes.
+        storages: by id.
+        grafts: `id()` of a node → what is saved in the bytes it stands for, and under which path.
+    """
+
+    streams: list[Stream]
+    ids: dict[int, StorageId]
+    storages: dict[str, Storage]
+    grafts: dict[int, list[tuple[Path, Node]]]
+
+
+def whole(container: Container) -> Whole:
+    """A container, and all that is nested in it."""
+    found = Whole([], {}, {}, {})
+    for each in container.everything():
+        found.streams.extend(each.streams)
+        found.ids.update(each.ids)
+        found.storages.update(each.storages)
+        for stream in each.streams:
+            for nested in stream.nested:
+                found.grafts[id(nested.maker)] = nested.container.roots
+    for stream in found.streams:
+        for call in stream.pickle.calls:
+            graft = found.grafts.get(id(loaded_from(call)))
+            if graft is not None:
+                found.grafts[id(call)] = graft
+                root = graft[0][1]
+                if id(root) in found.ids:
+                    found.ids[id(call)] = found.ids[id(root)]
+    return found
+
+
+def loaded_from(call: Call) -> Node:
+    """The bytes that a call of `torch.storage._load_from_bytes` loads; None for other calls."""
+    if call.qualname != "torch.storage._load_from_bytes" or not isinstance(call.args, Tuple):
+        return None
+    return call.args.items[0] if len(call.args.items) == 1 else None

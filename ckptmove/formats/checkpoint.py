@@ -1,0 +1,119 @@
+"""A checkpoint made of pickles: what it holds, and how its devices change."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ..contents.listing import Contents, contents_of, unknown_callables
+from ..contents.streams import Container, Spelling, Stream, whole
+from ..errors import WriteError
+from ..manifest import Manifest
+from ..pickles.compare import difference
+from ..pickles.nodes import Dict, Node
+from ..placement import Moves
+from ..plan import Plan
+from .base import Checkpoint
+
+
+class PickledCheckpoint:
+    """What a container holds, for any format whose objects are pickles."""
+
+    def __init__(self, format: str, container: Container) -> None:
+        """Args:
+        format: the name of the format.
+        container: the file.
+        """
+        self.format = format
+        self.container = container
+        self.whole = whole(container)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What the pickles hold, and the nodes that spell devices."""
+        return contents_of(self.container, self.whole)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What it holds."""
+        contents, container, streams = self.contents, self.container, self.whole.streams
+        names = (name.qualname for stream in streams for name in stream.pickle.globals)
+        return Manifest(
+            path=container.source.path,
+            format=self.format,
+            nbytes=container.source.nbytes,
+            tensors=tuple(contents.tensors),
+            storages=self.whole.storages,
+            values_naming_devices=tuple(contents.values),
+            objects=dict(contents.objects),
+            globals=tuple(dict.fromkeys(names)),
+            unknown_callables=unknown_callables(streams),
+            aliases=tuple(contents.aliases),
+            capturable=tuple(contents.capturable),
+            meshes=tuple(map(str, contents.meshes)),
+            warnings=tuple(
+                dict.fromkeys(text for each in container.everything() for text in each.warnings)
+            ),
+            writer=container.writer,
+            tree=self._tree(),
+        )
+
+    def _tree(self) -> Node:
+        roots = self.container.roots
+        if len(roots) == 1 and not roots[0][0]:
+            return roots[0][1]
+        tree = Dict()
+        tree.pairs = [(path[0] if path else "", root) for path, root in roots]
+        return tree
+
+    def plan_relocate(self, moves: Moves) -> Plan:
+        """How to write it with other devices."""
+        return self.container.plan(self._spell(moves))
+
+    def _spell(self, moves: Moves) -> Spelling:
+        spelling, contents = Spelling(), self.contents
+        for container in self.container.everything():
+            for each in container.ids.values():
+                moved = moves.storages.get(each.id)
+                if moved is not None:
+                    spelling.spell(each.location, moved)
+        for n, device in moves.tensors.items():
+            for node in contents.spelled[n]:
+                spelling.spell(node, device)
+        for n, kind in moves.meshes.items():
+            spelling.spell(contents.meshes[n], kind)
+        for n, device in moves.values.items():
+            spelling.spell(contents.value_nodes[n], device)
+        return spelling
+
+    def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
+        """Compare pickles and storages with those of what was written.
+
+        Raises:
+            WriteError: they differ in more than the moves.
+        """
+        if not isinstance(other, PickledCheckpoint) or other.format != self.format:
+            raise WriteError("what was written is of another format than the source")
+        spelling = self._spell(moves)
+        mine, theirs = self.whole, other.whole
+        if len(mine.streams) != len(theirs.streams):
+            raise WriteError("what was written differs from the source in the number of pickles")
+        for old, new in zip(mine.streams, theirs.streams, strict=True):
+            found = _difference(old, new, spelling)
+            if found is not None:
+                raise WriteError(f"what was written differs from the source in {found}")
+        same = list(mine.storages) == list(theirs.storages) and all(
+            theirs.storages[key].nbytes == storage.nbytes
+            and theirs.storages[key].location == moves.storages.get(key, storage.location)
+            for key, storage in mine.storages.items()
+        )
+        frames = [each.frame() for each in self.container.everything()]
+        if not same or frames != [each.frame() for each in other.container.everything()]:
+            raise WriteError("what was written has other storages than the source")
+
+
+def _difference(old: Stream, new: Stream, spelling: Spelling) -> str | None:
+    """The first difference of two pickles but for the spelling, and for what is nested."""
+    if len(old.nested) != len(new.nested):
+        return "the number of checkpoints within its bytes"
+    nested = {id(a.node): b.node for a, b in zip(old.nested, new.nested, strict=True)}
+    return difference(old.pickle, new.pickle, spelling.texts, spelling.devices, nested)

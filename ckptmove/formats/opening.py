@@ -1,0 +1,69 @@
+"""Read pickles, and open the checkpoints that lie within their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from ..contents.streams import Candidate, Container, Nested, Stream, loaded_from
+from ..errors import CorruptError, InputError, UnsupportedError
+from ..source import Readable
+
+_DEEPEST = 8  # checkpoints within the bytes of each other
+
+
+class Opening:
+    """The opening of one file: what is read in its course."""
+
+    def __init__(self, open_nested: Callable[[Readable, Opening], Container | None]) -> None:
+        """Args:
+        open_nested: reads bytes as a container, or gives None where they are none.
+        """
+        self._open_nested = open_nested
+        self._streams = count()
+        self._containers = count()
+        self._depth = 0
+
+    def folder(self) -> str:
+        """What the ids of a new container's storages start with."""
+        number = next(self._containers)
+        return f"nested/{number}/" if number else ""
+
+    def stream(self, source: Readable, start: int = 0) -> Stream:
+        """Read the pickle that starts there, and whatever is nested in it.
+
+        Raises:
+            CorruptError, UnsupportedError: the pickle can't be read, or holds a storage that can't.
+        """
+        stream = Stream(source, start, next(self._streams))
+        loaded = {id(loaded_from(call)) for call in stream.pickle.calls} - {id(None)}
+        for candidate in stream.candidates():
+            needed = id(candidate.maker) in loaded
+            loaded.discard(id(candidate.maker))
+            container = self._nested(candidate, needed=needed)
+            if container is not None:
+                stream.nested.append(Nested(candidate.node, candidate.maker, container))
+        if loaded:
+            raise CorruptError("the pickle loads a storage from bytes that are no storage")
+        return stream
+
+    def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
+        """What is in bytes; those that nothing is known to load may be anything.
+
+        Args:
+            needed: whether torch would load them, so that they must be a checkpoint.
+        """
+        if self._depth == _DEEPEST:
+            raise UnsupportedError(f"checkpoints are nested more than {_DEEPEST} levels deep")
+        self._depth += 1
+        try:
+            container = self._open_nested(candidate.source, self)
+        except InputError:
+            if needed:
+                raise
+            return None
+        finally:
+            self._depth -= 1
+        if needed and (container is None or len(container.roots) != 1):
+            raise CorruptError("the pickle loads a storage from bytes that are no storage")
+        return container

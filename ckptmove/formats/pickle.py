@@ -1,0 +1,95 @@
+"""pickle: objects that hold tensors, pickled plainly (`pickle.dump(model, file)`).
+
+A plain pickler knows no storages: each becomes a call of `torch.storage._load_from_bytes`, whose
+argument is a whole torch-legacy file, tag and all. `map_location` never reaches these tags
+(https://github.com/pytorch/pytorch/issues/16797), so such a file loads only where all its devices
+are. Libraries also keep bytes that `torch.save` or `pickle.dumps` made among their attributes.
+Relocating changes the tags in there, and the lengths around them where they change.
+
+Bytes are `BINBYTES` since protocol 3, in frames since 4; in 0 to 2 text that `_codecs.encode` turns
+into bytes; and strings of Python 2. A file may hold several pickles, one after the other.
+
+Sources: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`); CPython's Lib/pickle.py
+(`save_bytes`); Lib/pickletools.py.
+"""
+
+from __future__ import annotations
+
+from ..contents.streams import Container
+from ..errors import InputError, UnsupportedError
+from ..pickles.nodes import Node
+from .base import Carries, Glimpse
+from .checkpoint import PickledCheckpoint
+
+_PROTO = 0x80
+_TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # what protocols 0 and 1 start with
+_MOST = 10_000  # pickles in one file
+
+
+class PlainPickle:
+    """The format of `pickle.dump`."""
+
+    name = "pickle"
+    suffixes: tuple[str, ...] = (".pkl", ".pickle", ".p")
+    summary = "pickle.dump of anything that holds tensors"
+    carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A PROTO opcode comes first; or an opcode of old, and the file ends with STOP."""
+        head, source = glimpse.head, glimpse.source
+        if head[0] == _PROTO:
+            return len(head) > 1 and head[1] <= 5
+        if head[0] not in _TEXTUAL or source.read(source.nbytes - 1, 1) != b".":
+            return False
+        try:
+            return not isinstance(glimpse.opening.stream(source).pickle.root, (str, int, float))
+        except InputError:
+            return False
+
+    def open(self, glimpse: Glimpse) -> PickleContainer:
+        """Read the pickles."""
+        return PickleContainer(glimpse)
+
+    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+        """Read everything but the tensors."""
+        return PickledCheckpoint(self.name, self.open(glimpse))
+
+
+class PickleContainer(Container):
+    """One or more pickles, one after the other."""
+
+    def __init__(self, glimpse: Glimpse) -> None:
+        """Read the pickles.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        super().__init__(glimpse.source)
+        glimpse.opening.folder()
+        at = 0
+        roots: list[Node] = []
+        while at < self.source.nbytes:
+            if roots and not self._another(at):
+                rest = self.source.nbytes - at
+                self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
+                break
+            if len(roots) == _MOST:
+                raise UnsupportedError(f"it holds more than {_MOST:,} pickles")
+            stream = glimpse.opening.stream(self.source, at)
+            if stream.pickle.persistents:
+                raise UnsupportedError("its pickle refers to things that were kept outside of it")
+            self.streams.append(stream)
+            roots.append(stream.pickle.root)
+            at += stream.nbytes
+        self.roots = [((n,) if len(roots) > 1 else (), root) for n, root in enumerate(roots)]
+        self.writer = self._writer()
+
+    def _another(self, at: int) -> bool:
+        """Whether another pickle follows: only those that say so are taken for one."""
+        head = self.source.read(at, min(2, self.source.nbytes - at))
+        return len(head) == 2 and head[0] == _PROTO and head[1] <= 5
+
+    def _writer(self) -> str:
+        pickles = [stream.pickle for stream in self.streams]
+        python = "Python 2" if any(each.python2 for each in pickles) else "Python"
+        return f"{python}, pickle protocol {max(each.protocol for each in pickles)}"

@@ -1,0 +1,144 @@
+"""torch-legacy: what `torch.save` wrote from 0.2 to 1.5, and still does when asked to.
+
+    pickle   0x1950a86a20f9469cfc6c
+    pickle   1001, the version of the protocol
+    pickle   a dict about the machine that wrote it
+    pickle   the object; tensors name their storages
+    pickle   the list of storage keys
+    then for each key, in that order: int64 number of elements, and the bytes of the storage
+
+Nothing is aligned and nothing has a checksum, so bytes are compared after copying. Relocating
+changes device tags in the object's pickle alone, and what follows it moves if it must. Asked for
+with `_use_new_zipfile_serialization=False`. Integers are little-endian, whatever the machine.
+
+Sources: torch/serialization.py (`_legacy_save`, `_legacy_load`); `writeFileRaw` of
+torch/csrc/StorageMethods.cpp and its kin.
+"""
+
+from __future__ import annotations
+
+from ..contents.pids import StorageId, storage_ids, storages_of
+from ..contents.streams import Container, Stream
+from ..dtypes import storage_element_nbytes
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import Extent
+from ..pickles.nodes import Dict, List, Text
+from .base import Carries, Glimpse
+from .checkpoint import PickledCheckpoint
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
+_MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
+_MAGIC_HEADS = (b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a", b"\x80\x04", b"\x80\x05")
+_COUNT_NBYTES = 8
+
+
+class TorchLegacy:
+    """The format of `torch.save` before zip."""
+
+    name = "torch-legacy"
+    suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
+    summary = "torch.save, torch 0.2 to 1.5, or with `_use_new_zipfile_serialization=False`"
+    carries = Carries(
+        devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.5 had"
+    )
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A pickle of torch's magic number comes first."""
+        return glimpse.head.startswith(_MAGIC_HEADS) and _MAGIC_BYTES in glimpse.head[:32]
+
+    def open(self, glimpse: Glimpse) -> LegacyContainer:
+        """Read the pickles and where the storages lie."""
+        return LegacyContainer(glimpse)
+
+    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+        """Read everything but the tensors."""
+        return PickledCheckpoint(self.name, self.open(glimpse))
+
+
+class LegacyContainer(Container):
+    """Five pickles and a tail of storages."""
+
+    def __init__(self, glimpse: Glimpse) -> None:
+        """Read the pickles, and the size of each storage.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        super().__init__(glimpse.source)
+        opening = glimpse.opening
+        self.folder = f"{opening.folder()}data/"
+        magic = opening.stream(self.source, 0)
+        protocol = opening.stream(self.source, magic.nbytes)
+        if magic.pickle.root != _MAGIC:
+            raise CorruptError("the magic number at its start is wrong")
+        if protocol.pickle.root != _PROTOCOL:
+            raise UnsupportedError(f"its protocol is not {_PROTOCOL}")
+        machine = opening.stream(self.source, protocol.start + protocol.nbytes)
+        self._check_machine(machine)
+        stream = opening.stream(self.source, machine.start + machine.nbytes)
+        keys = opening.stream(self.source, stream.start + stream.nbytes)
+        if stream.pickle.textual:
+            raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
+        self.streams = [stream]
+        self.roots = [((), stream.pickle.root)]
+        self.ids = storage_ids(stream.pickle.persistents, self.folder, legacy=True)
+        self._extents = self._find_storages(keys)
+        self.storages = storages_of(self.ids.values(), self._extent)
+        self.writer = self._writer(stream)
+
+    def _check_machine(self, machine: Stream) -> None:
+        """The dict about the writing machine; torch reads it and believes none of it."""
+        if not isinstance(machine.pickle.root, Dict):
+            raise CorruptError("the third pickle of the file should be a dict")
+
+    def _find_storages(self, keys: Stream) -> dict[str, Extent]:
+        """Where the bytes of each storage lie, by key."""
+        found: dict[str, Extent] = {}
+        by_key = {each.key: each for each in self.ids.values()}
+        root = keys.pickle.root
+        if not isinstance(root, List):
+            raise CorruptError("the list of storages is none")
+        at = keys.start + keys.nbytes
+        for key in root.items:
+            if not isinstance(key, Text) or str(key) in found:
+                raise CorruptError("the list of storages is malformed")
+            storage = by_key.get(str(key))
+            if storage is None:
+                raise CorruptError(f"the storage {str(key)!r} is listed, and nothing refers to it")
+            numel = int.from_bytes(self.source.read(at, _COUNT_NBYTES), "little", signed=True)
+            element = 1 if storage.dtype is None else storage_element_nbytes(storage.dtype)
+            if numel < 0 or numel * element != storage.whole_nbytes:
+                raise CorruptError(
+                    f"the storage {storage.key!r} should be {storage.whole_nbytes:,} bytes long, "
+                    f"and is {numel * element:,}"
+                )
+            at += _COUNT_NBYTES
+            if at + storage.whole_nbytes > self.source.nbytes:
+                raise CorruptError(f"the storage {storage.key!r} is truncated")
+            found[storage.key] = Extent(at, storage.whole_nbytes)
+            at += storage.whole_nbytes
+        if at < self.source.nbytes:
+            self.warnings.append(f"{self.source.nbytes - at:,} bytes follow the last storage")
+        return found
+
+    def _extent(self, storage: StorageId) -> Extent | None:
+        found = self._extents.get(storage.key)
+        if found is None:
+            raise CorruptError(f"the storage {storage.key!r} is missing")
+        start = self.source.start
+        return None if start is None else Extent(start + found.start, found.nbytes)
+
+    def frame(self) -> object:
+        """The order of the storages."""
+        return list(self._extents)
+
+    def _writer(self, stream: Stream) -> str:
+        """Which torch wrote it, by what only some versions write."""
+        names = {name.qualname for name in stream.pickle.globals}
+        python = ", Python 2" if stream.pickle.python2 else ""
+        if "torch._utils._rebuild_tensor" in names:
+            return f"torch 0.2 to 0.3{python}"
+        if python:
+            return f"torch 0.4 to 1.4{python}"
+        return "torch 0.4 to 1.5, or newer when asked for this format"

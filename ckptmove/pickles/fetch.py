@@ -1,0 +1,148 @@
+"""Read one pickle out of a file, and no more of the file than that.
+
+Where a pickle ends is known only once its opcodes were gone through. Long strings of bytes, which
+are the tensors of a plainly pickled model, are passed over: what is fetched is as short as the
+pickle would be if they were empty, and says where they were.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from ..errors import CorruptError, UnsupportedError
+from ..source import Readable
+from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
+
+#: The longest pickle that is read into memory, in bytes, without what is passed over.
+MAX_NBYTES = 512 << 20
+_AT_ONCE = 1 << 18  # bytes read ahead
+_LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
+_HEADER = 9  # bytes of the longest opcode with its count
+_MAY_BE_LONG = frozenset(b"BT\x8e")  # BINBYTES, BINSTRING, BINBYTES8
+
+
+class Gap(NamedTuple):
+    """Bytes that were passed over: `nbytes` from `start` in the file.
+
+    Attributes:
+        at: the offset, in what was fetched, of the opcode that pushes them.
+        end: the offset, in what was fetched, where they would be.
+        start, nbytes: where they lie, counted from the start of the pickle in the file.
+    """
+
+    at: int
+    end: int
+    start: int
+    nbytes: int
+
+
+class Fetched:
+    """A pickle without its longest strings of bytes.
+
+    Attributes:
+        data: its bytes, up to and with STOP.
+        gaps: what was left out, in order.
+        nbytes: how many bytes the file has for it.
+    """
+
+    def __init__(self, data: bytes, gaps: list[Gap]) -> None:
+        self.data = data
+        self.gaps = {gap.at: gap for gap in gaps}
+        self._ends = [gap.end for gap in gaps]
+        self._skipped = [0, *accumulate(gap.nbytes for gap in gaps)]
+        self.nbytes = len(data) + self._skipped[-1]
+
+    def gap_starts(self, start: int) -> Iterator[int]:
+        """Where in the file what was left out starts, if the pickle starts at `start`."""
+        return (start + gap.start for gap in self.gaps.values())
+
+    def place(self, at: int) -> int:
+        """Where the byte at offset `at` of `data` lies in the file, from the pickle's start."""
+        return at + self._skipped[bisect_right(self._ends, at)]
+
+
+def fetch(source: Readable, start: int) -> Fetched:
+    """The pickle that starts there.
+
+    Raises:
+        CorruptError: it does not end, or is no pickle.
+        UnsupportedError: it is too long.
+    """
+    return _Fetcher(source, start).run()
+
+
+class _Fetcher:
+    def __init__(self, source: Readable, start: int) -> None:
+        self.source = source
+        self.start = start
+        self.next = start  # offset in the file of what follows the buffer
+        self.buffer = bytearray()
+        self.gaps: list[Gap] = []
+
+    def run(self) -> Fetched:
+        at, frame_end, buffer = 0, -1, self.buffer
+        while True:
+            if at + _HEADER > len(buffer):
+                self.fill(at + _HEADER)
+                if at >= len(buffer):
+                    raise self.truncated()
+            code = buffer[at]
+            width = WIDTHS[code]
+            if width > 0:
+                end = at + width
+            elif width == LINES:
+                end = self.end_of_lines(at, lines_of(code))
+            elif width == UNKNOWN:
+                raise CorruptError(f"the pickle holds a byte that is no opcode, at offset {at:,}")
+            else:
+                header_end = at + 1 - width
+                nbytes = int.from_bytes(buffer[at + 1 : header_end], "little")
+                end = header_end + nbytes
+                if nbytes > _LONG and code in _MAY_BE_LONG and at >= frame_end:
+                    self.pass_over(at, header_end, nbytes)
+                    end = header_end
+            if code == STOP:
+                return Fetched(bytes(buffer[:end]), self.gaps)
+            if code == FRAME:
+                frame_end = end + int.from_bytes(buffer[at + 1 : end], "little")
+            at = end
+
+    def fill(self, end: int) -> None:
+        """Have the buffer reach `end`, or the end of the file."""
+        if end > MAX_NBYTES:
+            raise UnsupportedError(f"the pickle is longer than {MAX_NBYTES:,} bytes")
+        while len(self.buffer) < end and self.next < self.source.nbytes:
+            missing = max(end - len(self.buffer), _AT_ONCE)
+            part = self.source.read(self.next, min(missing, self.source.nbytes - self.next))
+            self.buffer += part
+            self.next += len(part)
+
+    def end_of_lines(self, at: int, count: int) -> int:
+        for _ in range(count):
+            found = self.buffer.find(b"\n", at + 1)
+            while found < 0:
+                known = len(self.buffer)
+                self.fill(known + 1)
+                if len(self.buffer) == known:
+                    raise self.truncated()
+                found = self.buffer.find(b"\n", max(known, at + 1))
+            at = found
+        return at + 1
+
+    def pass_over(self, at: int, header_end: int, nbytes: int) -> None:
+        place = self.next - (len(self.buffer) - header_end)
+        if nbytes > self.source.nbytes - place:
+            raise self.truncated()
+        self.gaps.append(Gap(at, header_end, place - self.start, nbytes))
+        if place + nbytes >= self.next:
+            del self.buffer[header_end:]
+            self.next = place + nbytes
+        else:
+            del self.buffer[header_end : header_end + nbytes]
+        self.buffer[at + 1 : header_end] = bytes(header_end - at - 1)
+
+    def truncated(self) -> CorruptError:
+        return CorruptError("the pickle is truncated")

@@ -1,0 +1,156 @@
+"""The opcodes that push one plain value: numbers, strings, bytes."""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections.abc import Mapping
+
+from ..errors import UnsupportedError
+from .nodes import Blob, Node, Text
+from .reader import Reader
+
+_SHORTEST = 32  # bytes of a pickle in which there is anything to move
+_ZIP, _PROTO = b"PK\3\4", 0x80
+
+
+def may_be_checkpoint(content: bytes) -> bool:
+    """Whether bytes within a pickle start like a zip file or a pickle."""
+    if len(content) < _SHORTEST:
+        return False
+    return content.startswith(_ZIP) or (content[0] == _PROTO and 2 <= content[1] <= 5)
+
+
+class Literals(Reader):
+    """A reader that pushes what it reads on a stack.
+
+    Attributes:
+        gaps: offset of an opcode that pushes bytes → how many were left out of the data.
+        stack: what was pushed.
+        blobs: of that, what is a blob.
+        python2: whether there are strings that only Python 2 writes.
+    """
+
+    def __init__(self, data: bytes, base: int, gaps: Mapping[int, int]) -> None:
+        super().__init__(data, base)
+        self.gaps = gaps
+        self.stack: list[Node] = []
+        self.blobs: list[Blob] = []
+        self.python2 = False
+
+    def push(self, node: Node) -> None:
+        """Put a node on the stack."""
+        self.stack.append(node)
+
+    def push_text(self, text: str) -> None:
+        """Put a string on the stack, which knows that it was pushed here."""
+        self.stack.append(Text(text, self.at))
+
+    # -- scalars -----------------------------------------------------------------------------
+
+    def op_none(self) -> None:
+        self.stack.append(None)
+
+    def op_newtrue(self) -> None:
+        self.stack.append(True)
+
+    def op_newfalse(self) -> None:
+        self.stack.append(False)
+
+    def op_binint(self) -> None:
+        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
+
+    def op_binint1(self) -> None:
+        self.stack.append(self.byte())
+
+    def op_binint2(self) -> None:
+        self.stack.append(self.number(2))
+
+    def op_int(self) -> None:
+        line = self.line()
+        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.decimal(line))
+
+    def op_long(self) -> None:
+        self.push(self.decimal(self.line().removesuffix("L")))
+
+    def op_long1(self) -> None:
+        self.push(int.from_bytes(self.take(self.byte()), "little", signed=True))
+
+    def op_long4(self) -> None:
+        self.push(int.from_bytes(self.take(self.word()), "little", signed=True))
+
+    def op_binfloat(self) -> None:
+        self.push(struct.unpack(">d", self.take(8))[0])
+
+    def op_float(self) -> None:
+        try:
+            self.push(float(self.line()))
+        except ValueError:
+            raise self.fault("the pickle holds a number that is not one") from None
+
+    # -- strings and bytes -------------------------------------------------------------------
+
+    def op_binunicode(self) -> None:
+        self.push_text(self.take(self.word()).decode("utf-8", "surrogatepass"))
+
+    def op_short_binunicode(self) -> None:
+        self.push_text(self.take(self.byte()).decode("utf-8", "surrogatepass"))
+
+    def op_binunicode8(self) -> None:
+        self.push_text(self.take(self.number(8)).decode("utf-8", "surrogatepass"))
+
+    def op_unicode(self) -> None:
+        self.push_text(self.raw_line().decode("raw-unicode-escape"))
+
+    def op_string(self) -> None:
+        line = self.raw_line().strip()
+        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+            raise self.fault("the pickle holds a string without quotes")
+        try:
+            raw = codecs.escape_decode(line[1:-1])[0]
+        except ValueError:
+            raise self.fault("the pickle holds a string with a bad escape") from None
+        self.push_string(raw)
+
+    def op_binstring(self) -> None:
+        self.push_string(self.content(self.word()))
+
+    def op_short_binstring(self) -> None:
+        self.push_string(self.take(self.byte()))
+
+    def op_binbytes(self) -> None:
+        self.push(self.content(self.word()))
+
+    def op_short_binbytes(self) -> None:
+        self.push(self.content(self.byte()))
+
+    def op_binbytes8(self) -> None:
+        self.push(self.content(self.number(8)))
+
+    def content(self, nbytes: int) -> bytes | Blob:
+        """The bytes that follow; as a blob where they look like a checkpoint or were left out."""
+        passed_over = self.gaps.get(self.at - self.base)
+        if passed_over is not None:
+            return self.blob(passed_over, None)
+        content = self.take(nbytes)
+        return self.blob(nbytes, content) if may_be_checkpoint(content) else content
+
+    def blob(self, nbytes: int, content: bytes | None) -> Blob:
+        blob = Blob(self.at, nbytes, content)
+        self.blobs.append(blob)
+        return blob
+
+    def push_string(self, content: bytes | Blob) -> None:
+        """A string of Python 2, which had no other type for bytes."""
+        self.python2 = True
+        if isinstance(content, bytes) and may_be_checkpoint(content):
+            content = self.blob(len(content), content)
+        if isinstance(content, Blob):
+            self.push(content)
+        else:
+            self.push_text(content.decode("utf-8", "surrogateescape"))
+
+    def op_next_buffer(self) -> None:
+        raise UnsupportedError("the pickle needs buffers that were kept outside of it")
+
+    op_readonly_buffer = op_next_buffer

@@ -133,16 +133,17 @@ class NamedDevice:
     Attributes:
         path, name: where it is.
         value: the device.
-        kind: `torch.device` or `str`.
-        is_key: whether it is a key of a dict or a member of a set, which can't be changed without
-            the danger that two become one.
+        kind: `torch.device` or `str`; in TorchScript also `code`, for a `torch.device` that the
+            code spells, and `code string`.
+        fixed: whether it can't be changed: a key of a dict or a member of a set, since two might
+            become one, or a string in code, since it may mean anything.
     """
 
     path: Path
     name: str
     value: str
     kind: str
-    is_key: bool = False
+    fixed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Path and value, as plain data."""

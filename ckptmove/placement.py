@@ -186,7 +186,7 @@ def _place_values(manifest: Manifest, moves: Moves) -> None:
         moved[manifest.storages[key].location].add(device)
     for n, value in enumerate(manifest.values_naming_devices):
         devices = moved.get(value.value, ())
-        if len(devices) == 1 and not value.is_key:
+        if len(devices) == 1 and not value.fixed:
             moves.values[n] = next(iter(devices))
 
 
@@ -218,6 +218,16 @@ def _consequences(
         yield (
             f"the optimizer at {_some(manifest.capturable)} is capturable, and torch asserts at "
             "the first step of such an optimizer on the CPU: set capturable=False after loading"
+        )
+    named = [
+        value.name
+        for n, value in enumerate(manifest.values_naming_devices)
+        if value.kind.startswith("code") and n not in moves.values
+    ]
+    if named and moves:
+        yield (
+            f"the code names devices itself, at {_some(named)}: moving the tensors does not move "
+            "those, and nor does map_location; --values rewrites what torch.device(...) spells"
         )
     if not rules.place and not rules.device_map:
         return

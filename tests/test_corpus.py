@@ -33,7 +33,13 @@ def rows() -> list[Row]:
 
 
 #: Kind of a file → its format.
-READ = {"zip": "torch-zip", "legacy": "torch-legacy", "pickle": "pickle"}
+READ = {
+    "zip": "torch-zip",
+    "legacy": "torch-legacy",
+    "pickle": "pickle",
+    "torchscript": "torchscript",
+    "torchscript-lite": "torchscript",
+}
 OTHERS = [row for row in rows() if row["kind"] in READ and row["kind"] != "zip"]
 #: Plain pickles that hold no tensors: they are read, and nothing in them is run.
 BARE = ("malicious/pickle", "dcp-metadata")
@@ -121,9 +127,10 @@ def contents(path: Path, manifest: Manifest) -> dict[str, bytes]:
 )
 def test_bare_pickles_are_read_or_refused(row: Row, corpus: Path) -> None:
     try:
-        assert inspect(corpus / row["file"]).tensors == ()
-    except InputError as error:
-        assert "\n" not in str(error)
+        manifest = inspect(corpus / row["file"])
+    except InputError:
+        return
+    assert manifest.tensors == ()
 
 
 @pytest.mark.skipif(not STRANGERS, reason="no corpus")

@@ -45,6 +45,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "contents.known",
         "contents.pids",
+        "contents.code",
         "contents.streams",
         "contents.sections",
         "contents.tensors",
@@ -57,6 +58,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.base",
         "formats.checkpoint",
         "formats.torch_zip",
+        "formats.torchscript",
         "formats.torch_legacy",
         "formats.pickle",
         "formats",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeGuard
 
@@ -22,7 +22,7 @@ from ..manifest import (
 )
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from .known import KNOWN
+from .code import Literal
 from .sections import (
     Rng,
     is_capturable,
@@ -33,7 +33,7 @@ from .sections import (
     rng_within,
     section_of,
 )
-from .streams import Container, Stream, Whole
+from .streams import Container, Whole
 from .tensors import Recogniser, Tensor, device_text
 
 _WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
@@ -54,7 +54,7 @@ class Contents:
         self.capturable: list[str] = []
         self.meshes: list[Text] = []
         self.spelled: dict[int, tuple[Text | Call, ...]] = {}  # index of a tensor → its own words
-        self.value_nodes: list[Text | Call] = []  # of each value that names a device
+        self.value_nodes: list[Text | Call | Literal] = []  # of each value that names a device
 
 
 class _Context(NamedTuple):
@@ -81,22 +81,20 @@ def contents_of(container: Container, found: Whole) -> Contents:
     """
     listing = _Listing(found)
     for path, root in container.roots:
-        listing.run(root, path)
+        listing.run(root, path, _Context(container.section))
     for stream in found.streams:
         if stream.pickle.dropped:  # unpickling made these too: by setters of state, for one
             reachable = _reachable(stream.pickle.root)
             for n, node in enumerate(stream.pickle.dropped):
                 if id(node) not in reachable:
-                    listing.run(node, ("<dropped>", n))
+                    listing.run(node, ("<dropped>", n), _Context(container.section))
     listing.list_aliases()
+    for each in container.everything():
+        for value, literal in each.named:
+            listing.contents.values.append(value)
+            listing.contents.value_nodes.append(literal)
     listing.contents.tensors = _with_shared(listing.contents.tensors)
     return listing.contents
-
-
-def unknown_callables(streams: Iterable[Stream]) -> tuple[str, ...]:
-    """The names that pickles import and that are not known to be harmless, each once."""
-    names = (each.qualname for stream in streams for each in stream.pickle.globals)
-    return tuple(name for name in dict.fromkeys(names) if name not in KNOWN)
 
 
 class _Listing:
@@ -114,8 +112,8 @@ class _Listing:
         self.met_again: list[tuple[Path, Path]] = []  # a container's path, and where it was first
         self.todo: list[tuple[Node, Path, _Context]] = []
 
-    def run(self, root: Node, path: Path) -> None:
-        self.todo.append((root, path, _Context()))
+    def run(self, root: Node, path: Path, context: _Context) -> None:
+        self.todo.append((root, path, context))
         while self.todo:
             node, path, context = self.todo.pop()
             if len(path) > _DEEPEST:
@@ -165,8 +163,8 @@ class _Listing:
     def name_device(
         self, node: Text | Call, path: Path, value: str, kind: str, context: _Context
     ) -> None:
-        is_key = context.in_set or path[-1:] == ("<key>",)
-        self.contents.values.append(NamedDevice(path, self.name(path), value, kind, is_key))
+        fixed = context.in_set or path[-1:] == ("<key>",)
+        self.contents.values.append(NamedDevice(path, self.name(path), value, kind, fixed))
         self.contents.value_nodes.append(node)
 
     # -- tensors -------------------------------------------------------------------------------

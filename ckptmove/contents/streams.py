@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..manifest import Path, Storage
+from ..manifest import NamedDevice, Path, Section, Storage
 from ..pickles.fetch import fetch
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Node, Text, Tuple
@@ -22,6 +22,8 @@ from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
 from ..plan import Edit, Plan, carry_out, edited
 from ..source import Memory, Readable
+from .code import Literal
+from .known import KNOWN
 from .pids import StorageId
 
 _SPAN = 1 << 40  # how far the bases of two streams are apart
@@ -34,15 +36,20 @@ class Spelling:
     Attributes:
         texts: offset of a use of a string → the new string.
         devices: `id()` of a `torch.device` call → its new device.
+        literals: strings in code, and their new devices.
     """
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
         self.devices: dict[int, str] = {}
+        self.literals: list[tuple[Literal, str]] = []
         self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
 
-    def spell(self, node: Text | Call, device: str) -> None:
+    def spell(self, node: Text | Call | Literal, device: str) -> None:
         """Have a string, or a `torch.device`, say another device."""
+        if isinstance(node, Literal):
+            self.literals.append((node, device))
+            return
         if isinstance(node, Call):
             self.devices[id(node)] = device
         else:
@@ -69,9 +76,13 @@ class Container:
         roots: what was saved, and under which path it is shown.
         ids: what each persistent id says, by the `id()` of its node.
         storages: by id.
+        named: devices that are named elsewhere than in its pickles, and where.
         warnings: what is odd about it.
         writer: what is known of who wrote it.
+        section: what its tensors serve where nothing else tells.
     """
+
+    section = Section.OTHER
 
     def __init__(self, source: Readable) -> None:
         self.source = source
@@ -79,6 +90,7 @@ class Container:
         self.roots: list[tuple[Path, Node]] = []
         self.ids: dict[int, StorageId] = {}
         self.storages: dict[str, Storage] = {}
+        self.named: list[tuple[NamedDevice, Literal]] = []
         self.warnings: list[str] = []
         self.writer = ""
 
@@ -91,8 +103,16 @@ class Container:
                 break
         return edited(self.source.start or 0, self.source.nbytes, changes)
 
-    def frame(self) -> object:
-        """What must be the same after relocating, besides pickles and storages."""
+    def is_known(self, name: str) -> bool:
+        """Whether a name that a pickle imports is known to be harmless."""
+        return name in KNOWN
+
+    def frame(self, spelling: Spelling | None = None) -> object:
+        """What there is besides pickles and storages.
+
+        Args:
+            spelling: what is to be changed; then what there shall be.
+        """
         return None
 
     def everything(self) -> Iterator[Container]:

@@ -11,18 +11,19 @@ from ..contents.streams import Container
 from ..errors import UnsupportedError
 from ..source import Readable
 from ..zips.archive import LOCAL_MAGIC, Archive
-from .base import Carries, Checkpoint, Format, Glimpse
+from .base import Carries, Checkpoint, Format, Glimpse, Nestable
 from .opening import Opening
 from .pickle import PlainPickle
 from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
+from .torchscript import TorchScript
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
+FORMATS: tuple[Format, ...] = (TorchZip(), TorchScript(), TorchLegacy(), PlainPickle())
 
 #: What may lie within the bytes of a pickle.
-_NESTED = (TorchZip(), TorchLegacy(), PlainPickle())
+_NESTED: tuple[Nestable, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
 
 _HEAD_NBYTES = 512
 #: What else a user may hand us, by how it starts; a hint says what to do with it.
@@ -80,8 +81,6 @@ def _glimpse(source: Readable, opening: Opening) -> Glimpse:
 def _stranger(glimpse: Glimpse) -> UnsupportedError:
     if glimpse.archive is not None:
         names = {name.partition("/")[2] for name in glimpse.archive.records}
-        if "constants.pkl" in names:
-            return UnsupportedError("is TorchScript (torch.jit.save), which can't be read yet")
         if "archive_format" in names:
             return UnsupportedError("is a torch.export archive, which can't be read yet")
         return UnsupportedError("is a zip file, but not one that torch.save wrote")

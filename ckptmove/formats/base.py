@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from ..contents.streams import Container
 from ..manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
@@ -72,4 +73,11 @@ class Format(Protocol):
         """Whether the file is of this format, by its content."""
 
     def read(self, glimpse: Glimpse) -> Checkpoint:
+        """Read everything but the tensors."""
+
+
+class Nestable(Format, Protocol):
+    """A format that may also lie within the bytes of a pickle."""
+
+    def open(self, glimpse: Glimpse) -> Container:
         """Read everything but the tensors."""

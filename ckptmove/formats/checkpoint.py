@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from ..contents.listing import Contents, contents_of, unknown_callables
+from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..errors import WriteError
 from ..manifest import Manifest
@@ -36,7 +36,8 @@ class PickledCheckpoint:
     def manifest(self) -> Manifest:
         """What it holds."""
         contents, container, streams = self.contents, self.container, self.whole.streams
-        names = (name.qualname for stream in streams for name in stream.pickle.globals)
+        names = [name.qualname for stream in streams for name in stream.pickle.globals]
+        names = list(dict.fromkeys(names))
         return Manifest(
             path=container.source.path,
             format=self.format,
@@ -45,8 +46,8 @@ class PickledCheckpoint:
             storages=self.whole.storages,
             values_naming_devices=tuple(contents.values),
             objects=dict(contents.objects),
-            globals=tuple(dict.fromkeys(names)),
-            unknown_callables=unknown_callables(streams),
+            globals=tuple(names),
+            unknown_callables=tuple(name for name in names if not container.is_known(name)),
             aliases=tuple(contents.aliases),
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),
@@ -62,7 +63,7 @@ class PickledCheckpoint:
         if len(roots) == 1 and not roots[0][0]:
             return roots[0][1]
         tree = Dict()
-        tree.pairs = [(path[0] if path else "", root) for path, root in roots]
+        tree.pairs = [(path[0] if path else "module", root) for path, root in roots]
         return tree
 
     def plan_relocate(self, moves: Moves) -> Plan:
@@ -106,7 +107,7 @@ class PickledCheckpoint:
             and theirs.storages[key].location == moves.storages.get(key, storage.location)
             for key, storage in mine.storages.items()
         )
-        frames = [each.frame() for each in self.container.everything()]
+        frames = [each.frame(spelling) for each in self.container.everything()]
         if not same or frames != [each.frame() for each in other.container.everything()]:
             raise WriteError("what was written has other storages than the source")
 

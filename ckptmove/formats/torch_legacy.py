@@ -18,7 +18,7 @@ torch/csrc/StorageMethods.cpp and its kin.
 from __future__ import annotations
 
 from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Container, Stream
+from ..contents.streams import Container, Spelling, Stream
 from ..dtypes import storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
@@ -129,7 +129,7 @@ class LegacyContainer(Container):
         start = self.source.start
         return None if start is None else Extent(start + found.start, found.nbytes)
 
-    def frame(self) -> object:
+    def frame(self, spelling: Spelling | None = None) -> object:
         """The order of the storages."""
         return list(self._extents)
 

@@ -18,8 +18,6 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling
 from ..errors import CorruptError, UnsupportedError
@@ -97,6 +95,7 @@ class ZipContainer(Container):
         version = records.get(f"{prefix}version") or records.get(f"{prefix}.data/version")
         if version is None:
             raise CorruptError("the record 'version' is missing, without which torch loads nothing")
+        self._version = version
         text = self.archive.read(version, at_most=64).strip()
         if not text.isdigit() or not 1 <= int(text) <= _NEWEST_VERSION:
             raise UnsupportedError(f"its format version is not one of 1 to {_NEWEST_VERSION}")
@@ -109,12 +108,12 @@ class ZipContainer(Container):
                 if found != wanted and found.casefold() == wanted.casefold():
                     raise CorruptError(f"torch would take the record {found!r} for {name!r}")
 
-    def add(self, name: str, storages: str, path: tuple[str, ...] = ()) -> None:
+    def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
         """Read a pickle and the storages it names.
 
         Args:
             name: of the record, without the prefix.
-            storages: the folder of the storages' records, without the prefix, e.g. `data/`.
+            folder: where the storages' records are, without the prefix, e.g. `data/`.
             path: under which it is shown.
         """
         record = self.archive.records[f"{self.prefix}{name}"]
@@ -122,18 +121,18 @@ class ZipContainer(Container):
         stream = self.opening.stream(content)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
-        ids = storage_ids(stream.pickle.persistents, f"{self.folder}{storages}")
         self.streams.append(stream)
         self.pickled.append(record)
         self.roots.append((path, stream.pickle.root))
-        self.ids.update(ids)
-        self.storages.update(storages_of(ids.values(), partial(self._extent, storages)))
+        self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
+        self.storages = storages_of(self.ids.values(), self._extent)
         if stream.nbytes != content.nbytes:
             rest = content.nbytes - stream.nbytes
             self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
 
-    def _extent(self, folder: str, storage: StorageId) -> Extent | None:
-        record = self.archive.records.get(f"{self.prefix}{folder}{storage.key}")
+    def _extent(self, storage: StorageId) -> Extent | None:
+        name = self.prefix + storage.id.removeprefix(self.folder)
+        record = self.archive.records.get(name)
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
         if storage.whole_nbytes != record.nbytes:
@@ -197,7 +196,7 @@ class ZipContainer(Container):
             raise CorruptError("the record '.storage_alignment' is not a number that makes sense")
         return int(text)
 
-    def frame(self) -> object:
+    def frame(self, spelling: Spelling | None = None) -> object:
         """The names of the records, in order."""
         return list(self.archive.records)
 

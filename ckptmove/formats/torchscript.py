@@ -1,0 +1,140 @@
+"""torchscript: what `torch.jit.save` writes, for libtorch and for phones.
+
+    P/data.pkl            the module, by libtorch's pickler; tensors lie in P/data/N
+    P/constants.pkl       tensors that the code names `CONSTANTS.cN`, in P/constants/N
+    P/traced_inputs.pkl   the example inputs of a trace, in P/traced_inputs/N
+    P/bytecode.pkl        for phones: the same code, compiled; its tensors lie in P/constants/N, or
+                          P/bytecode/N in old files
+    P/code/**.py          the code; *.debug_pkl beside it says where in the sources it comes from
+    P/version, P/extra/…  as in torch-zip; files of the user's own
+
+Relocating changes the tags in all pickles. Devices that the code itself names stay what they are
+unless `values` asks for them, and moving the tensors does not move them: that is said. A file whose
+code was rewritten says slightly wrong columns in its error messages, since `*.debug_pkl` counts
+characters; nothing else reads it. Compiled code keeps its devices in `bytecode.pkl`, as values.
+
+libtorch's pickler memoises strings by value, so a tag may share its slot with any equal string.
+
+Sources: torch/csrc/jit/serialization/{export_module,pickler,unpickler,import}.cpp.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ..contents.code import Literal, literals, rewritten
+from ..contents.streams import Spelling
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import NamedDevice, Section
+from ..zips.archive import Archive, Record
+from .base import Carries, Glimpse
+from .checkpoint import PickledCheckpoint
+from .opening import Opening
+from .torch_zip import ZipContainer, prefix_of
+
+_PICKLES = ("data", "constants", "traced_inputs", "bytecode")
+_MAX_CODE_NBYTES = 64 << 20  # of one record
+_OWN = ("__torch__", "torch.jit._pickle.")
+
+
+class TorchScript:
+    """The format of `torch.jit.save`."""
+
+    name = "torchscript"
+    suffixes: tuple[str, ...] = (".pt", ".pth", ".jit", ".ptl")
+    summary = "torch.jit.save, archive version 2 and newer; also for phones (`.ptl`)"
+    carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A zip with both a `data.pkl` and a `constants.pkl`."""
+        if glimpse.archive is None:
+            return False
+        prefix = prefix_of(glimpse.archive)
+        names = (f"{prefix}data.pkl", f"{prefix}constants.pkl")
+        return bool(prefix) and all(name in glimpse.archive.records for name in names)
+
+    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+        """Read everything but the tensors."""
+        assert glimpse.archive is not None
+        return PickledCheckpoint(self.name, ScriptContainer(glimpse.archive, glimpse.opening))
+
+
+class ScriptContainer(ZipContainer):
+    """A module, its constants, and its code."""
+
+    section = Section.MODEL
+
+    def __init__(self, archive: Archive, opening: Opening) -> None:
+        """Read the pickles and the code.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        super().__init__(archive, opening)
+        for name in _PICKLES:
+            if f"{self.prefix}{name}.pkl" in archive.records:
+                path = () if name == "data" else (name,)
+                self.add(f"{name}.pkl", self._folder(name), path)
+        self.code: dict[str, str] = {}
+        for record in archive.records.values():
+            if self._is_code(record):
+                self.code[record.name] = self._text(record)
+        for name, text in self.code.items():
+            self._list_devices(name, text)
+        version = self.archive.read(self._version, at_most=64).strip().decode("ascii")
+        self.writer = f"libtorch (C++), archive version {version}"
+
+    def _folder(self, pickle: str) -> str:
+        """Where the tensors of a pickle lie: those of new bytecode are the constants."""
+        if pickle == "bytecode" and not any(
+            self._in(record, "bytecode/") for record in self.archive.records.values()
+        ):
+            return "constants/"
+        return f"{pickle}/"
+
+    def is_known(self, name: str) -> bool:
+        """The classes of the archive are no code of Python's: libtorch finds them in the code."""
+        return name.startswith(_OWN) or super().is_known(name)
+
+    def is_text(self, record: Record) -> bool:
+        """Whether a record holds no tensor, so that it may be compressed."""
+        return record.name.endswith((".pkl", ".py", ".debug_pkl")) or self._in(record, "extra/")
+
+    def _in(self, record: Record, folder: str) -> bool:
+        return record.name.startswith(f"{self.prefix}{folder}")
+
+    def _is_code(self, record: Record) -> bool:
+        return self._in(record, "code/") and record.name.endswith(".py")
+
+    def _text(self, record: Record) -> str:
+        if record.nbytes > _MAX_CODE_NBYTES:
+            raise UnsupportedError(f"the code in {record.name!r} is too long")
+        try:
+            return self.archive.read(record, at_most=_MAX_CODE_NBYTES).decode("utf-8")
+        except UnicodeDecodeError:
+            raise CorruptError(f"the code in {record.name!r} is not text") from None
+
+    def _list_devices(self, name: str, text: str) -> None:
+        place = name.removeprefix(self.prefix)
+        for literal in literals(name, text):
+            path = (place, literal.line)
+            spelled = f"{place}:{literal.line}"
+            kind = "code" if literal.sure else "code string"
+            value = NamedDevice(path, spelled, literal.value, kind, fixed=not literal.sure)
+            self.named.append((value, literal))
+
+    def replaced(self, spelling: Spelling) -> dict[str, bytes]:
+        """The code that names other devices."""
+        changes: dict[str, list[tuple[Literal, str]]] = defaultdict(list)
+        for literal, device in spelling.literals:
+            changes[literal.record].append((literal, device))
+        return {
+            name: rewritten(self.code[name], found).encode("utf-8")
+            for name, found in changes.items()
+        }
+
+    def frame(self, spelling: Spelling | None = None) -> object:
+        """The names of the records, and the code."""
+        code = {name: text.encode("utf-8") for name, text in self.code.items()}
+        new = {} if spelling is None else self.replaced(spelling)
+        return super().frame(spelling), {**code, **new}

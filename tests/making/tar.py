@@ -58,10 +58,12 @@ class Ids:
     def __init__(self) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
         self.storages: dict[int, torch.Tensor] = {}
+        self.classes: set[type] = set()
 
     def __call__(self, obj: object) -> object:
         """A number as text, a class with its source, or None."""
-        if isinstance(obj, type) and issubclass(obj, nn.Module):
+        if isinstance(obj, type) and issubclass(obj, nn.Module) and obj not in self.classes:
+            self.classes.add(obj)
             return (obj, "/usr/lib/net.py", None)
         if isinstance(obj, torch.Tensor) and not isinstance(obj, nn.Parameter):
             self.tensors[obj._cdata] = obj

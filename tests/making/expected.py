@@ -95,7 +95,8 @@ def storage_bytes(saved: object) -> dict[str, bytes]:
 
 def raw(storage: Storage) -> bytes:
     """A storage's bytes."""
-    return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).tolist())
+    data: bytes = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
+    return data
 
 
 class Restored:

@@ -137,17 +137,14 @@ class StorageIds:
         return ("storage", kind, key, location, self.number(typed.size()), view)
 
 
-def write_stream(
-    path: Path, saved: object, ids: StorageIds, dumps: Callable[..., bytes]
-) -> dict[str, bytes]:
-    """Write `saved` by `dumps(object[, persistent_id])`; key → bytes of each root storage."""
+def stream(saved: object, ids: StorageIds, dumps: Callable[..., bytes]) -> bytes:
+    """The stream of `saved` by `dumps(object[, persistent_id])`."""
     head = b"".join(map(dumps, (MAGIC_NUMBER, PROTOCOL_VERSION, SYS_INFO)))
     body = dumps(saved, ids)
     blobs = {key: raw(ids.roots[key].untyped_storage()) for key in sorted(ids.roots)}
     sizes = {key: root.storage().size() for key, root in ids.roots.items()}
     data = b"".join(struct.pack("<q", sizes[key]) + blob for key, blob in blobs.items())
-    path.write_bytes(head + body + dumps(sorted(blobs)) + data)
-    return blobs
+    return head + body + dumps(sorted(blobs)) + data
 
 
 def python3_dumps(
@@ -182,7 +179,7 @@ def view_metadata(path: Path, tag: str) -> Expected:
         "nothing": On(nothing, 0, (0,), (1,)),
         "whole": On(whole, 0, (2, 2), (1, 2)),
     }
-    write_stream(path, tree, StorageIds(tag), python3_dumps)
+    path.write_bytes(stream(tree, StorageIds(tag), python3_dumps))
     return Expected(dict.fromkeys(tree, tag), {name: on_bytes(on) for name, on in tree.items()})
 
 
@@ -218,10 +215,15 @@ def python2_module(path: Path, tag: str) -> Expected:
     return blobs._replace(elsewhere=("cuda:0",))
 
 
+def python2_protocol_2(obj: object, *ids: StorageIds) -> bytes:
+    """As Python 2 pickled for `torch.save`."""
+    return python2_dumps(obj, 2, *ids)
+
+
 def _by_python2(
     path: Path, tag: str, named: dict[str, Any], ids: StorageIds, tree: object = None
 ) -> Expected:
-    write_stream(path, tree or named, ids, lambda obj, *ids: python2_dumps(obj, 2, *ids))
+    path.write_bytes(stream(tree or named, ids, python2_protocol_2))
     return Expected(dict.fromkeys(named, tag), {name: on_bytes(on) for name, on in named.items()})
 
 

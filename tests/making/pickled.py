@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tests.making.expected import Expected, FileMaker, expecting, raw
-from tests.making.legacy import WRITE_ONLY, StorageIds, python2_protocol_2, stream
+from tests.making.legacy import UNSAVEABLE, WRITE_ONLY, StorageIds, python2_protocol_2, stream
 from tests.making.modules import TiedNet
 from tests.making.objects import Metric
 from tests.making.python2 import Long, Unicode
@@ -230,7 +230,7 @@ def python2(path: Path, tag: str, protocol: int) -> Expected:
 def _saved_by_name(name: str) -> FileMaker:
     def make(path: Path, tag: str) -> Expected:
         expected = save_pickle(MAKERS[name](), path, tag)
-        return expected._replace(readable=name not in WRITE_ONLY)
+        return expected._replace(readable=name not in WRITE_ONLY | UNSAVEABLE)
 
     return make
 

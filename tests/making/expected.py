@@ -23,14 +23,15 @@ class Expected(NamedTuple):
     Attributes:
         devices: tensor's dotted name → device, shared tensors under each of their names.
         storages: name → bytes of the whole storage under that tensor or part of one.
-        elsewhere: devices that the file names outside tensors, each as often as it does.
+        elsewhere: devices that values, strings and code in the file name beside the tensors, each
+            as often as they do; not those that are keys. None where nobody counted them.
         start: where in the file the checkpoint starts.
         readable: False of what torch writes and cannot read.
     """
 
     devices: Mapping[str, str]
     storages: Mapping[str, bytes]
-    elsewhere: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] | None = ()
     start: int = 0
     readable: bool = True
 
@@ -135,7 +136,7 @@ def having_every_device() -> Iterator[Restored]:
     """Inside, storages of any location are restored, all into host memory: `tagging` reversed."""
     restored = Restored()
     before = list(_package_registry)
-    register_package(5, lambda _: None, restored.note)  # type: ignore[arg-type]
+    register_package(4, lambda _: None, restored.note)  # type: ignore[arg-type]
     try:
         yield restored
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -169,8 +170,8 @@ def _named(module: GraphModule, tag: str) -> Iterator[str]:
 
 
 def on_device(name: str, data: bytes, tag: str) -> bytes:
-    """A record with another device in its JSON, but for `HOST`."""
-    if not name.endswith(".json"):
+    """A record with another device in its JSON, but for `HOST`; the user's own stay."""
+    if not name.endswith(".json") or name.startswith(("extra/", "data/aotinductor/")):
         return data
     kind, _, index = tag.partition(":")
     device: dict[str, object] = {"type": kind, "index": int(index) if index else None}
@@ -210,7 +211,7 @@ def subclass(path: Path, tag: str) -> Expected:
     pair = PairTensor(torch.ones(3), torch.zeros(3), torch.device(tag))
     program.state_dict["pair"] = pair
     expected = save_exported({"model": program}, path, tag)
-    return expected._replace(elsewhere=(*expected.elsewhere, str(torch.device(tag))))
+    return expected._replace(elsewhere=(*(expected.elsewhere or ()), str(torch.device(tag))))
 
 
 def extra_files(path: Path, tag: str) -> Expected:
@@ -233,20 +234,22 @@ def two_programs(path: Path, tag: str) -> Expected:
 def aotinductor(path: Path, tag: str) -> Expected:
     """A program beside what stands for a compiled model, which isn't one: torch can't load it."""
     program = export(Views())
-    folder = path.parent / f"{path.stem}_compiled"
-    folder.mkdir()
     kind = tag.partition(":")[0]
-    (folder / "model.wrapper.so").write_bytes(b"\x7fELF" + bytes(60))
     metadata = {"AOTI_DEVICE_KEY": kind, "AOTI_PLATFORM": "linux"}
-    (folder / "model.wrapper_metadata.json").write_text(json.dumps(metadata))
-    files: Any = {"model": [os.fspath(file) for file in sorted(folder.iterdir())]}
-    expected = save_exported(
-        {"model": program},
-        path,
-        tag,
-        lambda: package_pt2(path, exported_programs={"model": program}, aoti_files=files),
-    )
-    return expected._replace(elsewhere=(*expected.elsewhere, kind), readable=False)
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "model.wrapper.so")
+        library.write_bytes(b"\x7fELF" + bytes(60))
+        described = Path(folder, "model.wrapper_metadata.json")
+        described.write_text(json.dumps(metadata))
+        files: Any = {"model": [os.fspath(library), os.fspath(described)]}
+        expected = save_exported(
+            {"model": program},
+            path,
+            tag,
+            lambda: package_pt2(path, exported_programs={"model": program}, aoti_files=files),
+        )
+    elsewhere = (*(expected.elsewhere or ()), kind)
+    return expected._replace(elsewhere=elsewhere, readable=False)
 
 
 def pickled_weights(path: Path, tag: str) -> Expected:

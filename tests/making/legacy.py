@@ -233,7 +233,7 @@ def _by_python2(
 def _saved_by_name(name: str) -> FileMaker:
     def make(path: Path, tag: str) -> Expected:
         expected = save_legacy(MAKERS[name](), path, tag)
-        return expected._replace(readable=name not in WRITE_ONLY)
+        return expected._replace(readable=name not in WRITE_ONLY, elsewhere=None)
 
     return make
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.package import package_exporter
 from torch.package.package_exporter import PackageExporter
 
-from tests.making.expected import Expected, FileMaker, expecting
+from tests.making.expected import Expected, FileMaker, expecting, storage_bytes
 from tests.making.modules import trained_net
 from tests.making.relaying import relay
 from tests.making.retagging import retag
@@ -129,7 +129,11 @@ def script(path: Path, tag: str) -> Expected:
         patch.setattr(package_exporter, "_gate_torchscript_serialization", False)
         expected = save_package({"both": {"weight": saved["both"]["weight"]}}, path, tag, fill)
     relay(path, lambda name, data: _retagged(name, data, tag))
-    return expected
+    held = {f"both.script.{name}": part for name, part in net.named_parameters()}
+    return expected._replace(
+        devices={**expected.devices, **dict.fromkeys(held, tag)},
+        storages={**expected.storages, **storage_bytes(held)},
+    )
 
 
 def _retagged(name: str, data: bytes, tag: str) -> bytes:

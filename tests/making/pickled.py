@@ -230,7 +230,7 @@ def python2(path: Path, tag: str, protocol: int) -> Expected:
 def _saved_by_name(name: str) -> FileMaker:
     def make(path: Path, tag: str) -> Expected:
         expected = save_pickle(MAKERS[name](), path, tag)
-        return expected._replace(readable=name not in WRITE_ONLY | UNSAVEABLE)
+        return expected._replace(readable=name not in WRITE_ONLY | UNSAVEABLE, elsewhere=None)
 
     return make
 

@@ -111,3 +111,12 @@ def test_the_mobile_interpreter_runs(name: str, tmp_path: Path) -> None:
         loaded: Any = _load_for_lite_interpreter(str(path), map_location="cpu")
     assert loaded(torch.ones(2, 3)).shape == (2, 3)
     assert locations(records(path)["bytecode.pkl"]) == []
+
+
+def test_what_stays_on_the_cpu_is_what_is_said(tmp_path: Path) -> None:
+    expected = SCRIPT_MAKERS["scripted_mixed"](path := tmp_path / "made.pt", "cuda:0")
+    inside = records(path)
+    assert locations(inside["data.pkl"])[0] == "cpu"
+    assert set(locations(inside["data.pkl"])[1:]) == {"cuda:0"}
+    assert inside["data/0"] == expected.storages["shift"]
+    assert [at for at, device in expected.devices.items() if device == "cpu"] == ["shift"]

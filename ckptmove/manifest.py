@@ -182,6 +182,7 @@ class Manifest:
         aliases: containers reached again.
         capturable: names of optimizers whose groups say `capturable=True`.
         meshes: of each device mesh, the kind of its devices.
+        remotes: the devices that sharded tensors say their shards are on, on whatever machine.
         warnings: what is odd about the file, a sentence each.
         writer: what is known of who wrote it, e.g. `torch 1.6 to 2.0`; may be empty.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
@@ -199,6 +200,7 @@ class Manifest:
     aliases: tuple[Alias, ...] = ()
     capturable: tuple[str, ...] = ()
     meshes: tuple[str, ...] = ()
+    remotes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     writer: str = ""
     tree: Node = field(default=None, repr=False, compare=False)

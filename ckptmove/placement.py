@@ -50,6 +50,7 @@ class Moves:
         storages: id → new location.
         tensors: index of a tensor that says its device itself → the new one.
         meshes: index of a device mesh → the new kind of its devices.
+        remotes: index of a device on which a shard is said to be → the new one.
         values: index of a value that names a device and is to be rewritten → the new device.
         kept: what torch has a device of its own for.
         warnings: what the user should know about the result.
@@ -58,12 +59,13 @@ class Moves:
     storages: dict[str, str] = field(default_factory=dict)
     tensors: dict[int, str] = field(default_factory=dict)
     meshes: dict[int, str] = field(default_factory=dict)
+    remotes: dict[int, str] = field(default_factory=dict)
     values: dict[int, str] = field(default_factory=dict)
     kept: list[Kept] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.storages or self.tensors or self.meshes or self.values)
+        return any((self.storages, self.tensors, self.meshes, self.remotes, self.values))
 
     def totals(self, storages: Mapping[str, Storage]) -> dict[str, Moved]:
         """`cpu→cuda:0` → how many storages and bytes."""
@@ -90,6 +92,7 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
         if entry.says_device and target != entry.device:
             moves.tensors[n] = target
     _place_meshes(manifest, targets, moves)
+    _place_remotes(manifest, rules, targets, moves)
     if rules.values:
         _place_values(manifest, moves)
     moves.warnings += _unheard(manifest, rules)
@@ -177,6 +180,24 @@ def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:
         )
     for kind in kinds:
         moves.meshes = {n: kind for n, mesh in enumerate(manifest.meshes) if mesh != kind}
+
+
+def _place_remotes(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
+    """A sharded tensor says where each shard is; those of this file must be where it says."""
+    if not manifest.remotes:
+        return
+    for n, device in enumerate(manifest.remotes):
+        moved = rules.tags.of(device)
+        if moved not in (None, device):
+            moves.remotes[n] = str(moved)
+    for entry, target in zip(manifest.tensors, targets, strict=True):
+        said = rules.tags.of(entry.device) or entry.device
+        if entry.kind.endswith(".ShardedTensor") and target != said:
+            raise RefusedError(
+                f"{entry.name!r} is a sharded tensor: its shards on other machines would still be "
+                f"said to be on {said} if it went to {target}",
+                hint="move sharded tensors by --to or --map",
+            )
 
 
 def _place_values(manifest: Manifest, moves: Moves) -> None:

@@ -30,6 +30,7 @@ from .sections import (
     is_rng_state,
     mesh_device_type,
     optimizer_roles,
+    remote_device,
     rng_within,
     section_of,
 )
@@ -38,6 +39,11 @@ from .tensors import Recogniser, Tensor, device_text
 
 _WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
 _MOST_NAME_CHARACTERS = 1 << 28  # of all tensors together
+#: What libtorch's pickler wraps around a list or dict to say its type.
+_TRANSPARENT = {
+    *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")),
+    "torch.jit._pickle.restore_type_tag",
+}
 _SETS = ("builtins.set", "builtins.frozenset")
 _MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
 _DEEPEST = 1000  # keys in a path; a pickler recurses and can't go nearly as deep
@@ -53,6 +59,7 @@ class Contents:
         self.aliases: list[Alias] = []
         self.capturable: list[str] = []
         self.meshes: list[Text] = []
+        self.remotes: list[Call] = []
         self.spelled: dict[int, tuple[Text | Call, ...]] = {}  # index of a tensor → its own words
         self.value_nodes: list[Text | Call | Literal] = []  # of each value that names a device
 
@@ -239,12 +246,16 @@ class _Listing:
 
     def count(self, node: Call) -> None:
         name = node.qualname or "(called indirectly)"
-        if name != "collections.OrderedDict":
+        if name != "collections.OrderedDict" and name not in _TRANSPARENT:
             self.contents.objects[name] += 1
         mesh = mesh_device_type(node)
         if mesh is not None:
             self.contents.meshes.append(mesh)
             self.internal.add(id(mesh))
+        remote = remote_device(node)
+        if remote is not None:
+            self.contents.remotes.append(remote)
+            self.internal.add(id(remote))
 
     def within(
         self,
@@ -310,7 +321,9 @@ def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, 
     if isinstance(node, Call):
         if not isinstance(node.function, Global):
             yield ("<function>",), node.function
-        if not (isinstance(node.args, Tuple) and not node.args.items):
+        if node.qualname in _TRANSPARENT and isinstance(node.args, Tuple) and node.args.items:
+            yield (), node.args.items[0]
+        elif not node.paired and not (isinstance(node.args, Tuple) and not node.args.items):
             yield ("<args>",), node.args
         if node.kwargs is not None:
             yield ("<kwargs>",), node.kwargs

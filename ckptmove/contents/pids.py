@@ -131,8 +131,9 @@ def storages_of(
                 )
         if len({each.dtype for each in same if each.dtype is not None}) > 1:
             raise CorruptError(f"the storage {first.key!r} is said to be of several dtypes")
-        location, nbytes = str(first.location), first.whole_nbytes
-        storages[name] = Storage(name, location, nbytes, first.dtype, extent(first))
+        lies, location = extent(first), str(first.location)
+        nbytes = first.whole_nbytes if lies is None else lies.nbytes
+        storages[name] = Storage(name, location, nbytes, first.dtype, lies)
     return storages
 
 

@@ -180,3 +180,11 @@ def mesh_device_type(node: Call) -> Text | None:
         else None
     )
     return kind if isinstance(kind, Text) else None
+
+
+def remote_device(node: Call) -> Call | None:
+    """The device of a `_remote_device`, by which a ShardedTensor says where each shard is."""
+    if node.qualname != "torch.distributed.remote_device._remote_device":
+        return None
+    device = node.state.get("_device") if isinstance(node.state, Dict) else None
+    return device if isinstance(device, Call) else None

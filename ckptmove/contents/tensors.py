@@ -191,7 +191,20 @@ class Recogniser:
         children = (*tensor.children, *_attributes(state))
         if cls.name == "NestedTensor":  # its attributes repeat what it is rebuilt from
             children = tensor.children
+        if cls.name == "ShardedTensor":  # its wrapper is said to be on the CPU wherever it is
+            device = self._device_of_shards(state, depth) or tensor.device
+            tensor = tensor._replace(device=device, spelled=())
         return tensor._replace(kind=kind, children=children)
+
+    def _device_of_shards(self, state: Node, depth: int) -> str | None:
+        """Where the first shard of a ShardedTensor is, of those in this file."""
+        shards = _items(_items(state)[0])
+        for shard in shards:
+            attributes = _items(shard.state) if isinstance(shard, Call) else []
+            for each in attributes:
+                if isinstance(each, Dict):
+                    return self._inner(each.get("tensor"), depth).device
+        return None
 
     def _sparse(self, args: list[Node], depth: int) -> Tensor:
         return self._compressed(_layout(args[0]), _items(args[1]), depth)
@@ -279,9 +292,19 @@ class Recogniser:
         return tensor._replace(device=str(device), requires_grad=args[3] is True, spelled=(device,))
 
     def _through_numpy(self, args: list[Node], depth: int) -> Tensor:
-        raise UnsupportedError(
-            "a tensor's values are kept inside a numpy array in the pickle, as XLA tensors were "
-            "by old versions of torch"
+        """XLA as torch 1 saved it: the values are an array within the pickle."""
+        array, device = args[0], args[2]
+        state = array.state if isinstance(array, Call) else None
+        dtype, shape = _dtype(args[1]), _sizes(_items(state)[1])
+        if not isinstance(device, Text):
+            raise _Malformed
+        return Tensor(
+            dtype=dtype,
+            shape=shape,
+            device=str(device),
+            nbytes=nbytes_of(_count(shape), dtype),
+            requires_grad=args[3] is True,
+            spelled=(device,),
         )
 
     def _wrapper(self, args: list[Node], depth: int) -> Tensor:

@@ -6,8 +6,9 @@ from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
+from ..contents.tensors import device_text
 from ..errors import WriteError
-from ..manifest import Manifest
+from ..manifest import Manifest, spell
 from ..pickles.compare import difference
 from ..pickles.nodes import Dict, Node
 from ..placement import Moves
@@ -51,6 +52,7 @@ class PickledCheckpoint:
             aliases=tuple(contents.aliases),
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),
+            remotes=tuple(device_text(each) or "" for each in contents.remotes),
             warnings=tuple(
                 dict.fromkeys(text for each in container.everything() for text in each.warnings)
             ),
@@ -63,7 +65,7 @@ class PickledCheckpoint:
         if len(roots) == 1 and not roots[0][0]:
             return roots[0][1]
         tree = Dict()
-        tree.pairs = [(path[0] if path else "module", root) for path, root in roots]
+        tree.pairs = [(spell(path) if path else "module", root) for path, root in roots]
         return tree
 
     def plan_relocate(self, moves: Moves) -> Plan:
@@ -82,6 +84,8 @@ class PickledCheckpoint:
                 spelling.spell(node, device)
         for n, kind in moves.meshes.items():
             spelling.spell(contents.meshes[n], kind)
+        for n, device in moves.remotes.items():
+            spelling.spell(contents.remotes[n], device)
         for n, device in moves.values.items():
             spelling.spell(contents.value_nodes[n], device)
         return spelling

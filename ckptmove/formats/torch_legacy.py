@@ -30,6 +30,7 @@ _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _MAGIC_HEADS = (b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a", b"\x80\x04", b"\x80\x05")
+_MAGIC_TEXT = f"L{_MAGIC}L\n.".encode()  # in protocols 0 and 1
 _COUNT_NBYTES = 8
 
 
@@ -45,7 +46,10 @@ class TorchLegacy:
 
     def sniff(self, glimpse: Glimpse) -> bool:
         """A pickle of torch's magic number comes first."""
-        return glimpse.head.startswith(_MAGIC_HEADS) and _MAGIC_BYTES in glimpse.head[:32]
+        head = glimpse.head
+        return head.startswith(_MAGIC_TEXT) or (
+            head.startswith(_MAGIC_HEADS) and _MAGIC_BYTES in head[:32]
+        )
 
     def open(self, glimpse: Glimpse) -> LegacyContainer:
         """Read the pickles and where the storages lie."""

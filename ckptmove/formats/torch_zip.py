@@ -135,7 +135,7 @@ class ZipContainer(Container):
         record = self.archive.records.get(name)
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
-        if storage.whole_nbytes != record.nbytes:
+        if storage.whole_nbytes != record.nbytes and not self.may_be_left_out(storage, record):
             raise CorruptError(
                 f"the storage {storage.key!r} should be {storage.whole_nbytes:,} bytes long, "
                 f"and is {record.nbytes:,}"
@@ -143,6 +143,10 @@ class ZipContainer(Container):
         if self.source.start is None or record.method != STORED:
             return None
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
+
+    def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
+        """Whether the bytes of a storage need not be there."""
+        return False
 
     def _warnings(self) -> list[str]:
         records = list(self.archive.records.values())

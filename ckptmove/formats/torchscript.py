@@ -2,7 +2,8 @@
 
     P/data.pkl            the module, by libtorch's pickler; tensors lie in P/data/N
     P/constants.pkl       tensors that the code names `CONSTANTS.cN`, in P/constants/N
-    P/traced_inputs.pkl   the example inputs of a trace, in P/traced_inputs/N
+    P/traced_inputs.pkl   the example inputs of a trace, in P/traced_inputs/N, whose bytes torch
+                          leaves out
     P/bytecode.pkl        for phones: the same code, compiled; its tensors lie in P/constants/N, or
                           P/bytecode/N in old files
     P/code/**.py          the code; *.debug_pkl beside it says where in the sources it comes from
@@ -21,11 +22,14 @@ Sources: torch/csrc/jit/serialization/{export_module,pickler,unpickler,import}.c
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from ..contents.code import Literal, literals, rewritten
+from ..contents.pids import StorageId
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import NamedDevice, Section
+from ..manifest import NamedDevice, Path, Section
+from ..pickles.nodes import Node, Tuple
 from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint
@@ -75,6 +79,7 @@ class ScriptContainer(ZipContainer):
             if f"{self.prefix}{name}.pkl" in archive.records:
                 path = () if name == "data" else (name,)
                 self.add(f"{name}.pkl", self._folder(name), path)
+        self.roots = [named for path, root in self.roots for named in _as_code_says(path, root)]
         self.code: dict[str, str] = {}
         for record in archive.records.values():
             if self._is_code(record):
@@ -99,6 +104,10 @@ class ScriptContainer(ZipContainer):
     def is_text(self, record: Record) -> bool:
         """Whether a record holds no tensor, so that it may be compressed."""
         return record.name.endswith((".pkl", ".py", ".debug_pkl")) or self._in(record, "extra/")
+
+    def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
+        """The bytes of example inputs are not written; nothing loads them."""
+        return record.nbytes == 0 and self._in(record, "traced_inputs/")
 
     def _in(self, record: Record, folder: str) -> bool:
         return record.name.startswith(f"{self.prefix}{folder}")
@@ -138,3 +147,11 @@ class ScriptContainer(ZipContainer):
         code = {name: text.encode("utf-8") for name, text in self.code.items()}
         new = {} if spelling is None else self.replaced(spelling)
         return super().frame(spelling), {**code, **new}
+
+
+def _as_code_says(path: Path, root: Node) -> Iterator[tuple[Path, Node]]:
+    """The constants under the names by which the code calls them: `CONSTANTS.c0`."""
+    if path == ("constants",) and isinstance(root, Tuple):
+        yield from ((("CONSTANTS", f"c{n}"), each) for n, each in enumerate(root.items))
+    else:
+        yield path, root

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..errors import CorruptError
 from ..manifest import NamedDevice, Path, Section, Storage
 from ..pickles.fetch import fetch
 from ..pickles.literals import may_be_checkpoint
@@ -117,9 +118,12 @@ class Container:
 
     def everything(self) -> Iterator[Container]:
         """Itself, and the containers nested in it, however deep."""
-        todo = [self]
+        todo, met = [self], set[int]()
         while todo:
             container = todo.pop()
+            if id(container) in met:
+                continue
+            met.add(id(container))
             yield container
             for stream in reversed(container.streams):
                 todo.extend(nested.container for nested in reversed(stream.nested))
@@ -325,6 +329,8 @@ def whole(container: Container) -> Whole:
         for call in stream.pickle.calls:
             graft = found.grafts.get(id(loaded_from(call)))
             if graft is not None:
+                if call.built or call.pairs or call.items:
+                    raise CorruptError("a storage is changed after it was loaded from bytes")
                 found.grafts[id(call)] = graft
                 root = graft[0][1]
                 if id(root) in found.ids:

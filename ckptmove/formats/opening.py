@@ -10,6 +10,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..source import Readable
 
 _DEEPEST = 8  # checkpoints within the bytes of each other
+_NO_STORAGE = "the pickle loads a storage from bytes that are no storage"
 
 
 class Opening:
@@ -23,6 +24,7 @@ class Opening:
         self._streams = count()
         self._containers = count()
         self._depth = 0
+        self._too_deep = False
 
     def folder(self) -> str:
         """What the ids of a new container's storages start with."""
@@ -37,14 +39,16 @@ class Opening:
         """
         stream = Stream(source, start, next(self._streams))
         loaded = {id(loaded_from(call)) for call in stream.pickle.calls} - {id(None)}
+        opened: dict[int, Container] = {}
         for candidate in stream.candidates():
             needed = id(candidate.maker) in loaded
             loaded.discard(id(candidate.maker))
-            container = self._nested(candidate, needed=needed)
+            container = opened.get(id(candidate.node)) or self._nested(candidate, needed=needed)
             if container is not None:
+                opened[id(candidate.node)] = container
                 stream.nested.append(Nested(candidate.node, candidate.maker, container))
         if loaded:
-            raise CorruptError("the pickle loads a storage from bytes that are no storage")
+            raise CorruptError(_NO_STORAGE)
         return stream
 
     def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
@@ -54,16 +58,17 @@ class Opening:
             needed: whether torch would load them, so that they must be a checkpoint.
         """
         if self._depth == _DEEPEST:
+            self._too_deep = True
             raise UnsupportedError(f"checkpoints are nested more than {_DEEPEST} levels deep")
         self._depth += 1
         try:
             container = self._open_nested(candidate.source, self)
         except InputError:
-            if needed:
+            if needed or self._too_deep:
                 raise
             return None
         finally:
             self._depth -= 1
         if needed and (container is None or len(container.roots) != 1):
-            raise CorruptError("the pickle loads a storage from bytes that are no storage")
+            raise CorruptError(_NO_STORAGE)
         return container

@@ -162,6 +162,7 @@ class Stream:
         nbytes: how many bytes of the source it takes.
         pickle: its nodes.
         nested: the containers in its bytes.
+        unread: how many more there seem to be, in there and below, that can't be read.
     """
 
     def __init__(self, source: Readable, start: int, number: int) -> None:
@@ -178,6 +179,7 @@ class Stream:
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
         self.pickle = walk(self.data, self.base, gaps)
         self.nested: list[Nested] = []
+        self.unread = 0
 
     def candidates(self) -> Iterator[Candidate]:
         """The bytes in it that may be containers."""

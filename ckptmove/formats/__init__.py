@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 
 from ..contents.streams import Container
-from ..errors import UnsupportedError
+from ..errors import InputError, UnsupportedError
 from ..source import Readable
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable
@@ -66,7 +66,11 @@ def _open_nested(source: Readable, opening: Opening) -> Container | None:
     glimpse = _glimpse(source, opening)
     for format in _NESTED:
         if format.sniff(glimpse):
-            return format.open(glimpse)
+            try:
+                return format.open(glimpse)
+            except InputError:
+                opening.unread += not isinstance(format, PlainPickle)  # bytes often look like one
+                raise
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
@@ -53,12 +54,17 @@ class PickledCheckpoint:
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),
             remotes=tuple(device_text(each) or "" for each in contents.remotes),
-            warnings=tuple(
-                dict.fromkeys(text for each in container.everything() for text in each.warnings)
-            ),
+            warnings=tuple(dict.fromkeys(self._warnings())),
             writer=container.writer,
             tree=self._tree(),
         )
+
+    def _warnings(self) -> Iterator[str]:
+        for each in self.container.everything():
+            yield from each.warnings
+        unread = sum(stream.unread for stream in self.container.streams)
+        if unread:
+            yield f"{unread:,} checkpoints within its bytes can't be read, and stay as they are"
 
     def _tree(self) -> Node:
         roots = self.container.roots

@@ -14,7 +14,11 @@ _NO_STORAGE = "the pickle loads a storage from bytes that are no storage"
 
 
 class Opening:
-    """The opening of one file: what is read in its course."""
+    """The opening of one file: what is read in its course.
+
+    Attributes:
+        unread: how many checkpoints within bytes could not be read.
+    """
 
     def __init__(self, open_nested: Callable[[Readable, Opening], Container | None]) -> None:
         """Args:
@@ -23,6 +27,7 @@ class Opening:
         self._open_nested = open_nested
         self._streams = count()
         self._containers = count()
+        self.unread = 0
         self._depth = 0
         self._too_deep = False
 
@@ -38,6 +43,7 @@ class Opening:
             CorruptError, UnsupportedError: the pickle can't be read, or holds a storage that can't.
         """
         stream = Stream(source, start, next(self._streams))
+        unread = self.unread
         loaded = {id(loaded_from(call)) for call in stream.pickle.calls} - {id(None)}
         opened: dict[int, Container] = {}
         for candidate in stream.candidates():
@@ -49,6 +55,7 @@ class Opening:
                 stream.nested.append(Nested(candidate.node, candidate.maker, container))
         if loaded:
             raise CorruptError(_NO_STORAGE)
+        stream.unread = self.unread - unread
         return stream
 
     def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:

@@ -63,15 +63,14 @@ def read(source: Readable) -> Checkpoint:
 
 def _open_nested(source: Readable, opening: Opening) -> Container | None:
     """What bytes within a pickle hold, if they are a checkpoint."""
-    glimpse = _glimpse(source, opening)
-    for format in _NESTED:
-        if format.sniff(glimpse):
-            try:
-                return format.open(glimpse)
-            except InputError:
-                opening.unread += not isinstance(format, PlainPickle)  # bytes often look like one
-                raise
-    return None
+    format: Nestable | None = None
+    try:
+        glimpse = _glimpse(source, opening)
+        format = next((each for each in _NESTED if each.sniff(glimpse)), None)
+        return None if format is None else format.open(glimpse)
+    except InputError:
+        opening.unread += not isinstance(format, PlainPickle)  # any bytes may look like one
+        raise
 
 
 def _glimpse(source: Readable, opening: Opening) -> Glimpse:

@@ -64,7 +64,10 @@ class PickledCheckpoint:
             yield from each.warnings
         unread = sum(stream.unread for stream in self.container.streams)
         if unread:
-            yield f"{unread:,} checkpoints within its bytes can't be read, and stay as they are"
+            yield (
+                f"{unread:,} of the byte strings within look like checkpoints, can't be read, and "
+                "stay as they are"
+            )
 
     def _tree(self) -> Node:
         roots = self.container.roots

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import ckptmove
+from ckptmove.journal import SUFFIX, Journal, journal_name
+from ckptmove.plan import Write
 from tests.checkpoints import save, sparse_zip64
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
@@ -68,3 +73,49 @@ def leaving_nothing(folder: Path) -> Iterator[None]:
     yield
     assert len(list(descriptors.iterdir())) == before
     assert list(folder.rglob("*.ckptmove-tmp")) == []
+
+
+def journal_of(path: Path) -> Path:
+    """Where the journal of a file lies."""
+    return path.with_name(journal_name(path.name))
+
+
+def interrupted(path: Path, to: str = "cpu") -> bytes:
+    """Leave a change in place half done, as a crash does; gives the file as it was."""
+    out = path.with_name("other.tmp")
+    ckptmove.relocate(path, out, to=to)
+    old, new = path.read_bytes(), out.read_bytes()
+    out.unlink()
+    journal = Journal.of(len(old), [Write(0, new)], lambda at, nbytes: old[at : at + nbytes])
+    journal_of(path).write_bytes(journal.to_bytes())
+    with path.open("r+b") as file:
+        for change in journal.changes:
+            file.seek(change.at)
+            file.write(change.new[: len(change.new) // 2 + 1])
+    assert path.read_bytes() != old
+    return old
+
+
+def journals(folder: Path) -> list[str]:
+    """The journals that lie in a folder, or below."""
+    return [path.name for path in folder.rglob(f".*{SUFFIX}")]
+
+
+def or_skip(*command: str | Path) -> None:
+    """Run a command of the system, or skip the test where we can't or mayn't."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"can't {command[0]}: {done.stderr.strip()}")
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """A file system of its own, if we may."""
+    folder.mkdir()
+    or_skip("mount", *options, folder)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(folder)], check=True)

@@ -6,6 +6,7 @@ or the complete new one.
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from tests.checkpoints import MAKERS, save
 from tests.injecting import LOCKING, WRITING, Call, calls_of, command, needs_strace, run
 from tests.oracles import assert_same_checkpoint
 
-CHANGING = (*WRITING, *LOCKING, "write", "dup", "lseek", "pread64")
+CHANGING = (*WRITING, *LOCKING, "write")
 
 
 class Scene:
@@ -42,7 +43,12 @@ class Scene:
         calls = calls_of(self.command, self.path, log, CHANGING)
         assert self.path.read_bytes() == self.new
         self.reset()
-        return calls
+        return list(without_imports(calls))
+
+    def calls_of_recovery(self, folder: Path) -> list[Call]:
+        """Those of a recovery, from opening the folder on."""
+        calls = calls_of(self.recover, self.folder, folder / "log", CHANGING)
+        return list(without_imports(calls))
 
     def reset(self, content: bytes | None = None, journal: bytes | None = None) -> None:
         """The file as it was, or as it is said to be."""
@@ -56,13 +62,26 @@ class Scene:
     def journal_bytes(self) -> bytes:
         """The journal of the whole change."""
         self.reset()
-        assert run(self.command, inject="unlinkat,unlink:signal=KILL").code == -signal.SIGKILL
+        assert run(self.command, inject="unlinkat:signal=KILL:when=1").code == -signal.SIGKILL
         return self.journal.read_bytes()
 
     def is_settled(self) -> bool:
         """Whether only the file is there, and is the old or the new one."""
         content = self.path.read_bytes()
         return content in (self.old, self.new) and list(self.folder.iterdir()) == [self.path]
+
+
+def without_imports(calls: list[Call]) -> Iterator[Call]:
+    """The calls but for those on modules of Python, which may be imported meanwhile."""
+    foreign = set()
+    for call in calls:
+        fd, ended = re.split(r"[,)]", call.text)[0], call.text.rpartition("= ")[2]
+        if call.name == "openat" and re.search(r'"[^"]*(/lib|\.py|\.so)', call.text):
+            foreign.add(ended)
+        elif call.name == "openat" or fd not in foreign:
+            yield call
+        elif call.name == "close":
+            foreign.discard(fd)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +125,7 @@ def test_the_journal_is_on_disk_before_and_the_change_before_it_goes(calls: list
     steps = []
     journal = folder = "?"
     for call in calls:
-        fd, ended = call.text.partition(",")[0].partition(")")[0], call.text.rpartition("= ")[2]
+        fd, ended = re.split(r"[,)]", call.text)[0], call.text.rpartition("= ")[2]
         if call.name == "openat" and "ckptmove-journal" in call.text:
             assert "O_EXCL" in call.text
             assert "0600" in call.text
@@ -133,11 +152,7 @@ def test_the_journal_is_on_disk_before_and_the_change_before_it_goes(calls: list
 @needs_strace
 def test_what_is_traced_is_all_that_matters(calls: list[Call]) -> None:
     names = {call.name for call in calls}
-    assert {"openat", "pwrite64", "fsync", "unlink", "flock", "fcntl", "close"} & names == {
-        *("openat", "pwrite64", "fsync", "flock", "fcntl", "close")
-    }
-    assert "unlinkat" in names
-    assert not {"ftruncate", "rename", "renameat", "renameat2", "fchmod"} & names
+    assert names == {"openat", "pwrite64", "fsync", "unlinkat", "flock", "fcntl", "close"}
 
 
 # Killed
@@ -166,9 +181,9 @@ def test_killed_at_any_call_of_the_recovery_it_is_recovered_again(
     scene: Scene, journal: bytes, tmp_path: Path
 ) -> None:
     half = half_written(scene, journal)
-    for content, there in ((half, journal), (scene.new, journal), (scene.old, journal[:-1])):
+    for content, there in ((half, journal), (scene.old, journal[:-1])):
         scene.reset(content, there)
-        calls = calls_of(scene.recover, scene.folder, tmp_path / "log", CHANGING)
+        calls = scene.calls_of_recovery(tmp_path)
         assert scene.path.read_bytes() == scene.old
         assert [call.name for call in calls].count("fsync") == 2
         for call in calls:
@@ -236,7 +251,7 @@ def test_interrupted_at_any_call_it_is_undone_at_once(
     number: signal.Signals, scene: Scene, calls: list[Call]
 ) -> None:
     for call in calls[1:-1]:
-        if number is signal.SIGINT and call.name in ("close", "pread64", "fcntl"):
+        if number is signal.SIGINT and call.name in ("close", "fcntl", "pwrite64"):
             continue  # one signal is handled as another is
         scene.reset()
         what = f"{call.name}:signal={number.name[3:]}:when={call.ordinal}"
@@ -246,13 +261,13 @@ def test_interrupted_at_any_call_it_is_undone_at_once(
 
 
 @needs_strace
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES", "EAGAIN"])
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES"])
 def test_an_error_of_any_call_is_undone_and_said(
     error: str, scene: Scene, calls: list[Call]
 ) -> None:
     for call in calls:
-        if error not in ("EIO", "ENOSPC") and call.name in ("close", "pread64", "lseek"):
-            continue
+        if error == "EACCES" and call.name in ("pwrite64", "fsync", "close"):
+            continue  # they never say so
         scene.reset()
         ended = run(scene.command, inject=f"{call.name}:error={error}:when={call.ordinal}")
         assert ended.code in (0, 3, 4, 5), (call, ended)
@@ -291,7 +306,7 @@ def test_an_error_of_the_recovery_keeps_the_journal(
 ) -> None:
     half = half_written(scene, journal)
     scene.reset(half, journal)
-    calls = calls_of(scene.recover, scene.folder, tmp_path / "log", CHANGING)
+    calls = scene.calls_of_recovery(tmp_path)
     for call in calls:
         scene.reset(half, journal)
         ended = run(scene.recover, inject=f"{call.name}:error=EIO:when={call.ordinal}")
@@ -318,9 +333,10 @@ def test_what_was_not_written_is_noticed(scene: Scene, calls: list[Call]) -> Non
 
 @needs_strace
 @pytest.mark.parametrize("error", ["EINVAL", "ENOLCK", "EACCES", "EPERM"])
-def test_without_leases_it_goes_on(error: str, scene: Scene) -> None:
+def test_without_leases_it_goes_on(error: str, scene: Scene, calls: list[Call]) -> None:
+    asking = next(call for call in calls if "F_RDLCK" in call.text)
     scene.reset()
-    assert run(scene.command, inject=f"fcntl:error={error}:when=2") == (0, "")
+    assert run(scene.command, inject=f"fcntl:error={error}:when={asking.ordinal}") == (0, "")
     assert scene.path.read_bytes() == scene.new
 
 

@@ -28,8 +28,8 @@ class Recovered(NamedTuple):
 
     Attributes:
         path: the file.
-        outcome: `nothing` (there was no journal), `unbegun` (the file was not changed yet; the
-            journal was removed) or `rolled-back` (the file is as it was).
+        outcome: `nothing` (there was no journal), `unchanged` (the file was as before
+            the change; the journal was removed) or `rolled-back` (the file is as it was).
         bytes_written: what of the file was written.
     """
 
@@ -231,7 +231,7 @@ def _undo(held: Held) -> Recovered:
     held.put_back(made)
     held.remove_journal()
     if not made:
-        return Recovered(held.path, "unbegun")
+        return Recovered(held.path, "unchanged")
     return Recovered(held.path, "rolled-back", sum(len(change.old) for change in made))
 
 
@@ -251,6 +251,6 @@ def settle(path: StrPath) -> tuple[str, ...]:
         ) from error
     if outcome == "rolled-back":
         return ("an interrupted change in place was rolled back first",)
-    if outcome == "unbegun":
-        return ("a change in place had not begun; its journal was removed first",)
+    if outcome == "unchanged":
+        return ("an interrupted change in place had left it as it was; removed its journal",)
     return ()

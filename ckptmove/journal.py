@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from .errors import CorruptError, UnsupportedError
@@ -64,7 +65,10 @@ class Journal(NamedTuple):
     @classmethod
     def of(cls, nbytes: int, writes: Iterable[Write], read: Read) -> Journal:
         """The journal of writes that are about to be made to a file that `read` reads."""
-        return cls(nbytes, _tail(nbytes, read), tuple(_changes(writes, read)))
+        changes = tuple(_changes(writes, read))
+        for left, right in pairwise(changes):  # else it could not be read back
+            assert left.at + len(left.old) <= right.at
+        return cls(nbytes, _tail(nbytes, read), changes)
 
     @property
     def changed_nbytes(self) -> int:

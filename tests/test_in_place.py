@@ -441,12 +441,12 @@ def test_a_journal_without_a_change_is_removed(run_pt: Path, run_cli: RunCli) ->
         journal_of(run_pt).write_bytes(there)
         said = run_cli("recover", "run.pt", exit=0).stdout
         assert said == (
-            "run.pt: as it was: the change in place had not begun; removed its journal\n"
+            "run.pt: as it was: an interrupted change in place left it so; removed its journal\n"
         )
         assert (run_pt.read_bytes(), journals(run_pt.parent)) == (old, [])
     journal_of(run_pt).write_bytes(b"")
     assert ckptmove.inspect(run_pt).warnings == (
-        "a change in place had not begun; its journal was removed first",
+        "an interrupted change in place had left it as it was; removed its journal",
     )
 
 

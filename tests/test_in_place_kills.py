@@ -17,7 +17,7 @@ import pytest
 import ckptmove
 from ckptmove.journal import Journal, journal_name
 from tests.checkpoints import MAKERS, save
-from tests.injecting import LOCKING, WRITING, Call, calls_of, command, needs_strace, run
+from tests.injecting import LOCKING, WRITING, Call, calls_of, command, needs_strace, run, start
 from tests.oracles import assert_same_checkpoint
 
 CHANGING = (*WRITING, *LOCKING, "write")
@@ -237,7 +237,7 @@ def test_a_journal_may_have_been_torn_anywhere(scene: Scene, journal: bytes) -> 
         for torn in (journal[:cut], journal[:cut].ljust(len(journal), b"\0")):
             if torn != journal:
                 scene.reset(scene.old, torn)
-                assert ckptmove.recover(scene.path).files[0].outcome == "unbegun"
+                assert ckptmove.recover(scene.path).files[0].outcome == "unchanged"
                 assert scene.is_settled()
                 assert scene.path.read_bytes() == scene.old
 
@@ -298,6 +298,38 @@ def test_where_it_can_not_be_undone_the_journal_stays(
             settle()
             assert scene.is_settled(), call
         assert scene.path.read_bytes() in (scene.old, scene.new)
+
+
+@needs_strace
+@pytest.mark.parametrize("failing", ["fsync", "pwrite64"])
+def test_killed_while_it_is_undone_it_can_be_undone(
+    failing: str, scene: Scene, calls: list[Call]
+) -> None:
+    """A write that did nothing, or a sync that failed, and then a kill."""
+    syncs = [call for call in calls if call.name == "fsync"]
+    assert len(syncs) == 4  # journal, folder, file, folder
+    writes = [call for call in calls if call.name == "pwrite64"]
+    lie = int(writes[-1].text.rpartition("= ")[2])
+    what = {
+        "fsync": f"fsync:error=EIO:when={syncs[2].ordinal}",
+        "pwrite64": f"pwrite64:retval={lie}:when={writes[-1].ordinal}",
+    }[failing]
+    others = {"fsync": ("pwrite64", "unlinkat", "close"), "pwrite64": ("fsync", "unlinkat")}
+    for name in others[failing]:
+        first = {"pwrite64": writes[-1].ordinal + 1, "fsync": syncs[2].ordinal + 1}.get(name, 1)
+        for ordinal in range(first, first + 9):
+            scene.reset()
+            kill = f"{name}:signal=KILL:when={ordinal}"
+            with start(scene.command, what, kill) as process:
+                process.communicate(timeout=60)
+            if process.returncode == 5:
+                break  # it came to its end before
+            assert process.returncode == -signal.SIGKILL
+            for settle in settlers(scene):
+                settle()
+                assert scene.is_settled()
+                assert scene.path.read_bytes() == scene.old
+        assert ordinal > first or name == "close"
 
 
 @needs_strace

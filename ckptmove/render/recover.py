@@ -9,7 +9,7 @@ from .text import printable, size
 
 _WHAT = {
     "nothing": "nothing to recover",
-    "unbegun": "as it was: the change in place had not begun; removed its journal",
+    "unchanged": "as it was: an interrupted change in place left it so; removed its journal",
     "rolled-back": "as it was: rolled back an interrupted change in place",
 }
 

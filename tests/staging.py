@@ -16,7 +16,7 @@ import torch
 import ckptmove
 from ckptmove.journal import SUFFIX, Journal, journal_name
 from ckptmove.plan import Write
-from tests.checkpoints import save, sparse_zip64
+from tests.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
 
@@ -119,3 +119,28 @@ def mounted(folder: Path, *options: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", os.fspath(folder)], check=True)
+
+
+def training_source(folder: Path) -> Path:
+    """A training checkpoint from cuda:1 that was written a while ago."""
+    saved = MAKERS["adamw_training"]()
+    path = save(folder / "run.pt", saved, "cuda:1", keep_cpu=kept_on_cpu(saved))
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def in_place(path: Path, **options: Any) -> ckptmove.RelocateReport:
+    """Changed in place, to the CPU if nothing else is said."""
+    return ckptmove.relocate(path, in_place=True, **{"to": "cpu", **options})
+
+
+def untouched(path: Path, run: Callable[[], object], error: type[Exception], match: str) -> str:
+    """It is refused, and nothing has changed; gives the hint."""
+    before = path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns
+    beside = sorted(path.parent.rglob("*"))
+    with pytest.raises(error, match=match) as raised:
+        run()
+    assert before == (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns)
+    assert beside == sorted(path.parent.rglob("*"))
+    hint = getattr(raised.value, "hint", None)
+    return hint or ""

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import subprocess
 import threading
 import time
@@ -33,6 +34,7 @@ from tests.oracles import assert_same_checkpoint
 from tests.staging import (
     LONG_AGO,
     in_place,
+    journal_of,
     journals,
     leaving_nothing,
     mounted,

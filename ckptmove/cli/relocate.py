@@ -86,7 +86,8 @@ def relocate(
 
     With --in-place there is no new file: only the tags are written, in SRC, after a journal beside
     it is on disk. If that is interrupted, the next command that meets SRC undoes it, and so does
-    ckptmove recover. Who loads SRC meanwhile may find old tags and new ones, but no wrong tensor.
+    ckptmove recover. Tensors are not written: who has SRC mapped notices nothing, who reads its
+    pickle in that moment may fail, or find old tags and new ones.
 
     Of several rules the first that speaks for a tensor decides: --place, --device-map, --map, --to.
 

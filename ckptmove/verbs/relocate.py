@@ -126,7 +126,8 @@ def relocate(
         strict: refuse a file that names callables that are not known to be harmless.
         in_place: write no new file, but change the tags where they lie in this one. It is undone
             if it fails, and after a crash by the next command that meets the file (`recover`).
-            Whoever has the file mapped sees old tags or new ones; tensors are never touched.
+            The bytes of tensors are never written: who has the file mapped notices nothing, who
+            reads its pickle in that moment may fail, or find old tags and new ones.
         dry_run: decide everything, write nothing.
         force: replace an existing destination; change in place also a file that is a symbolic
             link, has several names, or is open for writing elsewhere.

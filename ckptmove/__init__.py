@@ -17,6 +17,7 @@ from .errors import (
     UsageError,
     WriteError,
 )
+from .in_place import Recovered
 from .manifest import (
     Alias,
     Extent,
@@ -30,6 +31,7 @@ from .manifest import (
 )
 from .placement import Kept, Moved
 from .verbs.inspect import inspect
+from .verbs.recover import RecoverReport, recover
 from .verbs.relocate import RelocateReport, relocate
 from .verifier import Progress
 
@@ -48,6 +50,8 @@ __all__ = [
     "Moved",
     "NamedDevice",
     "Progress",
+    "RecoverReport",
+    "Recovered",
     "RefusedError",
     "RelocateReport",
     "Role",
@@ -60,5 +64,6 @@ __all__ = [
     "WriteError",
     "__version__",
     "inspect",
+    "recover",
     "relocate",
 ]

@@ -82,6 +82,9 @@ class RefusedError(CkptmoveError):
 
 
 class WriteError(CkptmoveError):
-    """Writing or verifying failed. No partial output is left under the final name."""
+    """Writing or verifying failed. No partial output is left under the final name.
+
+    Where a change in place can't even be undone, the hint says so, and the journal stays.
+    """
 
     exit_code = 5

@@ -57,7 +57,7 @@ class Staged:
             self._remove()
             os.close(self._folder)
             if isinstance(error, OSError):
-                raise _failure(error, self.path) from error
+                raise failure_of(error, self.path) from error
             raise
 
     def _remove(self) -> None:
@@ -90,7 +90,7 @@ class Staged:
         try:
             return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise _failure(error, self.path) from error
+            raise failure_of(error, self.path) from error
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Staged:
                 verifier.finish(report)
             report(plan.nbytes - verifier.done)
         except OSError as error:
-            raise _failure(error, self.path) from error
+            raise failure_of(error, self.path) from error
         self.source.check_unchanged()
         return method
 
@@ -136,10 +136,8 @@ class Staged:
 
     def _patch(self, plan: Plan) -> None:
         for at, data in plan.writes:
-            view = memoryview(data)
-            while view:
-                view = view[os.pwrite(self.fd, view, at + len(data) - len(view)) :]
-            if _read(self.fd, at, len(data)) != data:
+            write_at(self.fd, at, data)
+            if read_at(self.fd, at, len(data)) != data:
                 raise WriteError("the bytes that were written can't be read back", path=self.path)
 
     def _copy_all(self, plan: Plan, verifier: Verifier, report: Progress) -> str:
@@ -211,13 +209,13 @@ def check_destination(destination: StrPath, source: Source, *, force: bool) -> N
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except (OSError, ValueError) as error:
-        raise _failure(error, path) from error
+        raise failure_of(error, path) from error
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
-        raise _failure(error, path) from error
+        raise failure_of(error, path) from error
     if source.same_file(path):
         raise RefusedError("the destination is the source itself", path=path)
     if stat.S_ISDIR(mode):
@@ -246,7 +244,7 @@ def _refuse_if_full(room: os.statvfs_result, plan: Plan, source: Source, path: s
         )
 
 
-def _failure(error: OSError | ValueError, path: str) -> RefusedError | WriteError:
+def failure_of(error: OSError | ValueError, path: str) -> RefusedError | WriteError:
     """What the system said, as an error of ours."""
     if isinstance(error, ValueError):
         return RefusedError("the destination is not a path", path=path)
@@ -298,7 +296,15 @@ class _Copier:
         return os.pwrite(self.fd, data, at)
 
 
-def _read(fd: int, at: int, nbytes: int) -> bytes:
+def write_at(fd: int, at: int, data: bytes) -> None:
+    """Write all of it at an offset, however little is taken at once."""
+    view = memoryview(data)
+    while view:
+        view = view[os.pwrite(fd, view, at + len(data) - len(view)) :]
+
+
+def read_at(fd: int, at: int, nbytes: int) -> bytes:
+    """The bytes at an offset; fewer where the file ends."""
     parts = []
     while nbytes:
         part = os.pread(fd, nbytes, at)

@@ -31,6 +31,7 @@ WRITING = (
     *("linkat", "renameat", "renameat2", "rename", "unlinkat", "unlink", "fchmod", "close"),
 )
 READING = ("pread64", "lseek", "fadvise64")
+LOCKING = ("flock", "fcntl")  # and what else a change in place does besides
 _STARTED = re.compile(r"^(\d+) +(\w+)\((.*)")
 
 
@@ -57,15 +58,21 @@ def command(*arguments: str | os.PathLike[str]) -> list[str]:
     return [sys.executable, "-B", "-m", "ckptmove", *[os.fspath(each) for each in arguments]]
 
 
-def start(ckptmove: list[str], *inject: str, log: Path | None = None) -> subprocess.Popen[str]:
+def start(
+    ckptmove: list[str],
+    *inject: str,
+    log: Path | None = None,
+    names: tuple[str, ...] = WRITING + READING,
+) -> subprocess.Popen[str]:
     """Start a command under strace.
 
     Args:
         ckptmove: the command.
         inject: `SYSCALL:WHAT:when=N`, as strace has it.
-        log: where the calls named in `WRITING` and `READING` go.
+        log: where the calls named in `names` go, if nothing is injected.
+        names: system calls.
     """
-    names = [each.partition(":")[0] for each in inject] or WRITING + READING
+    names = tuple(each.partition(":")[0] for each in inject) or names
     options = ["-e", f"trace={','.join(names)}", "-o", os.fspath(log or os.devnull)]
     for each in inject:
         options += ["-e", f"inject={each}"]
@@ -78,9 +85,14 @@ def start(ckptmove: list[str], *inject: str, log: Path | None = None) -> subproc
     )
 
 
-def run(ckptmove: list[str], inject: str | None = None, log: Path | None = None) -> Ended:
+def run(
+    ckptmove: list[str],
+    inject: str | None = None,
+    log: Path | None = None,
+    names: tuple[str, ...] = WRITING + READING,
+) -> Ended:
     """Run a command under strace; the arguments are those of `start`."""
-    with start(ckptmove, *([] if inject is None else [inject]), log=log) as process:
+    with start(ckptmove, *([] if inject is None else [inject]), log=log, names=names) as process:
         try:
             said = process.communicate(timeout=120)[1]
         finally:
@@ -88,10 +100,12 @@ def run(ckptmove: list[str], inject: str | None = None, log: Path | None = None)
     return Ended(process.returncode, said)
 
 
-def calls_of(ckptmove: list[str], source: Path, log: Path) -> list[Call]:
-    """The calls, of those named above, that a run makes from opening the source on."""
-    assert run(ckptmove, log=log) == (0, "")
-    counts, calls = dict.fromkeys(WRITING + READING, 0), list[Call]()
+def calls_of(
+    ckptmove: list[str], source: Path, log: Path, names: tuple[str, ...] = WRITING + READING
+) -> list[Call]:
+    """The calls, of those named, that a run makes from opening the source on."""
+    assert run(ckptmove, log=log, names=names) == (0, "")
+    counts, calls = dict.fromkeys(names, 0), list[Call]()
     main = None
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         found = _STARTED.match(line)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import ckptmove
-from tests.checkpoints import save, sparse_zip64
+from ckptmove.journal import SUFFIX, Journal, journal_name
+from ckptmove.plan import Write
+from tests.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
 
@@ -68,3 +73,74 @@ def leaving_nothing(folder: Path) -> Iterator[None]:
     yield
     assert len(list(descriptors.iterdir())) == before
     assert list(folder.rglob("*.ckptmove-tmp")) == []
+
+
+def journal_of(path: Path) -> Path:
+    """Where the journal of a file lies."""
+    return path.with_name(journal_name(path.name))
+
+
+def interrupted(path: Path, to: str = "cpu") -> bytes:
+    """Leave a change in place half done, as a crash does; gives the file as it was."""
+    out = path.with_name("other.tmp")
+    ckptmove.relocate(path, out, to=to)
+    old, new = path.read_bytes(), out.read_bytes()
+    out.unlink()
+    journal = Journal.of(len(old), [Write(0, new)], lambda at, nbytes: old[at : at + nbytes])
+    journal_of(path).write_bytes(journal.to_bytes())
+    with path.open("r+b") as file:
+        for change in journal.changes:
+            file.seek(change.at)
+            file.write(change.new[: len(change.new) // 2 + 1])
+    assert path.read_bytes() != old
+    return old
+
+
+def journals(folder: Path) -> list[str]:
+    """The journals that lie in a folder, or below."""
+    return [path.name for path in folder.rglob(f".*{SUFFIX}")]
+
+
+def or_skip(*command: str | Path) -> None:
+    """Run a command of the system, or skip the test where we can't or mayn't."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"can't {command[0]}: {done.stderr.strip()}")
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """A file system of its own, if we may."""
+    folder.mkdir()
+    or_skip("mount", *options, folder)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(folder)], check=True)
+
+
+def training_source(folder: Path) -> Path:
+    """A training checkpoint from cuda:1 that was written a while ago."""
+    saved = MAKERS["adamw_training"]()
+    path = save(folder / "run.pt", saved, "cuda:1", keep_cpu=kept_on_cpu(saved))
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def in_place(path: Path, **options: Any) -> ckptmove.RelocateReport:
+    """Changed in place, to the CPU if nothing else is said."""
+    return ckptmove.relocate(path, in_place=True, **{"to": "cpu", **options})
+
+
+def untouched(path: Path, run: Callable[[], object], error: type[Exception], match: str) -> str:
+    """It is refused, and nothing has changed; gives the hint."""
+    before = path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns
+    beside = sorted(path.parent.rglob("*"))
+    with pytest.raises(error, match=match) as raised:
+        run()
+    assert before == (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns)
+    assert beside == sorted(path.parent.rglob("*"))
+    hint = getattr(raised.value, "hint", None)
+    return hint or ""

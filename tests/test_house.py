@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents.listing",
         "contents",
     ),
-    ("rules", "placement", "verifier", "sink"),
+    ("rules", "placement", "verifier", "sink", "journal", "held", "in_place"),
     (
         "formats.opening",
         "formats.base",
@@ -63,10 +63,25 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.pickle",
         "formats",
     ),
-    ("verbs.inspect", "verbs.relocate", "verbs"),
-    ("render.text", "render.groups", "render.inspect", "render.relocate", "render"),
+    ("verbs.inspect", "verbs.relocate", "verbs.recover", "verbs"),
+    (
+        "render.text",
+        "render.groups",
+        "render.inspect",
+        "render.relocate",
+        "render.recover",
+        "render",
+    ),
     ("",),  # the public names
-    ("cli.streams", "cli.options", "cli.inspect", "cli.relocate", "cli", "__main__"),
+    (
+        "cli.streams",
+        "cli.options",
+        "cli.inspect",
+        "cli.relocate",
+        "cli.recover",
+        "cli",
+        "__main__",
+    ),
 )
 ORDER = [module for floor in FLOORS for module in floor]
 

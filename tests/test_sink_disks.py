@@ -18,7 +18,9 @@ from tests.oracles import assert_same_checkpoint, pid_locations
 from tests.staging import (
     Once,
     leaving_nothing,
+    mounted,
     moved,
+    or_skip,
     overwritten,
     small_source,
     sparse_source,
@@ -42,26 +44,6 @@ def source(tmp_path: Path) -> Path:
 def sparse(tmp_path: Path) -> Path:
     """A checkpoint that is copied in several steps."""
     return sparse_source(tmp_path)
-
-
-def or_skip(*command: str | Path) -> None:
-    """Run a command of the system, or skip the test where we can't or mayn't."""
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"needs {command[0]}")
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"can't {command[0]}: {done.stderr.strip()}")
-
-
-@contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[Path]:
-    """A file system of its own, if we may."""
-    folder.mkdir()
-    or_skip("mount", *options, folder)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", os.fspath(folder)], check=True)
 
 
 def test_from_one_file_system_to_another(source: Path, sparse: Path) -> None:

@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
 from .inspect import inspect
+from .recover import recover
 from .relocate import relocate
 from .streams import Signalled, take_streams
 
@@ -51,6 +52,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(inspect)
 cli.add_command(relocate)
+cli.add_command(recover)
 
 
 def main() -> NoReturn:

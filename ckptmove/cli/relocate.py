@@ -47,8 +47,14 @@ from .options import (
     "--values", is_flag=True, help="Rewrite also values of yours that name a moved device."
 )
 @click.option("--strict", is_flag=True, help="Refuse files that name unknown callables.")
+@click.option("--in-place", is_flag=True, help="Change the tags in SRC itself; see recover.")
 @click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
-@click.option("--force", is_flag=True, help="Replace an existing destination.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace an existing destination; change in place also a symbolic link, a file with "
+    "several names, or one that is open for writing elsewhere.",
+)
 @output_options
 def relocate(
     src: str | None,
@@ -61,6 +67,7 @@ def relocate(
     all: bool,
     values: bool,
     strict: bool,
+    in_place: bool,
     dry_run: bool,
     force: bool,
     as_json: bool,
@@ -71,11 +78,16 @@ def relocate(
     """Rewrite a checkpoint for another device.
 
     Nothing in the file is executed, no tensor is loaded, and neither torch nor the device is
-    needed. SRC is never changed; the new file appears whole and verified, or not at all. What
+    needed. SRC is not changed; the new file appears whole and verified, or not at all. What
     torch keeps on the CPU whatever the device (RNG states, optimizer steps) stays there.
 
     Without DST the new file is beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0, and
     run.relocated.pt without --to.
+
+    With --in-place there is no new file: only the tags are written, in SRC, after a journal beside
+    it is on disk. If that is interrupted, the next command that meets SRC undoes it, and so does
+    ckptmove recover. Tensors are not written: who has SRC mapped notices nothing, who reads its
+    pickle in that moment may fail, or find old tags and new ones.
 
     Of several rules the first that speaks for a tensor decides: --place, --device-map, --map, --to.
 
@@ -83,11 +95,13 @@ def relocate(
     ckptmove relocate run.pt --to cuda:0
     ckptmove relocate run.pt moved.pt --map cuda:1=cuda:0
     ckptmove relocate run.pt --to cuda:0 --place 'model.head.*=cuda:1'
+    ckptmove relocate run.pt --to cpu --in-place
     """
     path = needs_source(src)
     if dst is not None and output is not None:
         raise UsageError("the destination is given twice")
-    with progress_bar("relocate", path, shown=not (quiet or no_progress or dry_run)) as progress:
+    shown = not (quiet or no_progress or dry_run or in_place)
+    with progress_bar("relocate", path, shown=shown) as progress:
         report = relocate_checkpoint(
             path,
             output if dst is None else dst,
@@ -98,6 +112,7 @@ def relocate(
             all=all,
             values=values,
             strict=strict,
+            in_place=in_place,
             dry_run=dry_run,
             force=force,
             progress=progress,

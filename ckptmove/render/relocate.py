@@ -30,6 +30,8 @@ def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
         yield f"left as they are, values that name a device (see --values): {some}"
     if report.destination is None:
         yield "nothing to move, nothing written; name a DST for a copy"
+    elif report.method == "in-place":
+        yield _in_place(report)
     elif report.written:
         nothing = "nothing to move; " if report.method == "clone" else ""
         yield printable(
@@ -38,6 +40,15 @@ def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
         )
     else:
         yield printable(f"would write {report.destination} {_HOW[report.method]}")
+
+
+def _in_place(report: RelocateReport) -> str:
+    if not report.written:
+        return printable(f"would change {report.destination} in place")
+    return printable(
+        f"changed {report.destination} in place: {size(report.bytes_written)} of "
+        f"{size(report.nbytes)} written in {report.seconds:.2f} s, verified"
+    )
 
 
 def _kept(report: RelocateReport, full: bool) -> Iterator[str]:

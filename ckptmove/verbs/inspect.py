@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from .. import formats
 from ..errors import StrPath
+from ..in_place import settle
 from ..manifest import Manifest
 from ..source import Source
 
@@ -14,6 +16,8 @@ def inspect(
     path: StrPath, *, select: str | Iterable[str] | None = None, require: str | None = None
 ) -> Manifest:
     """List every tensor of a checkpoint without unpickling it or reading a tensor.
+
+    A change in place that was interrupted is undone first; the manifest has a warning then.
 
     Args:
         path: the checkpoint.
@@ -24,12 +28,16 @@ def inspect(
         Its manifest. Sizes are bytes.
 
     Raises:
-        InputError: the file can't be read, is no checkpoint, or is damaged.
+        InputError: the file can't be read, is no checkpoint, or is damaged; or an interrupted
+            change in place can't be undone.
         CheckFailed: something is not on the required device.
     """
+    notes = settle(path)
     with Source.open(path) as source:
         manifest = formats.read(source).manifest
         source.check_unchanged()
+    if notes:
+        manifest = replace(manifest, warnings=(*notes, *manifest.warnings))
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:

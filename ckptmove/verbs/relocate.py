@@ -11,7 +11,8 @@ from typing import Any
 
 from .. import formats
 from ..device import parse
-from ..errors import InputError, StrPath, WriteError
+from ..errors import InputError, StrPath, UsageError, WriteError
+from ..in_place import InPlace, check_in_place, settle
 from ..manifest import Manifest, NamedDevice
 from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
@@ -30,10 +31,12 @@ class RelocateReport:
 
     Attributes:
         source: the checkpoint.
-        destination: the new one, or None where nothing had to be written.
+        destination: the new one, itself if it was changed in place, or None where nothing had to be
+            written.
         written: whether it was; not so in a dry run.
         method: `patch` (a clone of the file with another pickle of the same length), `relay` (the
-            zip laid out anew), `clone` (nothing had to change), or `none` (nothing to write).
+            zip laid out anew), `clone` (nothing had to change), `in-place` (a pickle of the same
+            length, written over the old one), or `none` (nothing to write).
         copied: `reflink`, `kernel` or `read`: how the bytes came over; None where they didn't.
         moved: `cpu→cuda:0` → storages and bytes.
         kept: tensors that the rules named and that stay, with the reason.
@@ -42,7 +45,8 @@ class RelocateReport:
         unknown_callables: names that loading the file would import, and that are not known to be
             harmless; they were copied untouched.
         warnings: what the user should know, a sentence each.
-        bytes_written: the size of the destination.
+        nbytes: the size of the source.
+        bytes_written: the size of the destination; in place, what of it was written.
         seconds: how long it took.
     """
 
@@ -57,6 +61,7 @@ class RelocateReport:
     values_rewritten: tuple[NamedDevice, ...] = ()
     unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    nbytes: int = 0
     bytes_written: int = 0
     seconds: float = field(default=0.0, compare=False)
 
@@ -78,6 +83,7 @@ class RelocateReport:
             "values_rewritten": [value.to_json() for value in self.values_rewritten],
             "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
+            "nbytes": self.nbytes,
             "bytes_written": self.bytes_written,
             "seconds": round(self.seconds, 3),
         }
@@ -94,6 +100,7 @@ def relocate(
     all: bool = False,
     values: bool = False,
     strict: bool = False,
+    in_place: bool = False,
     dry_run: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -105,7 +112,7 @@ def relocate(
     What torch itself keeps on the CPU (RNG states, optimizer steps, …) stays there and is reported.
 
     Args:
-        src: the checkpoint; it is never changed.
+        src: the checkpoint; it is never changed, but for `in_place`.
         dst: the new one. By default it is beside the source: `in.cuda-0.pt` with `to="cuda:0"`,
             `in.relocated.pt` without `to`, and nothing if nothing moves. It appears whole and
             verified, or not at all.
@@ -117,49 +124,66 @@ def relocate(
         all: move also what torch keeps on the CPU.
         values: rewrite also `torch.device` values and strings equal to a moved device.
         strict: refuse a file that names callables that are not known to be harmless.
+        in_place: write no new file, but change the tags where they lie in this one. It is undone
+            if it fails, and after a crash by the next command that meets the file (`recover`).
+            The bytes of tensors are never written: who has the file mapped notices nothing, who
+            reads its pickle in that moment may fail, or find old tags and new ones.
         dry_run: decide everything, write nothing.
-        force: replace an existing destination.
+        force: replace an existing destination; change in place also a file that is a symbolic
+            link, has several names, or is open for writing elsewhere.
         progress: called with the bytes copied and verified since the last call; they add up to the
-            size of the destination.
+            size of the destination. Not called in place.
 
     Raises:
         UsageError: the rules make no sense (`DeviceError`: a device does not).
         InputError: the source can't be read, or is refused.
-        RefusedError: the destination exists or can't be written; the rules contradict each other.
+        RefusedError: the destination exists or can't be written; the rules contradict each other;
+            the file can't be changed in place.
         WriteError: writing or verifying failed.
     """
     started = time.monotonic()
+    if in_place and dst is not None:
+        raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
+    notes = settle(src)
     with Source.open(src) as source:
         before = formats.read(source)
+        manifest = before.manifest
         if strict:
-            _refuse_unknown(before.manifest)
-        moves = place_tensors(before.manifest, rules)
+            _refuse_unknown(manifest)
+        moves = place_tensors(manifest, rules)
         plan = before.plan_relocate(moves)
-        target = os.fspath(dst) if dst is not None else None
-        if target is None and moves:
-            target = _beside(source.path, to)
-        copied = None
-        if target is not None and dry_run:
+        target = _target(source.path, dst, to, moves, in_place=in_place)
+        copied, bytes_written = None, 0
+        if target is None:
+            pass
+        elif in_place and dry_run:
+            check_in_place(source, plan, force=force)
+        elif in_place:
+            bytes_written = _change(source, before, moves, plan, force)
+        elif dry_run:
             check_destination(target, source, force=force)
             check_room(target, plan, source)
-        elif target is not None:
+        else:
+            settle(target)
             copied = _write(source, before, moves, plan, target, force, progress)
-    manifest = before.manifest
+            bytes_written = plan.nbytes
+        nbytes = source.nbytes
     values_named = enumerate(manifest.values_naming_devices)
     return RelocateReport(
         source=source.path,
         destination=target,
-        written=copied is not None,
-        method="none" if target is None else plan.method,
+        written=target is not None and not dry_run,
+        method="none" if target is None else "in-place" if in_place else plan.method,
         copied=copied,
         moved=moves.totals(manifest.storages),
         kept=tuple(moves.kept),
         values_naming_devices=tuple(v for n, v in values_named if n not in moves.values),
         values_rewritten=tuple(manifest.values_naming_devices[n] for n in moves.values),
         unknown_callables=manifest.unknown_callables,
-        warnings=(*manifest.warnings, *moves.warnings),
-        bytes_written=plan.nbytes if copied else 0,
+        warnings=(*notes, *manifest.warnings, *moves.warnings),
+        nbytes=nbytes,
+        bytes_written=bytes_written,
         seconds=time.monotonic() - started,
     )
 
@@ -184,13 +208,40 @@ def _write(
     """Write, verify, commit; gives how the bytes were copied."""
     with Staged(target, source, force=force) as staged:
         copied = staged.write(plan, progress)
-        try:
-            with staged.reopen() as written:
-                before.check_relocated(formats.read(written), moves)
-        except InputError as error:
-            raise WriteError(f"what was written can't be read: {error}", path=target) from error
+        _check(staged.reopen(), before, moves)
         staged.commit()
     return copied
+
+
+def _change(
+    source: Source, before: formats.Checkpoint, moves: Moves, plan: Plan, force: bool
+) -> int:
+    """Change in place, verify, commit; gives how many bytes were written."""
+    with InPlace(source, plan, force=force) as changed:
+        bytes_written = changed.write()
+        _check(changed.reopen(), before, moves)
+        changed.commit()
+    return bytes_written
+
+
+def _check(written: Source, before: formats.Checkpoint, moves: Moves) -> None:
+    """Read back what was written, and compare it with what was meant."""
+    try:
+        with written:
+            before.check_relocated(formats.read(written), moves)
+    except InputError as error:
+        raise WriteError(f"what was written can't be read: {error}", path=written.path) from error
+
+
+def _target(
+    source: str, dst: StrPath | None, to: Device | None, moves: Moves, *, in_place: bool
+) -> str | None:
+    """What is to be written, if anything is."""
+    if dst is not None:
+        return os.fspath(dst)
+    if not moves:
+        return None
+    return source if in_place else _beside(source, to)
 
 
 def _beside(source: str, to: Device | None) -> str:

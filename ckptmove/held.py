@@ -1,0 +1,164 @@
+"""A file that is held for a change: open for writing, locked, with its folder and its journal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import stat
+import time
+
+from .errors import InputError, WriteError
+from .journal import Change, journal_name
+from .sink import read_at, write_at
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
+
+
+class Held:
+    """A file open for writing, and locked; with its folder and its journal, if it has one."""
+
+    def __init__(self, path: str, patience: float = 0.0) -> None:
+        """Open and lock it.
+
+        Raises:
+            OSError: it can't be opened.
+            InputError: somebody else holds it.
+        """
+        folder, self.name = os.path.split(os.path.realpath(path))
+        self.path = path
+        self.journal = journal_name(self.name)
+        self.folder = self.fd = -1
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self.folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.fd = os.open(self.name, flags, dir_fd=self.folder)
+            self.locked = self._lock(patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give it back."""
+        for fd in (self.fd, self.folder):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+    def _lock(self, patience: float) -> bool:
+        """Whether the file system has locks."""
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError as error:
+                if time.monotonic() >= until:
+                    raise busy(self.path) from error
+                time.sleep(0.01)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                return False
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Bytes of the file."""
+        return read_at(self.fd, at, nbytes)
+
+    def check(self, at: int, data: bytes) -> None:
+        """Raises WriteError if what was written there is not there."""
+        if self.read(at, len(data)) != data:
+            raise WriteError("the bytes that were written can't be read back", path=self.path)
+
+    def has_journal(self) -> bool:
+        """Whether there is one."""
+        try:
+            os.stat(self.journal, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write_journal(self, data: bytes) -> None:
+        """Have it on disk, or raise OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(self.journal, flags, 0o600, dir_fd=self.folder)
+        try:
+            write_at(fd, 0, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.fsync(self.folder)
+
+    def read_journal(self) -> bytes | None:
+        """The journal's bytes; None if there is none any more.
+
+        Raises:
+            InputError: it may be somebody else's trap.
+        """
+        try:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(self.journal, flags, dir_fd=self.folder)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.fstat(fd)
+            trusted = (0, os.geteuid(), os.fstat(self.fd).st_uid)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
+                raise InputError("the journal beside it is not its owner's", path=self.path)
+            return read_at(fd, 0, found.st_size)
+        finally:
+            os.close(fd)
+
+    def remove_journal(self) -> None:
+        """Say that the file is what it is to be, for good."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.journal, dir_fd=self.folder)
+        os.fsync(self.folder)
+
+    def put_back(self, changes: list[Change]) -> None:
+        """Undo changes and have the file on disk, with what others undid but did not sync."""
+        for change in changes:
+            write_at(self.fd, change.at, change.old)
+        os.fsync(self.fd)
+        for change in changes:
+            self.check(change.at, change.old)
+
+
+def busy(path: str) -> InputError:
+    """What is said where somebody else holds the file."""
+    return InputError("is being changed in place by another process", path=path)
+
+
+def is_locked(fd: int) -> bool:
+    """Whether somebody else holds the file."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+def is_open_for_writing(fd: int) -> bool:
+    """Whether anybody has the file open for writing, if the system can tell.
+
+    Linux leases a file for reading only where nobody has. The lease is given back at once; who
+    opens the file in that instant would have us killed by SIGIO, hence a signal that is ignored.
+    """
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    return False

@@ -1,0 +1,256 @@
+"""Change a file where it lies, so that it can always be made what it was.
+
+What is about to change goes to a journal beside the file first, and onto the disk. As long as there
+is a journal, the change is not done; undoing it is always possible, and can itself be interrupted
+and begun again. Whoever changes or undoes holds a lock on the file, so that a journal whose file is
+not locked is known to be left over.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import NamedTuple
+
+from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
+from .held import Held, busy, is_locked, is_open_for_writing
+from .journal import Journal, journal_name
+from .plan import Plan
+from .sink import failure_of, write_at
+from .source import Source
+
+_INSIST = "--force insists"
+_PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
+
+
+class Recovered(NamedTuple):
+    """What was done about an interrupted change.
+
+    Attributes:
+        path: the file.
+        outcome: `nothing` (there was no journal), `unchanged` (the file was as before
+            the change; the journal was removed) or `rolled-back` (the file is as it was).
+        bytes_written: what of the file was written.
+    """
+
+    path: str
+    outcome: str
+    bytes_written: int = 0
+
+
+class InPlace:
+    """A change in the making. Used as a context, it is undone at the end unless committed."""
+
+    def __init__(self, source: Source, plan: Plan, *, force: bool) -> None:
+        self.path, self.source = source.path, source
+        self.plan, self.force = plan, force
+        self._journal: Journal | None = None
+        self._begun = self._committing = False
+
+    def __enter__(self) -> InPlace:
+        """Take the file.
+
+        Raises:
+            RefusedError: as `check_in_place`, or its file system knows no locks.
+            InputError: another process is changing it in place.
+        """
+        check_in_place(self.source, self.plan, force=self.force)
+        try:
+            self._held = Held(self.path)
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        try:
+            if not self._held.locked and not self.force:
+                raise RefusedError("its file system knows no locks", path=self.path, hint=_INSIST)
+            if self._held.has_journal():
+                raise self._has_journal()
+        except OSError as error:
+            self._held.close()
+            raise failure_of(error, self.path) from error
+        except BaseException:
+            self._held.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._held as held:
+            if self._journal is None:
+                return
+            try:
+                if self._committing and not held.has_journal():
+                    return
+                if self._begun:
+                    held.put_back(list(self._journal.changes))
+                held.remove_journal()
+            except (OSError, WriteError) as failed:
+                first = f"{error}; " if isinstance(error, CkptmoveError) else ""
+                why = failed.strerror if isinstance(failed, OSError) else failed
+                raise WriteError(
+                    f"{first}undoing it failed too: {why}",
+                    path=self.path,
+                    hint=f"ckptmove recover {self.path}",
+                ) from error
+            if self._begun and isinstance(error, CkptmoveError):
+                error.hint = error.hint or "it is again as it was"
+
+    def write(self) -> int:
+        """Journal what is to change, and change it; gives how many bytes of the file were written.
+
+        Raises:
+            CorruptError: the file was changed since it was read.
+            RefusedError: there is a journal, or none can be made.
+            WriteError: the bytes can't be written, or did not arrive.
+        """
+        held = self._held
+        journal = Journal.of(self.source.nbytes, self.plan.writes, self.source.read)
+        self._journal = journal
+        try:
+            held.write_journal(journal.to_bytes())
+            self._check_unchanged()
+            self._begun = True
+            for change in journal.changes:
+                write_at(held.fd, change.at, change.new)
+            os.fsync(held.fd)
+            for change in journal.changes:
+                held.check(change.at, change.new)
+        except FileExistsError as error:
+            self._journal = None  # it is not ours
+            raise self._has_journal() from error
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        return journal.changed_nbytes
+
+    def _has_journal(self) -> RefusedError:
+        return RefusedError(
+            "has a journal already", path=self.path, hint=f"ckptmove recover {self.path}"
+        )
+
+    def _check_unchanged(self) -> None:
+        """Raises CorruptError unless what we hold is what was read, and has its name still."""
+        self.source.check_unchanged()
+        held, source = os.fstat(self._held.fd), os.fstat(self.source.fd)
+        if not os.path.samestat(held, source) or not self.source.same_file(self.path):
+            raise CorruptError("the file was replaced while it was read", path=self.path)
+
+    def reopen(self) -> Source:
+        """The file as it stands, to be read like any other."""
+        try:
+            return Source(os.dup(self._held.fd), self.path)
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+
+    def commit(self) -> None:
+        """Give up the way back: the change is done.
+
+        Raises:
+            WriteError: the journal can't be removed, or may come back with a power cut.
+        """
+        self._committing = True
+        try:
+            os.unlink(self._held.journal, dir_fd=self._held.folder)
+        except OSError as error:
+            raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
+        try:
+            os.fsync(self._held.folder)
+        except OSError as error:
+            raise WriteError(
+                f"is changed and verified, but a power cut may undo it: {error.strerror}",
+                path=self.path,
+            ) from error
+
+
+def check_in_place(source: Source, plan: Plan, *, force: bool) -> None:
+    """Raises RefusedError if the file can't or mustn't be changed in place, before anything is."""
+    path = source.path
+    if plan.method != "patch":
+        raise RefusedError(
+            "can't be changed in place: its pickle would not keep its length",
+            path=path,
+            hint="without --in-place it is relocated to a copy",
+        )
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.access(path, os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):
+        raise RefusedError("can't be changed in place: it or its folder is read-only", path=path)
+    if force:
+        return
+    if os.path.islink(path):
+        raise RefusedError("is a symbolic link", path=path, hint=_INSIST)
+    links = os.fstat(source.fd).st_nlink
+    if links > 1:
+        raise RefusedError(f"has {links:,} hard links", path=path, hint=_INSIST)
+    if is_open_for_writing(source.fd):
+        if is_locked(source.fd):
+            raise busy(path)
+        raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)
+
+
+def undo(path: StrPath) -> Recovered:
+    """Undo an interrupted change of a file; without a journal it is only looked for.
+
+    Raises:
+        InputError: the journal is not that of the file as it is now, the file is gone, or another
+            process is at it.
+        RefusedError: the file or its folder can't be written.
+        WriteError: undoing it failed, and can be tried again.
+    """
+    path = os.fspath(path)
+    real = os.path.realpath(path) if os.path.islink(path) else path
+    folder, name = os.path.split(real)
+    beside = os.path.join(folder, journal_name(name))
+    if not name or not os.path.lexists(beside):
+        return Recovered(path, "nothing")
+    try:
+        with Held(path, _PATIENCE) as held:
+            return _undo(held)
+    except FileNotFoundError as error:
+        raise InputError(
+            "is gone, and has left the journal of a change in place",
+            path=path,
+            hint=f"put it back, or remove {beside}",
+        ) from error
+    except OSError as error:
+        raise failure_of(error, path) from error
+    except InputError as error:
+        error.about(path)
+        if isinstance(error, CorruptError):
+            error.hint = f"if you have replaced it since, remove {beside}"
+        raise
+
+
+def _undo(held: Held) -> Recovered:
+    data = held.read_journal()
+    if data is None:
+        return Recovered(held.path, "nothing")
+    journal = Journal.from_bytes(data)
+    made = [] if journal is None else journal.to_undo(os.fstat(held.fd).st_size, held.read)
+    held.put_back(made)
+    held.remove_journal()
+    if not made:
+        return Recovered(held.path, "unchanged")
+    return Recovered(held.path, "rolled-back", sum(len(change.old) for change in made))
+
+
+def settle(path: StrPath) -> tuple[str, ...]:
+    """Undo what was interrupted before a file is read; gives what the user should know of it.
+
+    Raises:
+        InputError: it can't be undone, or another process is changing the file now.
+    """
+    try:
+        outcome = undo(path).outcome
+    except (RefusedError, WriteError) as error:
+        raise InputError(
+            f"an interrupted change in place can't be undone: {error}",
+            path=path,
+            hint=f"ckptmove recover {os.fspath(path)}",
+        ) from error
+    if outcome == "rolled-back":
+        return ("an interrupted change in place was rolled back first",)
+    if outcome == "unchanged":
+        return ("an interrupted change in place had left it as it was; removed its journal",)
+    return ()

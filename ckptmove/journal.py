@@ -1,0 +1,194 @@
+"""The journal of a change in place: all that it takes to undo it, however far it came. No I/O.
+
+    "ckptmove-undo-1\\n"  16 bytes; all numbers below are little-endian
+    size of the file      8
+    its tail             32: SHA-256 of its last 64 KiB, as they were
+    changes               8: how many, and for each
+        at, nbytes       16
+        old, new         nbytes each
+    seal                 32: SHA-256 of everything above, in every version
+
+It lies beside the file, and is on disk before the first change is made. Hence a journal whose seal
+is broken is one that was never finished, and its file is untouched.
+
+That a journal is whole does not make it that of the file: a file may have been replaced since. It
+is, if the size and the tail are those of the file, and each byte that was to change is the old one
+or the new one; a mixture is what an interrupted change leaves. The tail of a zip holds the
+checksums of its records, so that another file of the same layout is told apart.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from .errors import CorruptError, UnsupportedError
+from .plan import Write
+
+SUFFIX = ".ckptmove-journal"
+TAIL_NBYTES = 1 << 16
+
+_MAGIC = b"ckptmove-undo-1\n"
+_HEAD = struct.Struct("<16sQ32sQ")
+_CHANGE = struct.Struct("<QQ")
+_SEAL_NBYTES = 32
+_BLOCK = 512  # bytes compared at once: what a disk writes at least
+_LONGEST_NAME = 255  # bytes
+
+Read = Callable[[int, int], bytes]  # offset, nbytes → bytes
+
+
+class Change(NamedTuple):
+    """Bytes at an offset of a file, as they were and as they are to be; of one length."""
+
+    at: int
+    old: bytes
+    new: bytes
+
+
+class Journal(NamedTuple):
+    """What is to change in a file.
+
+    Attributes:
+        nbytes: the size of the file, which stays.
+        tail: the digest of its last `TAIL_NBYTES`, as they were.
+        changes: in order, without overlaps.
+    """
+
+    nbytes: int
+    tail: bytes
+    changes: tuple[Change, ...]
+
+    @classmethod
+    def of(cls, nbytes: int, writes: Iterable[Write], read: Read) -> Journal:
+        """The journal of writes that are about to be made to a file that `read` reads."""
+        changes = tuple(_changes(writes, read))
+        for left, right in pairwise(changes):  # else it could not be read back
+            assert left.at + len(left.old) <= right.at
+        return cls(nbytes, _tail(nbytes, read), changes)
+
+    @property
+    def changed_nbytes(self) -> int:
+        """How many bytes the changes write."""
+        return sum(len(change.new) for change in self.changes)
+
+    def to_bytes(self) -> bytes:
+        """As it is written to disk."""
+        parts = [_HEAD.pack(_MAGIC, self.nbytes, self.tail, len(self.changes))]
+        for change in self.changes:
+            parts += (_CHANGE.pack(change.at, len(change.old)), change.old, change.new)
+        return b"".join((*parts, _digest(*parts)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Journal | None:
+        """The journal that was written so, or None if it was never finished.
+
+        Raises:
+            UnsupportedError: it is of another version.
+            CorruptError: it makes no sense.
+        """
+        body = data[:-_SEAL_NBYTES]
+        if len(data) < _SEAL_NBYTES + len(_MAGIC) or _digest(body) != data[-_SEAL_NBYTES:]:
+            return None
+        if not body.startswith(_MAGIC):
+            raise UnsupportedError("its journal is of another version of ckptmove")
+        try:
+            _, nbytes, tail, count = _HEAD.unpack_from(body)
+            changes, at, end = [], _HEAD.size, 0
+            for _ in range(count):
+                start, length = _CHANGE.unpack_from(body, at)
+                at += _CHANGE.size
+                old, new = body[at : at + length], body[at + length : at + 2 * length]
+                if start < end or start + length > nbytes or len(new) != length:
+                    raise CorruptError("its journal makes no sense")
+                changes.append(Change(start, old, new))
+                at, end = at + 2 * length, start + length
+        except struct.error as error:
+            raise CorruptError("its journal makes no sense") from error
+        return cls(nbytes, tail, tuple(changes))
+
+    def to_undo(self, nbytes: int, read: Read) -> list[Change]:
+        """The changes that were made, in part or whole, to a file of that size.
+
+        Raises:
+            CorruptError: it is not the file that the journal is of.
+        """
+        if nbytes != self.nbytes:
+            raise _stranger()
+        made = []
+        for change in self.changes:
+            now = read(change.at, len(change.old))
+            if now != change.old:
+                if now != change.new and not _is_mixture(now, change):
+                    raise _stranger()
+                made.append(change)
+        if _tail(nbytes, read, self.changes) != self.tail:
+            raise _stranger()
+        return made
+
+
+def journal_name(name: str) -> str:
+    """The name of the journal beside a file: `.NAME.ckptmove-journal`.
+
+    Where that is longer than file systems allow, the start of NAME and a digest of it.
+    """
+    whole = f".{name}{SUFFIX}"
+    raw = os.fsencode(name)
+    if len(raw) + len(SUFFIX) < _LONGEST_NAME:
+        return whole
+    return f".{os.fsdecode(raw[:200])}.{_digest(raw).hex()[:16]}{SUFFIX}"
+
+
+def _changes(writes: Iterable[Write], read: Read) -> Iterator[Change]:
+    """What the writes change: neighbouring blocks that differ, without what is the same around."""
+    for at, new in sorted(writes):
+        old = read(at, len(new))
+        blocks = range(0, len(new), _BLOCK)
+        differ = [n for n in blocks if old[n : n + _BLOCK] != new[n : n + _BLOCK]]
+        first = 0
+        for n, start in enumerate(differ):
+            if n + 1 == len(differ) or differ[n + 1] != start + _BLOCK:
+                yield _trimmed(at, old, new, differ[first], min(start + _BLOCK, len(new)))
+                first = n + 1
+
+
+def _trimmed(at: int, old: bytes, new: bytes, start: int, end: int) -> Change:
+    while old[start] == new[start]:
+        start += 1
+    while old[end - 1] == new[end - 1]:
+        end -= 1
+    return Change(at + start, old[start:end], new[start:end])
+
+
+def _is_mixture(now: bytes, change: Change) -> bool:
+    return len(now) == len(change.old) and all(
+        byte in (old, new) for byte, old, new in zip(now, change.old, change.new, strict=True)
+    )
+
+
+def _tail(nbytes: int, read: Read, changes: Iterable[Change] = ()) -> bytes:
+    """The digest of the tail of a file, as it was before the changes."""
+    start = max(0, nbytes - TAIL_NBYTES)
+    tail = bytearray(read(start, nbytes - start))
+    for change in changes:
+        skip = max(0, start - change.at)
+        if skip < len(change.old):
+            at = change.at + skip - start
+            tail[at : at + len(change.old) - skip] = change.old[skip:]
+    return _digest(tail)
+
+
+def _digest(*parts: bytes | bytearray) -> bytes:
+    import hashlib  # only here: it takes a while to import, and most files have no journal
+
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _stranger() -> CorruptError:
+    return CorruptError("is not as an interrupted change in place would have left it")

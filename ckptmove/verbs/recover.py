@@ -1,0 +1,84 @@
+"""recover: undo changes in place that were interrupted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CkptmoveError, InputError, StrPath
+from ..in_place import Recovered, undo
+from ..journal import SUFFIX, journal_name
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RecoverReport:
+    """What was done about interrupted changes.
+
+    Attributes:
+        path: the file or directory.
+        files: what was done to the file, or to each in the directory that had a journal.
+    """
+
+    path: str
+    files: tuple[Recovered, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, the same as `ckptmove recover --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "path": self.path,
+            "files": [
+                {"path": each.path, "outcome": each.outcome, "bytes_written": each.bytes_written}
+                for each in self.files
+            ],
+        }
+
+
+def recover(path: StrPath) -> RecoverReport:
+    """Make files what they were before a change in place that was interrupted.
+
+    A change counts as done once its journal is removed, which is the last thing that happens. Until
+    then it is undone, however far it came: it was not verified, or nobody was told.
+
+    Args:
+        path: a file; or a directory, for all that is in it and below.
+
+    Raises:
+        InputError: a journal is not that of the file as it is now, the file is gone, or another
+            process is changing it.
+        RefusedError: the file or its folder can't be written.
+        WriteError: undoing it failed, and can be tried again.
+    """
+    path = os.fspath(path)
+    if not os.path.isdir(path):
+        if os.path.basename(path).endswith(SUFFIX):
+            raise InputError("is a journal", path=path, hint="name the file that it is beside")
+        recovered = undo(path)
+        if recovered.outcome == "nothing" and not os.path.exists(path):
+            raise InputError("can't be read: there is no such file", path=path)
+        return RecoverReport(path, (recovered,))
+    files, failed = [], list[CkptmoveError]()
+    for name in _files_with_journals(path):
+        try:
+            files.append(undo(name))
+        except CkptmoveError as error:  # the others come first
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return RecoverReport(path, tuple(files))
+
+
+def _files_with_journals(root: str) -> Iterator[str]:
+    def unreadable(error: OSError) -> None:
+        raise InputError(f"can't be read: {error.strerror}", path=error.filename)
+
+    for folder, folders, names in os.walk(root, onerror=unreadable):
+        folders.sort()
+        journals = sorted(name for name in names if name.endswith(SUFFIX))
+        files = {journal_name(name): name for name in names} if journals else {}
+        for journal in journals:  # without its file, it is named after the journal
+            yield os.path.join(folder, files.get(journal, journal[1 : -len(SUFFIX)]))

@@ -1,0 +1,254 @@
+"""What recover, and every other command before it reads, does where a change was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove import InputError
+from ckptmove.journal import SUFFIX, Journal, journal_name
+from tests.checkpoints import MAKERS, save
+from tests.conftest import RunCli
+from tests.staging import (
+    in_place,
+    interrupted,
+    journal_of,
+    journals,
+    leaving_nothing,
+    mounted,
+    or_skip,
+    training_source,
+    untouched,
+)
+
+
+@pytest.fixture
+def run_pt(tmp_path: Path) -> Path:
+    """A training checkpoint from cuda:1."""
+    return training_source(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """After each test: as many open files as before, and no temporary file."""
+    with leaving_nothing(tmp_path):
+        yield
+
+
+@pytest.mark.parametrize("name", ["run.pt", "ключ.pt", "a" * 237, "a" * 238, "я" * 127, ".hidden"])
+def test_whatever_its_name(name: str, run_pt: Path, run_cli: RunCli) -> None:
+    path = run_pt.rename(run_pt.with_name(name))
+    assert len(os.fsencode(journal_name(name))) <= 255
+    old = interrupted(path)
+    assert stat.S_IMODE(journal_of(path).stat().st_mode) == 0o644
+    said = run_cli("recover", name, exit=0).stdout
+    assert said.startswith(f"{name}: as it was: rolled back an interrupted change in place, ")
+    assert path.read_bytes() == old
+    assert in_place(path, dry_run=True).method == "in-place"
+    interrupted(path)
+    assert ckptmove.recover(path.parent).files[0].path == str(path)
+    assert path.read_bytes() == old
+
+
+def test_names_that_are_cut_stay_apart() -> None:
+    names = {journal_name(f"{'a' * 240}{end}") for end in ("x", "y")}
+    assert len(names) == 2
+    assert all(name.endswith(SUFFIX) for name in names)
+
+
+@pytest.mark.parametrize("through", ["run.pt", "link.pt", "alias/run.pt"])
+@pytest.mark.parametrize("verb", ["inspect", "relocate --to cuda:0 -o out.pt", "recover"])
+def test_the_next_command_recovers_and_says_so(
+    verb: str, through: str, run_pt: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    (tmp_path / "link.pt").symlink_to("run.pt")
+    (tmp_path / "alias").symlink_to(".")
+    old = interrupted(run_pt)
+    name, *options = verb.split()
+    done = run_cli(name, through, *options, exit=0)
+    assert run_pt.read_bytes() == old
+    assert journals(tmp_path) == []
+    if verb != "recover":
+        note = f"ckptmove: {through}: an interrupted change in place was rolled back first\n"
+        assert done.stderr == note
+        assert run_cli(name, through, *options, "--force" if "-o" in verb else "-v", exit=0)
+
+
+def test_the_library_says_so_too(run_pt: Path) -> None:
+    note = "an interrupted change in place was rolled back first"
+    interrupted(run_pt)
+    assert ckptmove.inspect(run_pt).warnings == (note,)
+    assert ckptmove.inspect(run_pt).warnings == ()
+    interrupted(run_pt)
+    assert in_place(run_pt).warnings == (note,)
+    assert ckptmove.inspect(run_pt).verdict == "uniform cpu"
+
+
+def test_a_journal_without_a_change_is_removed(run_pt: Path, run_cli: RunCli) -> None:
+    old = interrupted(run_pt)
+    journal = journal_of(run_pt).read_bytes()
+    run_pt.write_bytes(old)
+    for there in (journal, journal[:-1], b""):
+        journal_of(run_pt).write_bytes(there)
+        said = run_cli("recover", "run.pt", exit=0).stdout
+        assert said == (
+            "run.pt: as it was: an interrupted change in place left it so; removed its journal\n"
+        )
+        assert (run_pt.read_bytes(), journals(run_pt.parent)) == (old, [])
+    journal_of(run_pt).write_bytes(b"")
+    assert ckptmove.inspect(run_pt).warnings == (
+        "an interrupted change in place had left it as it was; removed its journal",
+    )
+
+
+def test_a_directory_is_recovered_with_all_below(run_pt: Path, run_cli: RunCli) -> None:
+    root = run_pt.parent / "runs"
+    (root / "deep" / "er").mkdir(parents=True)
+    paths = [root / "a.pt", root / "deep" / "b.pt", root / "deep" / "er" / f"{'c' * 250}.pt"]
+    for path in paths:
+        shutil.copyfile(run_pt, path)
+        interrupted(path)
+    (root / "d.pt").write_bytes(run_pt.read_bytes())
+    said = json.loads(run_cli("recover", root, "--json", exit=0).stdout)
+    assert (said["schema"], said["path"]) == (1, str(root))
+    assert [each["path"] for each in said["files"]] == [str(path) for path in paths]
+    assert {each["outcome"] for each in said["files"]} == {"rolled-back"}
+    assert all(path.read_bytes() == run_pt.read_bytes() for path in paths)
+    assert run_cli("recover", root, exit=0).stdout == f"{root}: nothing to recover\n"
+
+
+def test_in_a_directory_one_that_fails_does_not_keep_the_others(run_pt: Path) -> None:
+    root = run_pt.parent
+    for name in ("a.pt", "z.pt"):
+        shutil.copyfile(run_pt, root / name)
+        interrupted(root / name)
+    interrupted(run_pt)
+    run_pt.unlink()
+    with pytest.raises(InputError, match="is gone") as raised:
+        ckptmove.recover(root)
+    assert raised.value.path == str(run_pt)
+    assert journals(root) == [journal_name("run.pt")]
+
+
+def other_byte(path: Path, at: int) -> None:
+    """A byte that is neither the old one nor the new one."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xee")
+
+
+def first_change(path: Path) -> int:
+    """Where the first change of the journal is."""
+    journal = Journal.from_bytes(journal_of(path).read_bytes())
+    assert journal is not None
+    return journal.changes[0].at
+
+
+STRANGERS: dict[str, Callable[[Path], object]] = {
+    "a byte that was to change": lambda path: other_byte(path, first_change(path)),
+    "a byte of the directory": lambda path: other_byte(path, path.stat().st_size - 60),
+    "longer": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "shorter": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "trained again": lambda path: save(path, MAKERS["adamw_training"](), "cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_file_that_was_replaced_is_left_alone(kind: str, run_pt: Path, run_cli: RunCli) -> None:
+    interrupted(run_pt)
+    STRANGERS[kind](run_pt)
+    for verb in (ckptmove.recover, ckptmove.inspect, in_place):
+        hint = untouched(run_pt, partial(verb, run_pt), InputError, "is not as an interr")
+        assert hint == f"if you have replaced it since, remove {journal_of(run_pt)}"
+    done = run_cli("recover", "run.pt", exit=3)
+    assert done.stderr.count("\n") == 1
+    journal_of(run_pt).unlink()
+    ckptmove.recover(run_pt)
+
+
+def test_a_file_that_is_gone_has_left_its_journal(run_pt: Path, run_cli: RunCli) -> None:
+    interrupted(run_pt)
+    away = run_pt.rename(run_pt.with_name("away.pt"))
+    save(run_pt.with_name("in.pt"), torch.ones(1))
+    for verb in ("recover run.pt", "inspect run.pt", "relocate in.pt --to cpu -o run.pt"):
+        done = run_cli(*verb.split(), exit=3)
+        assert "is gone, and has left the journal of a change in place (put it back" in done.stderr
+    assert journals(run_pt.parent)
+    away.rename(run_pt)
+    assert ckptmove.recover(run_pt).files[0].outcome == "rolled-back"
+    assert "no such file" in run_cli("recover", "none.pt", exit=3).stderr
+
+
+def test_a_destination_is_recovered_before_it_is_replaced(run_pt: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copyfile(run_pt, tmp_path / "out.pt"))
+    interrupted(out)
+    ckptmove.relocate(run_pt, out, to="cuda:0", force=True)
+    assert journals(tmp_path) == []
+    assert ckptmove.inspect(out).warnings == ()
+
+
+def test_a_journal_is_no_file_to_be_recovered(run_pt: Path, run_cli: RunCli) -> None:
+    interrupted(run_pt)
+    assert "is a journal (name" in run_cli("recover", journal_of(run_pt), exit=3).stderr
+    assert journals(run_pt.parent)
+
+
+def test_a_journal_of_another_version_is_kept(run_pt: Path) -> None:
+    import hashlib
+
+    interrupted(run_pt)
+    body = journal_of(run_pt).read_bytes()[:-32].replace(b"undo-1\n", b"undo-2\n", 1)
+    journal_of(run_pt).write_bytes(body + hashlib.sha256(body).digest())
+    untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "another version of ckptmove")
+
+
+def test_a_journal_that_somebody_else_put_there_is_not_followed(run_pt: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to be somebody else")
+    interrupted(run_pt)
+    os.chown(journal_of(run_pt), 65534, 65534)
+    untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "is not its owner's")
+    os.chown(run_pt, 65534, 65534)
+    assert ckptmove.recover(run_pt).files[0].outcome == "rolled-back"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
+def test_a_journal_that_is_no_file_is_not_followed(kind: str, run_pt: Path) -> None:
+    interrupted(run_pt)
+    journal = journal_of(run_pt)
+    away = journal.rename(run_pt.with_name("journal"))
+    if kind == "link":
+        journal.symlink_to(away)
+    elif kind == "folder":
+        journal.mkdir()
+    else:
+        os.mkfifo(journal)
+    for verb in (ckptmove.recover, ckptmove.inspect):
+        untouched(run_pt, partial(verb, run_pt), ckptmove.CkptmoveError, ".")
+
+
+def test_what_can_not_be_written_can_not_be_recovered(
+    run_pt: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    path = run_pt.rename(folder / "run.pt")
+    interrupted(path)
+    with mounted(tmp_path / "disk", "--bind", os.fspath(folder)) as disk:
+        or_skip("mount", "-o", "remount,ro,bind", disk)
+        said = run_cli("inspect", disk / "run.pt", exit=3).stderr
+        assert "an interrupted change in place can't be undone: can't be written: Read-only" in said
+        assert f"(ckptmove recover {disk / 'run.pt'})" in said
+        said = run_cli("recover", disk / "run.pt", exit=4).stderr
+        assert "can't be written: Read-only file system" in said
+    assert ckptmove.recover(path).files[0].outcome == "rolled-back"

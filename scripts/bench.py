@@ -2,6 +2,7 @@
 """Measure ckptmove against the ways people have today, interleaved, as whole processes.
 
 Usage: .venv/bin/python scripts/bench.py [--size GB] [--tensors N] [--rounds N] [--folder DIR]
+                                  [--in-place]
 
 Prints for each contender the median time, its ratio to the first of its group (the median of the
 ratios round by round, since machines are noisy) and the peak of anonymous memory (RssAnon; the
@@ -148,6 +149,19 @@ with tagged([*model.parameters(), *moments], "cuda:1"):
     rng = torch.get_rng_state()
     torch.save({"model": model.state_dict(), "optimizer": state, "rng": rng}, sys.argv[1])
 """
+SPARSE = """
+import sys, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import skip_data
+width, count = 4096, 160
+rows = max(1, round(float(sys.argv[2]) * 1e9 / (3 * 4 * width * count)))
+with FakeTensorMode():
+    model = {f"l{n}.weight": torch.empty(rows, width, device="cuda:1") for n in range(count)}
+    moment = lambda: torch.empty(rows, width, device="cuda:1")
+    moments = {n: {"exp_avg": moment(), "exp_avg_sq": moment()} for n in range(count)}
+with skip_data(materialize_fake_tensors=True):
+    torch.save({"model": model, "optimizer": {"state": moments, "param_groups": []}}, sys.argv[1])
+"""
 MANY = """
 import sys, torch
 from demo_checkpoint import tagged
@@ -201,6 +215,28 @@ def inspections(source: Path, title: str, rounds: int, *, fake: bool = True) -> 
     source.unlink()
 
 
+def in_place(folder: Path, size: float, rounds: int) -> None:
+    """Change tags in place, in files of the same tensors: holes take no room on disk."""
+    sources = [make(SPARSE, folder / f"sparse-{n}.pt", n) for n in (size, 25 * size)]
+
+    def before() -> None:
+        for source in sources:
+            again = [*CKPTMOVE, "relocate", str(source), "--to", "cuda:1", "--in-place", "--quiet"]
+            subprocess.run(again, check=True, env=environment(), stderr=subprocess.DEVNULL)
+        os.sync()
+
+    contenders = [
+        Contender(
+            f"{source.stat().st_size / 1e9:.0f} GB",
+            [*CKPTMOVE, "relocate", str(source), "--to", "cpu", "--in-place", "--quiet"],
+        )
+        for source in sources
+    ]
+    compare("ckptmove relocate --in-place, 480 tensors", contenders, rounds, before)
+    for source in sources:
+        source.unlink()
+
+
 def growth(folder: Path, size: float, tensors: int, rounds: int) -> None:
     """How time and memory grow with the file, and with the number of tensors."""
     out = folder / "out.pt"
@@ -222,13 +258,16 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=100_000, help="the most tensors of a file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", help="where the files are made; needs three times the size")
+    parser.add_argument("--in-place", action="store_true", help="measure only that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         start = Contender("ckptmove --help", [*CKPTMOVE, "--help"])
         python = Contender("python -c pass", [sys.executable, "-c", "pass"])
         compare("Start", [python, start], options.rounds, lambda: None)
-        relocations(Path(folder), options.size, options.rounds)
-        growth(Path(folder), options.size, options.tensors, options.rounds)
+        in_place(Path(folder), options.size, options.rounds)
+        if not options.in_place:
+            relocations(Path(folder), options.size, options.rounds)
+            growth(Path(folder), options.size, options.tensors, options.rounds)
 
 
 if __name__ == "__main__":

@@ -105,9 +105,22 @@ class Archive:
         comment_nbytes = END.unpack_from(window, end)[7]
         self.trailing_nbytes = len(window) - end - END.size - comment_nbytes
         if self.trailing_nbytes < 0 or not self._locate(window, window_at, end):
+            if self._follows_another(window, window_at, end):
+                raise UnsupportedError(
+                    "is several zip files in a row, like a shard of a distributed checkpoint"
+                )
             raise CorruptError("the zip directory is damaged: it does not lie where it should")
         if self._another_end(window[:end], window_at):
             raise CorruptError("the file has two zip directories: readers would disagree on it")
+
+    def _follows_another(self, window: bytes, window_at: int, end: int) -> bool:
+        """Whether the archive that ends there starts further on than at the start of the file."""
+        _, _, _, _, _, nbytes, at, _ = END.unpack_from(window, end)
+        locator = end - LOCATOR.size
+        if locator >= 0 and window[locator : locator + 4] == LOCATOR_MAGIC:
+            end = locator - END64.size
+        start = window_at + end - at - nbytes
+        return start > 0 and self.source.read(start, 4) == LOCAL_MAGIC
 
     def _another_end(self, window: bytes, window_at: int) -> bool:
         """Whether bytes before the end, outside of all records, could be taken for it."""

@@ -323,7 +323,7 @@ def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, 
             yield ("<function>",), node.function
         if node.qualname in _TRANSPARENT and isinstance(node.args, Tuple) and node.args.items:
             yield (), node.args.items[0]
-        elif not node.paired and not (isinstance(node.args, Tuple) and not node.args.items):
+        elif not (isinstance(node.args, Tuple) and not node.args.items):
             yield ("<args>",), node.args
         if node.kwargs is not None:
             yield ("<kwargs>",), node.kwargs

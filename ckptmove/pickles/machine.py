@@ -267,19 +267,8 @@ class Machine(Literals):
         self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
     ) -> None:
         node = Call(function, args, opcode, at, kwargs)
-        if node.qualname == "collections.OrderedDict":
-            self.pair(node)
         self.calls.append(node)
         self.contain(node)
-
-    def pair(self, node: Call) -> None:
-        """Take the pairs of `OrderedDict([[key, value], ...])`, as Python 2 pickles it."""
-        args = node.args.items if isinstance(node.args, Tuple) else []
-        items = args[0].items if len(args) == 1 and isinstance(args[0], List) else []
-        pairs = [each.items for each in items if isinstance(each, (List, Tuple))]
-        if len(pairs) == len(items) and all(len(pair) == 2 for pair in pairs):
-            node.pairs = [(key, value) for key, value in pairs]
-            node.paired = bool(pairs)
 
     # -- the memo ----------------------------------------------------------------------------
 

@@ -112,11 +112,10 @@ class Call(Mapping):
         items: what was appended to it.
         pairs: what was set on it by key.
         state: what BUILD gave it, or None; `built` says whether there was a BUILD.
-        paired: whether its pairs are its argument, as Python 2 makes an OrderedDict of a list.
         at: the offset of the opcode that made it.
     """
 
-    __slots__ = ("args", "at", "built", "function", "items", "kwargs", "opcode", "paired", "state")
+    __slots__ = ("args", "at", "built", "function", "items", "kwargs", "opcode", "state")
 
     def __init__(
         self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
@@ -129,7 +128,7 @@ class Call(Mapping):
         self.at = at
         self.items: list[Node] = []
         self.state: Node = None
-        self.built = self.paired = False
+        self.built = False
 
     @property
     def qualname(self) -> str | None:

@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips.layout",
         "zips.rewrite",
         "zips",
+        "tars",
         "manifest",
     ),
     (
@@ -45,6 +46,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "contents.known",
         "contents.pids",
+        "contents.strided",
         "contents.streams",
         "contents.sections",
         "contents.tensors",
@@ -58,6 +60,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.checkpoint",
         "formats.torch_zip",
         "formats.torch_legacy",
+        "formats.torch_tar",
         "formats.pickle",
         "formats",
     ),

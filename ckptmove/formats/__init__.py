@@ -15,11 +15,12 @@ from .base import Carries, Checkpoint, Format, Glimpse
 from .opening import Opening
 from .pickle import PlainPickle
 from .torch_legacy import TorchLegacy
+from .torch_tar import TorchTar
 from .torch_zip import TorchZip
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
+FORMATS: tuple[Format, ...] = (TorchZip(), TorchTar(), TorchLegacy(), PlainPickle())
 
 #: What may lie within the bytes of a pickle.
 _NESTED = (TorchZip(), TorchLegacy(), PlainPickle())
@@ -35,7 +36,6 @@ _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"GGUF", "is a GGUF file", None),
     (0, b"\x89HDF", "is an HDF5 file", None),
     (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
-    (257, b"ustar", "is a tar archive", "unpack it first, if it holds checkpoints"),
     (8, b'{"', "looks like safetensors, which carry no devices", None),
 )
 

@@ -117,6 +117,12 @@ class Edit(NamedTuple):
     end: int
     new: bytes | Plan
 
+    @property
+    def growth(self) -> int:
+        """How many bytes longer it makes the source."""
+        new = len(self.new) if isinstance(self.new, bytes) else self.new.nbytes
+        return new - (self.end - self.start)
+
 
 def edited(start: int, nbytes: int, edits: Iterable[Edit]) -> Plan:
     """How to write a source with these changes, as a patch if they keep all lengths.

@@ -37,6 +37,7 @@ READ = {
     "zip": "torch-zip",
     "legacy": "torch-legacy",
     "pickle": "pickle",
+    "tar-legacy": "torch-tar",
     "torchscript": "torchscript",
     "torchscript-lite": "torchscript",
 }

@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips.layout",
         "zips.rewrite",
         "zips",
+        "tars",
         "manifest",
     ),
     (
@@ -46,6 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents.known",
         "contents.pids",
         "contents.code",
+        "contents.strided",
         "contents.streams",
         "contents.sections",
         "contents.tensors",
@@ -60,6 +62,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.torch_zip",
         "formats.torchscript",
         "formats.torch_legacy",
+        "formats.torch_tar",
         "formats.pickle",
         "formats",
     ),

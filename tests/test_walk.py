@@ -341,3 +341,21 @@ def test_damaged_pickles_mean_what_they_mean_to_python() -> None:
         assert_same_tree(value, Values().value(root))
         both += 1
     assert both > 500
+
+
+def test_an_ordered_dict_of_python_2_is_one() -> None:
+    pairs = b"](](U\1aK\1e](U\1bK\2ee"
+    root = walk(b"\x80\x02ccollections\nOrderedDict\n" + pairs + b"\x85R.").root
+    assert isinstance(root, Call)
+    assert root.qualname == "collections.OrderedDict"
+    assert root.pairs == [("a", 1), ("b", 2)]
+
+
+def test_a_list_that_many_dicts_are_made_of_is_not_copied_for_each() -> None:
+    times = 5000
+    pairs = b"](" + b"](K\0K\0e" * times + b"eq\0"
+    calls = b"(" + b"ccollections\nOrderedDict\nh\0\x85R" * times + b"t."
+    data = b"\x80\x02" + pairs + b"0" + calls
+    root = walk(data).root
+    assert isinstance(root, Tuple)
+    assert sum(len(call.pairs) for call in root.items if isinstance(call, Call)) <= len(data)

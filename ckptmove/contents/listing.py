@@ -35,7 +35,8 @@ from .sections import (
     section_of,
 )
 from .streams import Container, Whole
-from .tensors import Recogniser, Tensor, device_text
+from .strided import Tensor
+from .tensors import Recogniser, device_text
 
 _WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
 _MOST_NAME_CHARACTERS = 1 << 28  # of all tensors together
@@ -111,7 +112,7 @@ class _Listing:
         self.room_for_names = _MOST_NAME_CHARACTERS
         self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}
         self.grafts = found.grafts
-        self.recogniser = Recogniser(found.ids)
+        self.recogniser = Recogniser(found.ids, found.tensors)
         self.contents = Contents()
         self.first: dict[int, Path] = {}  # container → where it was met first
         self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer

@@ -4,6 +4,8 @@
     ('storage', class, key, location, numel, view)           until 1.5: view is None, or (key,
                                                              offset, numel) of a part, in elements
     ('module', class, source file, source text)              until 1.5: a class, with its source
+    'number'                                                 in 0.1: a tensor or a storage
+    (class, source file, source text)                        in 0.1: a class, with its source
 
 Source: torch/serialization.py (`persistent_id`, `persistent_load`).
 """
@@ -42,6 +44,22 @@ class StorageId(NamedTuple):
     view_at: int = 0
 
 
+class TensorId(NamedTuple):
+    """A persistent id of a tensor, read: what it shows of a storage.
+
+    Attributes:
+        storage: the storage, or a part of one.
+        shape: elements per dimension.
+        stride: in elements.
+        offset: of its first element in the storage, or in the part, in elements.
+    """
+
+    storage: StorageId
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
 def storage_ids(
     persistents: Iterable[Persistent], folder: str, *, legacy: bool = False
 ) -> dict[int, StorageId]:
@@ -59,8 +77,13 @@ def storage_ids(
     return {
         id(node): _storage_id(node, folder, 6 if legacy else 5)
         for node in persistents
-        if not legacy or named(node) is node
+        if not (legacy and _names_class(node))
     }
+
+
+def _names_class(node: Persistent) -> bool:
+    """Whether this is a class with its source, in the form that torch 0.2 gave it."""
+    return named(node) is not node and isinstance(node.pid, Tuple) and len(node.pid.items) == 4
 
 
 def _storage_id(node: Persistent, folder: str, longest: int) -> StorageId:

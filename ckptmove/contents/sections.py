@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from ..manifest import Key, Role, Section
-from ..pickles.nodes import Call, Dict, List, Mapping, Node, Text, Tuple
+from ..pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
 
 _RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")
 #: Bytes of torch's CPU generator state (at::CPUGeneratorImplState), now and in the beginning.
@@ -64,11 +64,18 @@ def is_state_dict(node: Mapping) -> bool:
     for key, value in node.pairs:
         if not isinstance(key, str):
             return False
-        if isinstance(value, Call) and "._rebuild_" in (value.qualname or ""):
+        if _is_tensor(value):
             tensors += 1
         elif value is not None and not key.endswith("_extra_state"):
             return False
     return tensors > 0
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether this rebuilds a tensor, or is the number of one: so torch 0.1 named them."""
+    if isinstance(node, Persistent):
+        return isinstance(node.pid, str)
+    return isinstance(node, Call) and "._rebuild_" in (node.qualname or "")
 
 
 class Rng(Enum):

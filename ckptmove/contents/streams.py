@@ -25,7 +25,7 @@ from ..plan import Edit, Plan, carry_out, edited
 from ..source import Memory, Readable
 from .code import Literal
 from .known import KNOWN
-from .pids import StorageId
+from .pids import StorageId, TensorId
 
 _SPAN = 1 << 40  # how far the bases of two streams are apart
 _NEAR = 4096  # bytes between two changes that are written as one
@@ -75,7 +75,8 @@ class Container:
         source: the file or the bytes.
         streams: its pickles, without those nested in them.
         roots: what was saved, and under which path it is shown.
-        ids: what each persistent id says, by the `id()` of its node.
+        ids: what each persistent id of a storage says, by the `id()` of its node.
+        tensors: what each persistent id of a tensor says, likewise.
         storages: by id.
         named: devices that are named elsewhere than in its pickles, and where.
         warnings: what is odd about it.
@@ -90,6 +91,7 @@ class Container:
         self.streams: list[Stream] = []
         self.roots: list[tuple[Path, Node]] = []
         self.ids: dict[int, StorageId] = {}
+        self.tensors: dict[int, TensorId] = {}
         self.storages: dict[str, Storage] = {}
         self.named: list[tuple[NamedDevice, Literal]] = []
         self.warnings: list[str] = []
@@ -97,12 +99,16 @@ class Container:
 
     def plan(self, spelling: Spelling) -> Plan:
         """How to write it with another spelling: as a patch, if it can keep its length."""
+        return edited(self.source.start or 0, self.source.nbytes, self.changes(spelling))
+
+    def changes(self, spelling: Spelling) -> list[Edit]:
+        """The changes of the source that spell its pickles so, keeping each length if they can."""
         for exact in (True, False):
             found = [stream.edits(spelling, exact=exact) for stream in self.streams]
             changes = [edit for each in found if each is not None for edit in each]
             if None not in found:
                 break
-        return edited(self.source.start or 0, self.source.nbytes, changes)
+        return changes
 
     def is_known(self, name: str) -> bool:
         """Whether a name that a pickle imports is known to be harmless."""
@@ -305,24 +311,27 @@ class Whole(NamedTuple):
 
     Attributes:
         streams: all of them.
-        ids: what each persistent id says, by `id()` of its node; and each call that loads a storage
-            from bytes.
+        ids: what each persistent id of a storage says, by `id()` of its node; and each call that
+            loads a storage from bytes.
         storages: by id.
         grafts: `id()` of a node → what is saved in the bytes it stands for, and under which path.
+        tensors: what each persistent id of a tensor says, by `id()` of its node.
     """
 
     streams: list[Stream]
     ids: dict[int, StorageId]
     storages: dict[str, Storage]
     grafts: dict[int, list[tuple[Path, Node]]]
+    tensors: dict[int, TensorId]
 
 
 def whole(container: Container) -> Whole:
     """A container, and all that is nested in it."""
-    found = Whole([], {}, {}, {})
+    found = Whole([], {}, {}, {}, {})
     for each in container.everything():
         found.streams.extend(each.streams)
         found.ids.update(each.ids)
+        found.tensors.update(each.tensors)
         found.storages.update(each.storages)
         for stream in each.streams:
             for nested in stream.nested:

@@ -9,48 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import NamedTuple
 
 from ..dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Key, Role
+from ..manifest import Role
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
-from .pids import StorageId, is_size
+from .pids import StorageId, TensorId, is_size
+from .strided import Child, Tensor, count_of, tensor_at
 
 _DEEPEST = 16  # of tensors wrapped in each other
 _NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
+_VARIABLES = ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable")
 _MOST_DIMENSIONS = 1024  # torch has no bound, but numpy stops at 64
-
-
-class Child(NamedTuple):
-    """A node that belongs to a tensor: a part of a composite, an attribute."""
-
-    key: Key
-    node: Node
-    role: Role | None = None
-
-
-class Tensor(NamedTuple):
-    """What a call would rebuild; the fields are those of `TensorEntry`.
-
-    Attributes:
-        children: what hangs on it.
-        composite: whether its children are its content.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    device: str
-    nbytes: int
-    kind: str = "tensor"
-    layout: str = "strided"
-    stride: tuple[int, ...] = ()
-    offset: int = 0
-    storage: str | None = None
-    requires_grad: bool = False
-    spelled: tuple[Text | Call, ...] = ()
-    children: tuple[Child, ...] = ()
-    composite: bool = False
 
 
 def device_text(node: Node) -> str | None:
@@ -68,11 +38,15 @@ def device_text(node: Node) -> str | None:
 class Recogniser:
     """Tells what tensor a node is, given what its persistent ids say."""
 
-    def __init__(self, ids: Mapping[int, StorageId]) -> None:
+    def __init__(
+        self, ids: Mapping[int, StorageId], tensors: Mapping[int, TensorId] | None = None
+    ) -> None:
         """Args:
         ids: of storages, by `id()` of the node that stands for one.
+        tensors: of tensors, likewise.
         """
         self._ids = ids
+        self._tensors = tensors or {}
         self._known: dict[int, Tensor | None] = {}
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
@@ -83,9 +57,12 @@ class Recogniser:
         """
         if id(node) not in self._known:
             args = node.args.items if isinstance(node.args, Tuple) else []
-            tensor = self._rebuilt(node.qualname, args, depth)
-            if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
-                raise CorruptError("a tensor is changed after it was rebuilt")
+            if node.qualname in _VARIABLES:
+                tensor = self._variable(node, args, depth)
+            else:
+                tensor = self._rebuilt(node.qualname, args, depth)
+                if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
+                    raise CorruptError("a tensor is changed after it was rebuilt")
             self._known[id(node)] = tensor
         return self._known[id(node)]
 
@@ -100,8 +77,32 @@ class Recogniser:
         except (_Malformed, IndexError, ValueError) as error:
             raise CorruptError(f"a tensor has malformed arguments ({function})") from error
 
+    def _variable(self, node: Call, args: list[Node], depth: int) -> Tensor | None:
+        """A parameter of torch 0.1 to 0.3: made of its data or of nothing, and given its state."""
+        state = node.state.items if isinstance(node.state, Tuple) else []
+        if len(args) == 1 and len(state) == 3:
+            data, requires_grad, hooks = args[0], state[0], state[2]
+        elif not args and len(state) == 5:
+            data, requires_grad, hooks = state[0], state[3], state[2]
+        else:
+            return None
+        try:
+            tensor = self._inner(data, depth)
+        except _Malformed:
+            return None
+        kind = "parameter" if node.qualname == "torch.nn.parameter.Parameter" else tensor.kind
+        children = (*tensor.children, *_hooks(hooks))
+        return tensor._replace(kind=kind, requires_grad=requires_grad is True, children=children)
+
     def outside(self, node: Persistent) -> Tensor | None:
-        """The storage that a persistent id names, or None where it names a class."""
+        """The tensor or storage that a persistent id names, or None where it names a class.
+
+        Raises:
+            CorruptError: the tensor reaches outside its storage.
+        """
+        tensor = self._tensors.get(id(node))
+        if tensor is not None:
+            return tensor_at(*tensor)
         found = self._ids.get(id(node))
         if found is None:
             return None
@@ -135,22 +136,8 @@ class Recogniser:
         if dtype is None or not is_size(offset) or len(shape) != len(stride):
             raise _Malformed
         assert isinstance(offset, int)
-        numel = _count(shape)
-        if numel:
-            last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-            if nbytes_of(last + 1, dtype) > found.nbytes:
-                raise CorruptError(f"a tensor reaches outside its storage {found.id!r}")
-        return Tensor(
-            dtype=dtype,
-            shape=shape,
-            device=str(found.location),
-            nbytes=nbytes_of(numel, dtype),
-            stride=stride,
-            offset=offset + found.view_at,
-            storage=found.id,
-            requires_grad=requires_grad is True,
-            children=children,
-        )
+        tensor = tensor_at(found, shape, stride, offset, dtype)
+        return tensor._replace(requires_grad=requires_grad is True, children=children)
 
     def _tensor(self, args: list[Node], depth: int) -> Tensor:
         return self._strided(args)
@@ -278,7 +265,7 @@ class Recogniser:
             dtype=dtype,
             shape=shape,
             device="meta",
-            nbytes=nbytes_of(_count(shape), dtype),
+            nbytes=nbytes_of(count_of(shape), dtype),
             stride=_sizes(args[2]),
             requires_grad=args[3] is True,
         )
@@ -302,7 +289,7 @@ class Recogniser:
             dtype=dtype,
             shape=shape,
             device=str(device),
-            nbytes=nbytes_of(_count(shape), dtype),
+            nbytes=nbytes_of(count_of(shape), dtype),
             requires_grad=args[3] is True,
             spelled=(device,),
         )
@@ -318,7 +305,7 @@ class Recogniser:
             dtype=dtype,
             shape=shape,
             device=text,
-            nbytes=nbytes_of(_count(shape), dtype),
+            nbytes=nbytes_of(count_of(shape), dtype),
             kind=cls.qualname,
             layout=_layout(args[5]),
             stride=_sizes(args[3]),
@@ -329,6 +316,8 @@ class Recogniser:
         )
 
     def _inner(self, node: Node, depth: int) -> Tensor:
+        if isinstance(node, Persistent) and id(node) in self._tensors:
+            return tensor_at(*self._tensors[id(node)])
         tensor = self.tensor(node, depth + 1) if isinstance(node, Call) else None
         if tensor is None:
             raise _Malformed
@@ -377,14 +366,6 @@ def _sizes(node: Node) -> tuple[int, ...]:
     if len(sizes) != len(_items(node)):
         raise _Malformed
     return sizes
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    """Elements of a shape, of which torch counts fewer than 2^63."""
-    numel = prod(shape)
-    if numel >= 1 << 59:  # so that bytes can be counted too
-        raise _Malformed
-    return numel
 
 
 def _dtype(node: Node) -> str:

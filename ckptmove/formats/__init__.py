@@ -15,12 +15,19 @@ from .base import Carries, Checkpoint, Format, Glimpse, Nestable
 from .opening import Opening
 from .pickle import PlainPickle
 from .torch_legacy import TorchLegacy
+from .torch_tar import TorchTar
 from .torch_zip import TorchZip
 from .torchscript import TorchScript
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(), TorchScript(), TorchLegacy(), PlainPickle())
+FORMATS: tuple[Format, ...] = (
+    TorchZip(),
+    TorchScript(),
+    TorchTar(),
+    TorchLegacy(),
+    PlainPickle(),
+)
 
 #: What may lie within the bytes of a pickle.
 _NESTED: tuple[Nestable, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
@@ -36,7 +43,6 @@ _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"GGUF", "is a GGUF file", None),
     (0, b"\x89HDF", "is an HDF5 file", None),
     (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
-    (257, b"ustar", "is a tar archive", "unpack it first, if it holds checkpoints"),
     (8, b'{"', "looks like safetensors, which carry no devices", None),
 )
 

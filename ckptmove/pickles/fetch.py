@@ -18,7 +18,7 @@ from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
 
 #: The longest pickle that is read into memory, in bytes, without what is passed over.
 MAX_NBYTES = 512 << 20
-_AT_ONCE = 1 << 18  # bytes read ahead
+_AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
 _LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count
 _MAY_BE_LONG = frozenset(b"BT\x8e")  # BINBYTES, BINSTRING, BINBYTES8
@@ -115,7 +115,8 @@ class _Fetcher:
         if end > MAX_NBYTES:
             raise UnsupportedError(f"the pickle is longer than {MAX_NBYTES:,} bytes")
         while len(self.buffer) < end and self.next < self.source.nbytes:
-            missing = max(end - len(self.buffer), _AT_ONCE)
+            ahead = min(max(_AT_FIRST, len(self.buffer)), _AT_ONCE)
+            missing = max(end - len(self.buffer), ahead)
             part = self.source.read(self.next, min(missing, self.source.nbytes - self.next))
             self.buffer += part
             self.next += len(part)

@@ -41,6 +41,7 @@ class Machine(Literals):
         self.containers = 0
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
+        self.room_for_pairs = len(data)
         self.empty_tuple: Tuple | None = None
 
     def run(self) -> Node:
@@ -219,8 +220,25 @@ class Machine(Literals):
         self.push_global("copyreg extension", str(self.word()))
 
     def op_reduce(self) -> None:
-        args = self.stack.pop()
-        self.push_call(self.stack.pop(), args, "REDUCE", self.at)
+        args, function = self.stack.pop(), self.stack.pop()
+        pairs = self.pairs_of(function, args)
+        if pairs is None:
+            self.push_call(function, args, "REDUCE", self.at)
+        else:
+            self.push_call(function, Tuple([], self.at), "REDUCE", self.at).pairs = pairs
+
+    def pairs_of(self, function: Node, args: Node) -> list[tuple[Node, Node]] | None:
+        # Python 2 pickled an OrderedDict as a call with a list of pairs, which are lists.
+        if not isinstance(function, Global) or function.qualname != "collections.OrderedDict":
+            return None
+        held = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
+        if not isinstance(held, List) or len(held.items) > self.room_for_pairs:
+            return None  # a list that many calls share would take absurd memory
+        pairs = [each.items for each in held.items if isinstance(each, (List, Tuple))]
+        if len(pairs) != len(held.items) or any(len(pair) != 2 for pair in pairs):
+            return None
+        self.room_for_pairs -= len(pairs)
+        return [(key, value) for key, value in pairs]
 
     def op_newobj(self) -> None:
         args = self.stack.pop()
@@ -265,10 +283,11 @@ class Machine(Literals):
 
     def push_call(
         self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
-    ) -> None:
+    ) -> Call:
         node = Call(function, args, opcode, at, kwargs)
         self.calls.append(node)
         self.contain(node)
+        return node
 
     # -- the memo ----------------------------------------------------------------------------
 

@@ -167,12 +167,15 @@ class Persistent:
 def named(node: Node) -> Node:
     """A class itself, where it is handed over with its source text, as torch did until 1.5.
 
-    That is the persistent id `('module', class, source file, source text)`.
+    That is the persistent id `('module', class, source file, source text)`; in torch 0.1 it did
+    without the first.
     """
     if isinstance(node, Persistent) and isinstance(node.pid, Tuple):
         items = node.pid.items
         if len(items) == 4 and items[0] == "module" and isinstance(items[1], Global):
             return items[1]
+        if len(items) == 3 and isinstance(items[0], Global):
+            return items[0]
     return node
 
 

@@ -1,0 +1,90 @@
+"""What a tensor is, and where its elements lie in a storage."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from ..dtypes import nbytes_of
+from ..errors import CorruptError
+from ..manifest import Key, Role
+from ..pickles.nodes import Call, Node, Text
+from .pids import StorageId
+
+
+class Child(NamedTuple):
+    """A node that belongs to a tensor: a part of a composite, an attribute."""
+
+    key: Key
+    node: Node
+    role: Role | None = None
+
+
+class Tensor(NamedTuple):
+    """What a call would rebuild; the fields are those of `TensorEntry`.
+
+    Attributes:
+        children: what hangs on it.
+        composite: whether its children are its content.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    nbytes: int
+    kind: str = "tensor"
+    layout: str = "strided"
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    storage: str | None = None
+    requires_grad: bool = False
+    spelled: tuple[Text | Call, ...] = ()
+    children: tuple[Child, ...] = ()
+    composite: bool = False
+
+
+def tensor_at(
+    storage: StorageId,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: str | None = None,
+) -> Tensor:
+    """A tensor that lies so in a storage.
+
+    Args:
+        storage: the storage, or a part of one.
+        shape: elements per dimension.
+        stride, offset: in elements, the latter from the start of the storage or part.
+        dtype: its own, where that isn't the storage's.
+
+    Raises:
+        CorruptError: it reaches outside.
+    """
+    dtype = dtype or storage.dtype or "uint8"
+    numel = count_of(shape)
+    if numel:
+        last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+        if nbytes_of(last + 1, dtype) > storage.nbytes:
+            raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
+    return Tensor(
+        dtype=dtype,
+        shape=shape,
+        device=str(storage.location),
+        nbytes=nbytes_of(numel, dtype),
+        stride=stride,
+        offset=offset + storage.view_at,
+        storage=storage.id,
+    )
+
+
+def count_of(shape: tuple[int, ...]) -> int:
+    """Elements of a shape, of which torch counts fewer than 2^63.
+
+    Raises:
+        CorruptError: there are more.
+    """
+    numel = prod(shape)
+    if numel >= 1 << 59:  # so that bytes can be counted too
+        raise CorruptError("a tensor claims more elements than there can be")
+    return numel

@@ -1,0 +1,253 @@
+"""torch-tar: what `torch.save` wrote in torch 0.1, an uncompressed tar of four members.
+
+    sys_info   a pickle about the machine that wrote it, which nothing reads
+    pickle     the object; a tensor, or a storage, is its number as text
+    tensors    pickle of how many; for each: pickle of (number, number of its storage, tensor type),
+               int32 dimensions, 4 bytes that mean nothing, then int64 sizes, strides and offset
+    storages   pickle of how many; for each: pickle of (number, location, storage type), int64
+               number of elements, and the bytes; then pickle of a list of views, which are parts of
+               storages: (number, number of the storage, offset, elements)
+
+A number is the address of a C object, so that none is taken twice. The device is in the location
+alone: torch takes the dtype from a storage's type, ignores that of a tensor, and so does not mind
+whether they say `torch` or `torch.cuda`. They stay as they are. Relocating changes locations, and
+devices that the object names; where a member gets longer, its header says so, and what follows it
+moves. The result is a tar still, which torch loads with `weights_only=False`, and only from a file;
+to make a newer format of it would be to convert it, which relocating does not.
+
+Source: torch/serialization.py (`_legacy_load`, `legacy_load`).
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ..contents.pids import StorageId, TensorId, is_size, storages_of
+from ..contents.streams import Container, Spelling, Stream
+from ..contents.strided import tensor_at
+from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import Extent
+from ..pickles.nodes import Global, List, Node, Text, Tuple, named
+from ..plan import Plan, edited
+from ..tars import BLOCK, Member, has_checksum, members_of, resized
+from .base import Carries, Glimpse
+from .checkpoint import PickledCheckpoint
+
+_NEEDED = ("storages", "tensors", "pickle")
+_USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
+_MOST_DIMENSIONS = 1024
+
+
+class TorchTar:
+    """The format of `torch.save` in torch 0.1."""
+
+    name = "torch-tar"
+    suffixes: tuple[str, ...] = (".pt", ".pth", ".t7", ".tar")
+    summary = "torch.save, torch 0.1"
+    carries = Carries(
+        devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 0.1 had"
+    )
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A tar header comes first, by its magic or its checksum: torch takes it for a tar then."""
+        head = glimpse.head
+        return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
+
+    def open(self, glimpse: Glimpse) -> TarContainer:
+        """Read the pickles and where the storages lie."""
+        return TarContainer(glimpse)
+
+    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+        """Read everything but the tensors."""
+        return PickledCheckpoint(self.name, self.open(glimpse))
+
+
+class TarContainer(Container):
+    """The members of a tar, and the tensors and storages that numbers stand for."""
+
+    def __init__(self, glimpse: Glimpse) -> None:
+        """Read the pickles, the table of tensors, and the size of each storage.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        super().__init__(glimpse.source)
+        self.opening = glimpse.opening
+        self.folder = f"{self.opening.folder()}storages/"
+        self.members, end = members_of(self.source)
+        missing = [name for name in _NEEDED if name not in self.members]
+        if len(missing) == len(_NEEDED):
+            raise UnsupportedError(
+                "is a tar archive", hint="unpack it first, if it holds checkpoints"
+            )
+        if missing:
+            raise UnsupportedError(
+                f"is a tar without the member {missing[0]!r}, which all that torch wrote have"
+            )
+        self._storages: dict[int, StorageId] = {}
+        self._tensors: dict[int, TensorId] = {}
+        self._extents: dict[str, Extent] = {}
+        self._read_storages(self.members["storages"])
+        self._read_tensors(self.members["tensors"])
+        self._read_object(self.members["pickle"])
+        self.storages = storages_of(self.ids.values(), self._extent)
+        self._warn(end)
+        python2 = any(stream.pickle.python2 for stream in self.streams)
+        self.writer = "torch 0.1, Python 2" if python2 else "torch 0.1"
+
+    def _read_storages(self, member: Member) -> None:
+        stream = self._stream(member, member.start)
+        at = stream.start + stream.nbytes
+        for _ in range(_size(stream.pickle.root)):
+            stream = self._stream(member, at)
+            number, location, cls = _items(stream.pickle.root, 3)
+            if not isinstance(location, Text):
+                raise CorruptError("the location of a storage is no text")
+            dtype = _dtype(cls, "Storage")
+            at = stream.start + stream.nbytes
+            (numel,) = self._int64s(member, at, 1)
+            at += 8
+            nbytes = numel * storage_element_nbytes(dtype)
+            if numel < 0 or at + nbytes > member.end:
+                raise CorruptError(f"the storage {number!r} is truncated")
+            key = str(self._new(number))
+            storage = StorageId(f"{self.folder}{key}", key, location, dtype, nbytes, nbytes)
+            self._storages[int(key)] = self.ids[id(stream.pickle.root)] = storage
+            self._extents[key] = Extent(at, nbytes)
+            at += nbytes
+        views = self._stream(member, at)
+        if not isinstance(views.pickle.root, List):
+            raise CorruptError("the list of parts of storages is none")
+        for view in views.pickle.root.items:
+            self._read_view(view)
+        self._check_end(member, views.start + views.nbytes)
+
+    def _read_view(self, view: Node) -> None:
+        """A part of a storage, or of a part that was listed before."""
+        number, root, start, count = _items(view, 4)
+        whole = self._storages.get(_size(root))
+        if whole is None:
+            raise CorruptError(f"the storage {root!r}, of which {number!r} is a part, is missing")
+        element = storage_element_nbytes(whole.dtype or "uint8")
+        start, nbytes = _size(start), _size(count) * element
+        if start * element + nbytes > whole.nbytes:
+            raise CorruptError(f"a part of the storage {root!r} is larger than it")
+        view_at = whole.view_at + start
+        self._storages[self._new(number)] = whole._replace(nbytes=nbytes, view_at=view_at)
+
+    def _read_tensors(self, member: Member) -> None:
+        stream = self._stream(member, member.start)
+        at = stream.start + stream.nbytes
+        for _ in range(_size(stream.pickle.root)):
+            stream = self._stream(member, at)
+            number, storage, cls = _items(stream.pickle.root, 3)
+            on = self._storages.get(_size(storage))
+            if on is None:
+                raise CorruptError(f"the storage {storage!r} of a tensor is missing")
+            if _dtype(cls, "Tensor") != on.dtype:
+                raise CorruptError(f"a tensor is of another type than its storage {storage!r}")
+            at = stream.start + stream.nbytes
+            (dimensions,) = self._int64s(member, at, 1)
+            dimensions = (dimensions + (1 << 31)) % (1 << 32) - (1 << 31)  # 4 bytes mean nothing
+            if not 0 <= dimensions <= _MOST_DIMENSIONS:
+                raise CorruptError(f"a tensor has {dimensions:,} dimensions")
+            numbers = self._int64s(member, at + 8, 2 * dimensions + 1)
+            if min(numbers) < 0:
+                raise CorruptError("a tensor has a negative size, stride or offset")
+            shape, stride = numbers[:dimensions], numbers[dimensions:-1]
+            tensor = TensorId(on, shape, stride, numbers[-1])
+            tensor_at(*tensor)  # it must fit its storage, be it used or not
+            self._tensors[self._new(number)] = tensor
+            at += 8 + 8 * len(numbers)
+        self._check_end(member, at)
+
+    def _read_object(self, member: Member) -> None:
+        stream = self._stream(member, member.start)
+        self.roots = [((), stream.pickle.root)]
+        for node in stream.pickle.persistents:
+            if named(node) is not node:
+                continue
+            text = str(node.pid) if isinstance(node.pid, str) else ""
+            number = int(text) if text.isdecimal() and len(text) < 20 else -1
+            if number in self._tensors:
+                self.tensors[id(node)] = self._tensors[number]
+            elif number in self._storages:
+                self.ids[id(node)] = self._storages[number]
+            else:
+                raise CorruptError("the pickle refers to something that the tar does not hold")
+        self._check_end(member, stream.start + stream.nbytes)
+
+    def _stream(self, member: Member, at: int) -> Stream:
+        """The pickle there, which must not reach beyond the member."""
+        stream = self.opening.stream(self.source.window(0, member.end), at)
+        self.streams.append(stream)
+        return stream
+
+    def _int64s(self, member: Member, at: int, count: int) -> tuple[int, ...]:
+        if at + 8 * count > member.end:
+            raise CorruptError(f"the member {member.name!r} of the tar is truncated")
+        return struct.unpack(f"<{count}q", self.source.read(at, 8 * count))
+
+    def _new(self, number: Node) -> int:
+        """A number that nothing has yet."""
+        number = _size(number)
+        if number in self._storages or number in self._tensors:
+            raise CorruptError(f"two things in the tar have the number {number}")
+        return number
+
+    def _check_end(self, member: Member, at: int) -> None:
+        if at < member.end:
+            rest = member.end - at
+            self.warnings.append(f"{rest:,} bytes follow what torch reads of {member.name!r}")
+
+    def _warn(self, end: int) -> None:
+        strange = [name for name in self.members if name not in (*_NEEDED, "sys_info")]
+        if strange:
+            self.warnings.append(f"torch reads nothing of its member {strange[0]!r}")
+        if self.source.nbytes - end > _USUAL_END:
+            self.warnings.append(f"{self.source.nbytes - end:,} bytes follow the end of the tar")
+
+    def _extent(self, storage: StorageId) -> Extent | None:
+        start = self.source.start
+        found = self._extents[storage.key]
+        return None if start is None else Extent(start + found.start, found.nbytes)
+
+    def plan(self, spelling: Spelling) -> Plan:
+        """Patch a clone if all pickles can keep their lengths, else move what follows them."""
+        changes = self.changes(spelling)
+        for member in self.members.values():
+            inside = (e for e in changes if member.start <= e.start and e.end <= member.end)
+            growth = sum(edit.growth for edit in inside)
+            if growth:
+                changes += resized(self.source, member, member.nbytes + growth)
+        return edited(self.source.start or 0, self.source.nbytes, changes)
+
+    def frame(self, spelling: Spelling | None = None) -> object:
+        """The members, and what the numbers stand for."""
+        parts = {n: (each.key, each.view_at, each.nbytes) for n, each in self._storages.items()}
+        tensors = {n: (each.storage.key, *each[1:]) for n, each in self._tensors.items()}
+        return list(self.members), parts, tensors
+
+
+def _items(node: Node, count: int) -> list[Node]:
+    """The items of a tuple of so many."""
+    if not isinstance(node, Tuple) or len(node.items) != count:
+        raise CorruptError("a table of the tar is malformed")
+    return node.items
+
+
+def _size(node: Node) -> int:
+    if not isinstance(node, int) or not is_size(node):
+        raise CorruptError("a number in a table of the tar is none")
+    return node
+
+
+def _dtype(cls: Node, kind: str) -> str:
+    """The dtype of a type that is named, e.g. `torch.FloatStorage` or `torch.cuda.FloatTensor`."""
+    if not isinstance(cls, Global) or cls.module not in ("torch", "torch.cuda"):
+        raise CorruptError("a type in a table of the tar is none")
+    dtype = STORAGE_CLASSES.get(cls.name.removesuffix(kind) + "Storage")
+    if dtype is None or not cls.name.endswith(kind):
+        raise UnsupportedError(f"the type {cls.qualname} is not known")
+    return dtype

@@ -1,0 +1,164 @@
+"""Read the members of a tar, strictly, and plan how one of them gets another size.
+
+Regular files only, of sizes within the file, no name twice. What Python's tarfile writes is
+accepted: ustar headers, and pax headers for times to the microsecond and for sizes from 8 GiB.
+Whether a block is a header is decided by its checksum as tarfile does, for torch uses that.
+
+Sources: POSIX.1-2017, pax, ustar Interchange Format; CPython's Lib/tarfile.py.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+from .errors import CorruptError, UnsupportedError
+from .plan import Edit
+from .source import Readable
+
+BLOCK = 512
+_SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header
+_LARGEST = 8**11  # bytes that a size field can't count
+_TYPE_AT = 156
+_REGULAR, _PAX = (b"0", b"\0"), b"x"
+_PAX_RECORD = re.compile(rb"(\d{1,6}) ([^=]+)=")
+_HARMLESS = (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname")
+_LONGEST_PAX = 1 << 16  # bytes
+_MOST_MEMBERS = 1000
+
+
+class Size(NamedTuple):
+    """A size as a pax header spells it: `text`, at an offset in the file."""
+
+    at: int
+    text: bytes
+
+
+class Member(NamedTuple):
+    """A file in the tar.
+
+    Attributes:
+        name: its name.
+        header_at: offset of its header, behind the pax header if there is one.
+        start: offset of its content.
+        nbytes: of its content.
+        size: what the pax header says of that, or None.
+    """
+
+    name: str
+    header_at: int
+    start: int
+    nbytes: int
+    size: Size | None
+
+    @property
+    def end(self) -> int:
+        """The offset after its content; padding follows."""
+        return self.start + self.nbytes
+
+
+def members_of(source: Readable) -> tuple[dict[str, Member], int]:
+    """The members of a tar by name, in their order, and the offset where they end.
+
+    Raises:
+        CorruptError: a header is damaged, or a member reaches outside the file.
+        UnsupportedError: it holds something else than regular files.
+    """
+    members: dict[str, Member] = {}
+    at, size, pending = 0, None, False  # pending: a pax header waits for its member
+    while at + BLOCK <= source.nbytes:
+        header = source.read(at, BLOCK)
+        if not any(header) and members and not pending:
+            return members, at
+        if not has_checksum(header):
+            raise CorruptError(f"the tar header at offset {at:,} is damaged")
+        name, start, nbytes = _text(header[:100]), at + BLOCK, _number(header[_SIZE])
+        kind = header[_TYPE_AT : _TYPE_AT + 1]
+        if kind not in _REGULAR and (kind != _PAX or pending):
+            raise UnsupportedError(f"is a tar in which {name!r} is no regular file")
+        if kind != _PAX and size is not None:
+            nbytes = int(size.text)
+        if nbytes < 0 or start + nbytes > source.nbytes:
+            raise CorruptError(f"the member {name!r} of the tar is truncated")
+        if kind == _PAX:
+            size = _pax_size(source, start, nbytes)
+        elif name in members:
+            raise CorruptError(f"the tar has two members {name!r}")
+        elif len(members) == _MOST_MEMBERS:
+            raise UnsupportedError(f"is a tar of more than {_MOST_MEMBERS:,} members")
+        else:
+            members[name] = Member(name, at, start, nbytes, size)
+            size = None
+        pending = kind == _PAX
+        at = _padded(start + nbytes)
+    raise CorruptError("the tar is truncated: its end is missing")
+
+
+def _pax_size(source: Readable, start: int, nbytes: int) -> Size | None:
+    """What a pax header says of the size of the member behind it."""
+    if nbytes > _LONGEST_PAX:
+        raise UnsupportedError("is a tar with an overlong pax header")
+    content = source.read(start, nbytes)
+    size, at = None, 0
+    while at < len(content):
+        found = _PAX_RECORD.match(content, at)
+        end = at + int(found[1]) if found else 0
+        if not found or content[end - 1 : end] != b"\n" or end <= found.end():
+            raise CorruptError("a pax header of the tar is damaged")
+        value = content[found.end() : end - 1]
+        if found[2] == b"size" and value.isdigit() and len(value) < 20:
+            size = Size(start + found.end(), value)
+        elif found[2] not in _HARMLESS:
+            raise UnsupportedError("is a tar with a pax header of a kind that is not known")
+        at = end
+    return size
+
+
+def resized(source: Readable, member: Member, nbytes: int) -> list[Edit]:
+    """The changes around a member, in its header and padding, that give it another size.
+
+    Raises:
+        UnsupportedError: its header has no room for the new size.
+    """
+    padding = bytes(_padded(nbytes) - nbytes)
+    changes = [Edit(member.end, _padded(member.end), padding)]
+    at, old = member.size or Size(0, b"")
+    new = b"%0*d" % (len(old), nbytes)
+    if old and len(old) == len(new):
+        changes.append(Edit(at, at + len(old), new))
+    elif old or nbytes >= _LARGEST:
+        raise UnsupportedError(f"the member {member.name!r} would outgrow its tar header")
+    else:
+        header = bytearray(source.read(member.header_at, BLOCK))
+        header[_SIZE] = b"%011o\0" % nbytes
+        header[_CHECKSUM] = b" " * 8
+        header[_CHECKSUM] = b"%06o\0 " % sum(header)
+        changes.append(Edit(member.header_at, member.header_at + BLOCK, bytes(header)))
+    return changes
+
+
+def has_checksum(header: bytes) -> bool:
+    """Whether the checksum of a tar header is right, as tarfile computes it, which torch uses."""
+    rest = header[: _CHECKSUM.start] + header[_CHECKSUM.stop :]
+    signed = sum(struct.unpack(f"{len(rest)}b", rest))
+    return _number(header[_CHECKSUM]) - 8 * ord(" ") in (sum(rest), signed)
+
+
+def _number(field: bytes) -> int:
+    """A number in a tar header: octal, or base 256; -1 if it is none."""
+    if field[0] in (0x80, 0xFF):
+        value = int.from_bytes(field[1:], "big")
+        return value if field[0] == 0x80 else value - 256 ** (len(field) - 1)
+    try:
+        return int(_text(field).strip() or "0", 8)
+    except ValueError:
+        return -1
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _padded(at: int) -> int:
+    return -(-at // BLOCK) * BLOCK

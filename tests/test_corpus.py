@@ -33,7 +33,12 @@ def rows() -> list[Row]:
 
 
 #: Kind of a file → its format.
-READ = {"zip": "torch-zip", "legacy": "torch-legacy", "pickle": "pickle"}
+READ = {
+    "zip": "torch-zip",
+    "legacy": "torch-legacy",
+    "pickle": "pickle",
+    "zip-container": "zip-bundle",
+}
 OTHERS = [row for row in rows() if row["kind"] in READ and row["kind"] != "zip"]
 #: Plain pickles that hold no tensors: they are read, and nothing in them is run.
 BARE = ("malicious/pickle", "dcp-metadata")

@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 from ..source import Readable
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse
+from .bundle import ZipBundle
 from .opening import Opening
 from .pickle import PlainPickle
 from .torch_legacy import TorchLegacy
@@ -19,7 +20,7 @@ from .torch_zip import TorchZip
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
+FORMATS: tuple[Format, ...] = (TorchZip(), TorchLegacy(), PlainPickle(), ZipBundle())
 
 #: What may lie within the bytes of a pickle.
 _NESTED = (TorchZip(), TorchLegacy(), PlainPickle())

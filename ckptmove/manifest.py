@@ -128,12 +128,13 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class NamedDevice:
-    """A value of the user's own that names a device: a `torch.device`, or a string.
+    """A value that names a device: the user's own, or an instruction of an exported program.
 
     Attributes:
         path, name: where it is.
         value: the device.
-        kind: `torch.device` or `str`.
+        kind: `torch.device` or `str`; of a program `graph`, or `autocast` where it names but the
+            kind of a device.
         is_key: whether it is a key of a dict or a member of a set, which can't be changed without
             the danger that two become one.
     """
@@ -143,6 +144,11 @@ class NamedDevice:
     value: str
     kind: str
     is_key: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is a program's, which goes where the program's tensors go."""
+        return self.kind in ("graph", "autocast")
 
     def to_json(self) -> dict[str, Any]:
         """Path and value, as plain data."""

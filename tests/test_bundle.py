@@ -9,6 +9,7 @@ import io
 import pickle
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def policy() -> dict[str, torch.Tensor]:
     return {"weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor(float("nan"))}
 
 
-def write(path: Path, method: int = zipfile.ZIP_STORED, **more: bytes) -> dict[str, bytes]:
+def write(
+    path: Path, method: int = zipfile.ZIP_STORED, more: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
     """A zip as stable-baselines3 writes it, with a comment, times and attributes."""
     records = {
         "data": TEXT,
@@ -44,7 +47,7 @@ def write(path: Path, method: int = zipfile.ZIP_STORED, **more: bytes) -> dict[s
         "sub/empty.txt": b"",
         "vec.pkl": pickle.dumps({"t": torch.ones(2)}),
         "version": b"2.3.2",
-        **more,
+        **(more or {}),
     }
     with zipfile.ZipFile(path, "w") as archive:
         archive.comment = b"of an agent"
@@ -74,7 +77,7 @@ def described(path: Path) -> list[tuple[Any, ...]]:
             (i.filename, i.date_time, i.compress_type, i.external_attr, i.comment, i.extra)
             for i in archive.infolist()
         ]
-        return [*found, archive.comment]
+        return [*found, (archive.comment,)]
 
 
 METHODS = pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -127,7 +130,7 @@ def test_it_moves_and_stays_else_the_same(tmp_path: Path, method: int, to: str) 
 def test_what_grows_moves_the_rest(tmp_path: Path, value: object) -> None:
     path, there = tmp_path / "in.zip", tmp_path / "there.zip"
     first = saved(value, _use_new_zipfile_serialization=False)
-    write(path, **{"one.pth": first, "two.pth": saved(value, "cpu"), "text": TEXT})
+    write(path, more={"one.pth": first, "two.pth": saved(value, "cpu"), "text": TEXT})
     report = relocate(path, there, to="privateuseone:15")
     assert report.method == "relay"
     assert described(there) == described(path)
@@ -184,7 +187,7 @@ def test_zip64_fields_are_kept(tmp_path: Path) -> None:
 def test_damage_is_not_hidden_behind_a_new_checksum(tmp_path: Path) -> None:
     path = tmp_path / "in.zip"
     old = saved(policy(), _use_new_zipfile_serialization=False)
-    write(path, **{"old.pth": old})
+    write(path, more={"old.pth": old})
     data = bytearray(path.read_bytes())
     data[data.index(old) + len(old) - 3] ^= 1
     path.write_bytes(data)
@@ -196,7 +199,7 @@ def test_damage_is_not_hidden_behind_a_new_checksum(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_in_it_is_named(tmp_path: Path) -> None:
     path = tmp_path / "in.zip"
-    write(path, **{"cut.pth": saved(policy())[:-30]})
+    write(path, more={"cut.pth": saved(policy())[:-30]})
     with pytest.raises(CorruptError, match=r"the record 'cut.pth'"):
         inspect(path)
 

@@ -89,7 +89,7 @@ def contents_of(container: Container, found: Whole) -> Contents:
                 if id(node) not in reachable:
                     listing.run(node, ("<dropped>", n))
     listing.list_aliases()
-    listing.contents.tensors = _with_shared(listing.contents.tensors)
+    listing.contents.tensors = with_shared(listing.contents.tensors)
     return listing.contents
 
 
@@ -359,7 +359,7 @@ def _spell_item(item: int | str) -> str:
     return repr(str(item)) if isinstance(item, str) else spell((item,))
 
 
-def _with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
+def with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
     """Fill in `shared_with`."""
     names: dict[str, list[str]] = defaultdict(list)
     for entry in tensors:

@@ -15,12 +15,19 @@ from .base import Carries, Checkpoint, Format, Glimpse
 from .bundle import ZipBundle
 from .opening import Opening
 from .pickle import PlainPickle
+from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(), TorchLegacy(), PlainPickle(), ZipBundle())
+FORMATS: tuple[Format, ...] = (
+    TorchZip(),
+    TorchExport(),
+    TorchLegacy(),
+    PlainPickle(),
+    ZipBundle(),
+)
 
 #: What may lie within the bytes of a pickle.
 _NESTED = (TorchZip(), TorchLegacy(), PlainPickle())
@@ -83,8 +90,6 @@ def _stranger(glimpse: Glimpse) -> UnsupportedError:
         names = {name.partition("/")[2] for name in glimpse.archive.records}
         if "constants.pkl" in names:
             return UnsupportedError("is TorchScript (torch.jit.save), which can't be read yet")
-        if "archive_format" in names:
-            return UnsupportedError("is a torch.export archive, which can't be read yet")
         return UnsupportedError("is a zip file, but not one that torch.save wrote")
     for at, magic, what, hint in _STRANGERS:
         if glimpse.head[at:].startswith(magic):

@@ -38,6 +38,7 @@ READ = {
     "legacy": "torch-legacy",
     "pickle": "pickle",
     "zip-container": "zip-bundle",
+    "torchscript-v1(json)": "torchscript-v1",
 }
 OTHERS = [row for row in rows() if row["kind"] in READ and row["kind"] != "zip"]
 #: Plain pickles that hold no tensors: they are read, and nothing in them is run.

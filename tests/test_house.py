@@ -66,6 +66,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.export_graph",
         "formats.export_archive",
         "formats.torch_export",
+        "formats.torchscript_v1",
         "formats.bundle",
         "formats",
     ),

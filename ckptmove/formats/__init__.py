@@ -18,12 +18,14 @@ from .pickle import PlainPickle
 from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
+from .torchscript_v1 import TorchScriptV1
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
 FORMATS: tuple[Format, ...] = (
     TorchZip(),
     TorchExport(),
+    TorchScriptV1(),
     TorchLegacy(),
     PlainPickle(),
     ZipBundle(),

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Extent, Path, Section, Storage, TensorEntry, spell
-from ..zips.archive import STORED, Archive, Record
+from ..manifest import Path, Section, TensorEntry, spell
+from ..zips.archive import Archive, Record
 from .documents import Json, member
 from .export_graph import Place, device_text, walk
 from .opening import Opening
-from .records import RecordsContainer
+from .records import RecordsContainer, View
 from .torch_zip import prefix_of
 
 OLD_PROGRAM = "serialized_exported_program.json"
@@ -87,7 +87,6 @@ class ExportContainer(RecordsContainer):
         self.riddles: list[str] = []
         self.bound: list[str] = []
         self.objects: dict[str, int] = {}
-        self._dtypes: dict[str, str] = {}
         self.prefix = "" if self.old else prefix_of(archive)
         if self.old:
             self._read_old()
@@ -221,20 +220,12 @@ class ExportContainer(RecordsContainer):
             for key in ("sizes", "strides")
         )
         offset = _size(meta.get("storage_offset"), where)
-        if len(shape) != len(stride):
-            raise CorruptError(f"{where} has {len(shape)} sizes and {len(stride)} strides")
-        numel = 1
-        for each in shape:
-            numel *= each
-        last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-        if record.nbytes and numel and nbytes_of(last + 1, dtype) > record.nbytes:
-            raise CorruptError(f"{where} reaches outside the record {record.name!r}")
-        if record.nbytes % nbytes_of(1, dtype):
-            raise CorruptError(f"the record {record.name!r} holds no whole number of {dtype}s")
         place = self._device(meta, where)
-        storage = None
+        view = View(dtype, shape, stride, offset, place.device)
+        key = None
         if record.nbytes or place.device != "meta":
-            storage = self._storage(record, dtype, place.device)
+            key = record.name[len(self.prefix) :]
+            self.add_raw(key, record, view, where, fake=True)
         entry = TensorEntry(
             path=path,
             name=spell(path),
@@ -246,24 +237,12 @@ class ExportContainer(RecordsContainer):
             stride=stride,
             offset=offset,
             device=place.device,
-            nbytes=nbytes_of(numel, dtype) if record.nbytes else 0,
-            storage=storage,
+            nbytes=nbytes_of(view.numel, dtype) if record.nbytes else 0,
+            storage=key,
             requires_grad=member(meta, "requires_grad", bool, where),
             state_key=str(path[-1]),
         )
         self.weights.append(Weight(entry, config, place))
-
-    def _storage(self, record: Record, dtype: str, device: str) -> str:
-        """The id of the storage in a record; torch makes one tensor of it for all that share it."""
-        key = record.name[len(self.prefix) :]
-        known = self.storages.get(key)
-        if known is not None and (known.location, known.dtype) != (device, dtype):
-            raise CorruptError(f"the record {record.name!r} is described in two ways")
-        extent = None
-        if record.method == STORED:
-            extent = Extent((self.source.start or 0) + self.archive.data_at(record), record.nbytes)
-        self.storages[key] = Storage(key, device, record.nbytes, dtype, extent)
-        return key
 
 
 def _size(node: Json, where: str) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
+from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
+from ..dtypes import nbytes_of
 from ..errors import CorruptError, InputError
-from ..manifest import Path
+from ..manifest import Extent, Path, Storage
 from ..plan import Plan, carry_out
 from ..source import Memory, Readable
 from ..zips.amend import amend
-from ..zips.archive import DEFLATED, Archive, Record
+from ..zips.archive import DEFLATED, STORED, Archive, Record
 from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
@@ -19,6 +22,22 @@ from .opening import Opening
 
 #: The longest compressed record that is looked into: it has to be inflated in memory.
 MOST_INFLATED = 256 << 20
+_MOST_DIMENSIONS = 64  # as torch::autograd counts them
+
+
+class View(NamedTuple):
+    """A tensor over the raw bytes of a record, in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: str
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
 
 
 class RecordsContainer(Container):
@@ -74,6 +93,38 @@ class RecordsContainer(Container):
         elif needed:
             raise CorruptError(f"the record {record.name!r} is no checkpoint")
         return container
+
+    def add_raw(self, key: str, record: Record, view: View, where: str, *, fake: bool) -> None:
+        """Note the storage that the raw bytes of a record are, of which a tensor is a view.
+
+        Args:
+            key: the id of the storage.
+            record: where it is.
+            view: the tensor.
+            where: what describes it, for messages.
+            fake: whether an empty record stands for a tensor without data.
+
+        Raises:
+            CorruptError: the view reaches outside, or contradicts another of the same bytes.
+        """
+        if len(view.shape) != len(view.stride) or len(view.shape) > _MOST_DIMENSIONS:
+            raise CorruptError(
+                f"{where} has {len(view.shape)} sizes and {len(view.stride)} strides"
+            )
+        if view.numel and (record.nbytes or not fake):
+            steps = zip(view.shape, view.stride, strict=True)
+            last = view.offset + sum((n - 1) * step for n, step in steps)
+            if nbytes_of(last + 1, view.dtype) > record.nbytes:
+                raise CorruptError(f"{where} reaches outside the record {record.name!r}")
+        if record.nbytes % nbytes_of(1, view.dtype):
+            raise CorruptError(f"the record {record.name!r} holds no whole number of {view.dtype}s")
+        known = self.storages.get(key)
+        if known is not None and (known.location, known.dtype) != (view.device, view.dtype):
+            raise CorruptError(f"the record {record.name!r} is described in two ways")
+        extent = None
+        if self.source.start is not None and record.method == STORED:
+            extent = Extent(self.source.start + self.archive.data_at(record), record.nbytes)
+        self.storages[key] = Storage(key, view.device, record.nbytes, view.dtype, extent)
 
     def read_document(self, record: Record) -> Document:
         """Read the JSON in a record.

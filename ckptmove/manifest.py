@@ -128,13 +128,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class NamedDevice:
-    """A value of the user's own that names a device: a `torch.device`, or a string.
+    """A value that names a device: the user's own, or an instruction of an exported program.
 
     Attributes:
         path, name: where it is.
         value: the device.
         kind: `torch.device` or `str`; in TorchScript also `code`, for a `torch.device` that the
-            code spells, and `code string`.
+            code spells, and `code string`; of a program `graph`, or `autocast` where it names but
+            the kind of a device.
         fixed: whether it can't be changed: a key of a dict or a member of a set, since two might
             become one, or a string in code, since it may mean anything.
     """
@@ -144,6 +145,11 @@ class NamedDevice:
     value: str
     kind: str
     fixed: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is a program's, which goes where the program's tensors go."""
+        return self.kind in ("graph", "autocast")
 
     def to_json(self) -> dict[str, Any]:
         """Path and value, as plain data."""

@@ -95,6 +95,7 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
     _place_remotes(manifest, rules, targets, moves)
     if rules.values:
         _place_values(manifest, moves)
+    _place_programs(manifest, rules, targets, moves)
     moves.warnings += _unheard(manifest, rules)
     moves.warnings += _consequences(manifest, rules, targets, moves)
     return moves
@@ -207,8 +208,45 @@ def _place_values(manifest: Manifest, moves: Moves) -> None:
         moved[manifest.storages[key].location].add(device)
     for n, value in enumerate(manifest.values_naming_devices):
         devices = moved.get(value.value, ())
-        if len(devices) == 1 and not value.fixed:
+        if len(devices) == 1 and not value.fixed and not value.follows:
             moves.values[n] = next(iter(devices))
+
+
+def _place_programs(manifest: Manifest, rules: Rules, targets: list[str], moves: Moves) -> None:
+    """What a program says of devices goes where its tensors go, all that are on one alike."""
+    values = [(n, value) for n, value in enumerate(manifest.values_naming_devices) if value.follows]
+    if not values:
+        return
+    goes: dict[str, dict[str, str]] = defaultdict(dict)  # device → where its tensors go → a name
+    for entry, target in zip(manifest.tensors, targets, strict=True):
+        goes[entry.device].setdefault(target, entry.name)
+    for key, storage in manifest.storages.items():
+        goes[storage.location].setdefault(moves.storages.get(key, storage.location), key)
+    for _, value in sorted(values, key=lambda each: ":" not in each[1].value):
+        if value.kind == "graph" and value.value not in goes and value.value != "meta":
+            for device in _of_kind(goes, value.value) or (rules.tags.of(value.value),):
+                goes[value.value].setdefault(device or value.value, value.name)
+    for n, value in values:
+        found = dict(goes.get(value.value, {}))
+        if value.kind == "autocast":
+            found.update(_of_kind(goes, value.value))
+            found = {kind_of(device): name for device, name in found.items()}
+        if len(found) > 1:
+            (one, name), (two, other) = list(found.items())[:2]
+            raise RefusedError(
+                f"the program names {value.value} at {value.name!r}, and would be torn apart: "
+                f"{name!r} would be on {one}, {other!r} on {two}",
+                hint="move a device as a whole, by --to or --map",
+            )
+        for device in found:
+            if device != value.value:
+                moves.values[n] = device
+
+
+def _of_kind(goes: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, str]:
+    """Where what is on devices of a kind goes."""
+    found = (each for device, each in goes.items() if kind_of(device) == kind and device != kind)
+    return {device: name for each in found for device, name in each.items()}
 
 
 def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
@@ -218,6 +256,7 @@ def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
             yield f"no tensor's name matches {glob!r}, which was to go to {device}"
     tags = {storage.location for storage in manifest.storages.values()}
     tags.update(entry.device for entry in manifest.tensors)
+    tags.update(value.value for value in manifest.values_naming_devices if value.follows)
     for pattern, device in rules.tags.rules:
         if pattern != "*" and not any(TagMap(((pattern, device),)).of(tag) for tag in tags):
             yield f"nothing is on {pattern}, which was to go to {device}"

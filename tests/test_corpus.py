@@ -40,6 +40,8 @@ READ = {
     "tar-legacy": "torch-tar",
     "torchscript": "torchscript",
     "torchscript-lite": "torchscript",
+    "zip-container": "zip-bundle",
+    "torchscript-v1(json)": "torchscript-v1",
 }
 OTHERS = [row for row in rows() if row["kind"] in READ and row["kind"] != "zip"]
 #: Plain pickles that hold no tensors: they are read, and nothing in them is run.

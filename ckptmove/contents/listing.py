@@ -101,7 +101,7 @@ def contents_of(container: Container, found: Whole) -> Contents:
         for value, literal in each.named:
             listing.contents.values.append(value)
             listing.contents.value_nodes.append(literal)
-    listing.contents.tensors = _with_shared(listing.contents.tensors)
+    listing.contents.tensors = with_shared(listing.contents.tensors)
     return listing.contents
 
 
@@ -371,7 +371,7 @@ def _spell_item(item: int | str) -> str:
     return repr(str(item)) if isinstance(item, str) else spell((item,))
 
 
-def _with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
+def with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
     """Fill in `shared_with`."""
     names: dict[str, list[str]] = defaultdict(list)
     for entry in tensors:

@@ -12,21 +12,27 @@ from ..errors import InputError, UnsupportedError
 from ..source import Readable
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable
+from .bundle import ZipBundle
 from .opening import Opening
 from .pickle import PlainPickle
+from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
 from .torch_tar import TorchTar
 from .torch_zip import TorchZip
 from .torchscript import TorchScript
+from .torchscript_v1 import TorchScriptV1
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
 FORMATS: tuple[Format, ...] = (
     TorchZip(),
     TorchScript(),
+    TorchExport(),
+    TorchScriptV1(),
     TorchTar(),
     TorchLegacy(),
     PlainPickle(),
+    ZipBundle(),
 )
 
 #: What may lie within the bytes of a pickle.
@@ -89,9 +95,6 @@ def _glimpse(source: Readable, opening: Opening) -> Glimpse:
 
 def _stranger(glimpse: Glimpse) -> UnsupportedError:
     if glimpse.archive is not None:
-        names = {name.partition("/")[2] for name in glimpse.archive.records}
-        if "archive_format" in names:
-            return UnsupportedError("is a torch.export archive, which can't be read yet")
         return UnsupportedError("is a zip file, but not one that torch.save wrote")
     for at, magic, what, hint in _STRANGERS:
         if glimpse.head[at:].startswith(magic):

@@ -58,24 +58,33 @@ class Opening:
         stream.unread = self.unread - unread
         return stream
 
-    def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
-        """What is in bytes; those that nothing is known to load may be anything.
+    def open(self, source: Readable) -> Container | None:
+        """What bytes hold, or None if they are no checkpoint.
 
-        Args:
-            needed: whether torch would load them, so that they must be a checkpoint.
+        Raises:
+            CorruptError, UnsupportedError: they are one that can't be read.
         """
         if self._depth == _DEEPEST:
             self._too_deep = True
             raise UnsupportedError(f"checkpoints are nested more than {_DEEPEST} levels deep")
         self._depth += 1
         try:
-            container = self._open_nested(candidate.source, self)
+            return self._open_nested(source, self)
+        finally:
+            self._depth -= 1
+
+    def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
+        """What is in bytes; those that nothing is known to load may be anything.
+
+        Args:
+            needed: whether torch would load them, so that they must be a checkpoint.
+        """
+        try:
+            container = self.open(candidate.source)
         except InputError:
             if needed or self._too_deep:
                 raise
             return None
-        finally:
-            self._depth -= 1
         if needed and (container is None or len(container.roots) != 1):
             raise CorruptError(_NO_STORAGE)
         return container

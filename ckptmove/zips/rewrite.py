@@ -6,14 +6,15 @@ import struct
 import zlib
 from collections.abc import Mapping
 
-from ..plan import Checksum, Copy, Edit, Plan, Write, edited
+from ..plan import Copy, Edit, Plan, Write, edited
 from .archive import DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, STORED, Archive, Record
+from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out
 
 _CENTRAL_CRC_AT, _LOCAL_CRC_AT = 16, 14  # within a directory entry, and a local header
 
 
-def rewrite(archive: Archive, new: Mapping[str, bytes], alignment: int) -> Plan:
+def rewrite(archive: Archive, new: Mapping[str, Content], alignment: int) -> Plan:
     """How to write the zip with other content in some records.
 
     Args:
@@ -25,74 +26,70 @@ def rewrite(archive: Archive, new: Mapping[str, bytes], alignment: int) -> Plan:
     Returns:
         A patch if all new content takes as many bytes as the old, else the zip laid out as torch
         does.
+
+    Raises:
+        CorruptError: a record whose new content is a plan is damaged.
     """
-    if all(_fits(archive.records[name], content) for name, content in new.items()):
-        return _patch(archive, new)
-    return _relay(archive, new, alignment)
+    if fits(archive, new):
+        return patch(archive, new)
+    return _relay(archive, dict(new), alignment)
 
 
-def _fits(record: Record, content: bytes) -> bool:
-    return record.method == STORED and record.nbytes == len(content)
-
-
-def _checksums(archive: Archive, new: Mapping[str, bytes]) -> list[tuple[Record, int]]:
-    """The records whose bytes in the file have a checksum and stay."""
-    return [
-        (record, archive.data_at(record))
-        for record in archive.records.values()
-        if record.name not in new and record.method == STORED and record.crc32 and record.nbytes
-    ]
-
-
-def _patch(archive: Archive, new: Mapping[str, bytes]) -> Plan:
-    """Clone the file; put contents of the same length in the place of the old ones."""
-    start = archive.source.start or 0
-    edits = [
-        Edit(write.at, write.at + len(write.data), write.data)
+def fits(archive: Archive, new: Mapping[str, Content]) -> bool:
+    """Whether all new content can take the place of the old."""
+    return all(
+        archive.records[name].method == STORED
+        and (content.keeps_length if isinstance(content, Plan) else True)
+        and archive.records[name].nbytes == nbytes_of(content)
         for name, content in new.items()
-        for write in _patches(archive, archive.records[name], content)
-    ]
-    plan = edited(start, archive.source.nbytes, edits)
-    return plan._replace(
-        checksums=tuple(
-            sorted(
-                Checksum(at, record.nbytes, record.crc32, record.name, start + at)
-                for record, at in _checksums(archive, new)
-            )
-        )
     )
 
 
-def _patches(archive: Archive, record: Record, content: bytes) -> list[Write]:
+def patch(archive: Archive, new: Mapping[str, Content]) -> Plan:
+    """Clone the file; put contents of the same length in the place of the old ones."""
+    start = archive.source.start or 0
+    edits = [
+        edit
+        for name, content in new.items()
+        for edit in _edits(archive, archive.records[name], content)
+    ]
+    plan = edited(start, archive.source.nbytes, edits)
+    places = {name: archive.data_at(record) for name, record in archive.records.items()}
+    checksums = checksums_that_stay(archive, dict(new), places)
+    return plan._replace(checksums=tuple(sorted(checksums)))
+
+
+def _edits(archive: Archive, record: Record, content: Content) -> list[Edit]:
     """The content, and its checksum wherever the zip repeats it."""
     at = archive.data_at(record)
-    old, new = struct.pack("<I", record.crc32), struct.pack("<I", zlib.crc32(content))
-    writes = [Write(at, content), Write(record.entry_at + _CENTRAL_CRC_AT, new)]
+    old = struct.pack("<I", record.crc32)
+    new = struct.pack("<I", checksum_of(archive, record, content))
+    places = [record.entry_at + _CENTRAL_CRC_AT]
     local = archive.source.read(record.header_at, LOCAL.size)
     if local[_LOCAL_CRC_AT : _LOCAL_CRC_AT + 4] == old and record.crc32:
-        writes.append(Write(record.header_at + _LOCAL_CRC_AT, new))
+        places.append(record.header_at + _LOCAL_CRC_AT)
     if record.flags & HAS_DESCRIPTOR:
         end = at + record.stored_nbytes
         descriptor = archive.source.read(end, 8)
         if descriptor == DESCRIPTOR_MAGIC + old:
-            writes.append(Write(end + 4, new))
+            places.append(end + 4)
         elif descriptor[:4] == old:
-            writes.append(Write(end, new))
-    return writes
+            places.append(end)
+    return [Edit(at, at + record.nbytes, content), *(Edit(n, n + 4, new) for n in places)]
 
 
-def _relay(archive: Archive, new: Mapping[str, bytes], alignment: int) -> Plan:
+def _relay(archive: Archive, new: dict[str, Content], alignment: int) -> Plan:
     """The records in their order, each in the place where torch would have put it."""
     start = archive.source.start or 0
     records = sorted(archive.records.values(), key=lambda record: record.header_at)
-    stored = {name: _stored(archive.records[name], content) for name, content in new.items()}
+    stored = {name: _packed(archive.records[name], content) for name, content in new.items()}
     members = [
         Member(
             record.name,
             _method(record),
-            zlib.crc32(new[record.name]),
-            len(stored[record.name]),
-            len(new[record.name]),
+            checksum_of(archive, record, new[record.name]),
+            nbytes_of(stored[record.name]),
+            nbytes_of(new[record.name]),
         )
         if record.name in new
         else Member(record.name, record.method, record.crc32, record.stored_nbytes, record.nbytes)
@@ -103,8 +100,12 @@ def _relay(archive: Archive, new: Mapping[str, bytes], alignment: int) -> Plan:
     for record, place in zip(records, placed, strict=True):
         writes.append(Write(place.at, place.header))
         places[record.name] = place
-        if record.name in new:
-            writes.append(Write(place.data_at, stored[record.name]))
+        content = stored.get(record.name)
+        if isinstance(content, Plan):
+            copies += [each._replace(at=place.data_at + each.at) for each in content.copies]
+            writes += [each._replace(at=place.data_at + each.at) for each in content.writes]
+        elif content is not None:
+            writes.append(Write(place.data_at, content))
         elif record.stored_nbytes:
             at = start + archive.data_at(record)
             copies.append(Copy(at, record.stored_nbytes, place.data_at))
@@ -119,8 +120,9 @@ def _relay(archive: Archive, new: Mapping[str, bytes], alignment: int) -> Plan:
         writes=(*writes, Write(end, tail)),
         checksums=tuple(
             sorted(
-                Checksum(places[r.name].data_at, r.nbytes, r.crc32, r.name, start + at)
-                for r, at in _checksums(archive, new)
+                checksums_that_stay(
+                    archive, new, {name: place.data_at for name, place in places.items()}
+                )
             )
         ),
     )
@@ -130,9 +132,14 @@ def _method(record: Record) -> int:
     return STORED if record.name.endswith(".pkl") else record.method
 
 
-def _stored(record: Record, content: bytes) -> bytes:
+def _packed(record: Record, content: Content) -> Content:
     """The content as the file keeps it."""
-    if _method(record) == STORED:
+    if _method(record) == STORED or isinstance(content, Plan):
         return content
+    return deflated(content)
+
+
+def deflated(content: bytes) -> bytes:
+    """Content as a record of method DEFLATED keeps it."""
     machine = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return machine.compress(content) + machine.flush()

@@ -1,0 +1,140 @@
+"""JSON in a checkpoint: read strictly, and written with other values in some places.
+
+What is written says the same but for these places; only white space and escapes may differ. It has
+the length of the old text where that can be had: with the white space that `json.dumps` writes,
+else without any, and filled up at its end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, TypeAlias
+
+from ..errors import CorruptError, UnsupportedError
+
+MAX_NBYTES = 256 << 20
+
+#: What `json.loads` gives.
+Json: TypeAlias = Any
+#: `id()` of an object in a document → its members that change, and their new values.
+Changes = Mapping[int, Mapping[str, Json]]
+
+_SPACINGS = ((", ", ": "), (",", ":"))
+
+
+class Document:
+    """One JSON text.
+
+    Attributes:
+        name: of the record it is in, for messages.
+        root: what it says.
+        nbytes: its length.
+    """
+
+    def __init__(self, name: str, content: bytes) -> None:
+        """Read it.
+
+        Raises:
+            CorruptError: it is no JSON, says something twice, or is absurdly deep.
+        """
+        self.name = name
+        self.nbytes = len(content)
+        try:
+            text = content.decode("utf-8")
+            self.root: Json = json.loads(
+                text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite
+            )
+        except RecursionError as error:
+            raise CorruptError(f"the record {name!r} is nested too deeply") from error
+        except _Twice as error:
+            raise CorruptError(f"the record {name!r} says {error.args[0]!r} twice") from error
+        except ValueError as error:
+            raise CorruptError(f"the record {name!r} is not JSON") from error
+        self._ascii = text.isascii()
+
+    def respelled(self, changes: Changes) -> bytes:
+        """The text with other values: of the same length, if that can be had.
+
+        Raises:
+            UnsupportedError: it is too deep to be written.
+        """
+        try:
+            root = _changed(self.root, changes)
+            made = [self._dumped(root, spacing) for spacing in _SPACINGS]
+        except RecursionError as error:
+            raise UnsupportedError(f"the record {self.name!r} is nested too deeply") from error
+        fitting = next((text for text in made if len(text) <= self.nbytes), made[0])
+        return fitting.ljust(self.nbytes)
+
+    def _dumped(self, root: Json, spacing: tuple[str, str]) -> bytes:
+        try:
+            return json.dumps(root, ensure_ascii=self._ascii, separators=spacing).encode("utf-8")
+        except UnicodeEncodeError:  # a lone surrogate, which only an escape can spell
+            return json.dumps(root, separators=spacing).encode("utf-8")
+
+    def differs(self, other: Document, changes: Changes) -> bool:
+        """Whether the other one says anything else than this one with these changes."""
+        todo: list[tuple[Json, Json]] = [(self.root, other.root)]
+        while todo:
+            old, new = todo.pop()
+            if type(old) is not type(new):
+                return True
+            if isinstance(old, dict):
+                if list(old) != list(new):
+                    return True
+                fresh = changes.get(id(old), {})
+                todo += [(fresh[key] if key in fresh else old[key], new[key]) for key in old]
+            elif isinstance(old, list):
+                if len(old) != len(new):
+                    return True
+                todo += zip(old, new, strict=True)
+            elif old != new and not (old != old and new != new):  # NaN is not itself
+                return True
+        return False
+
+
+class _Twice(Exception):
+    """A name that occurs twice in an object: readers would disagree on it."""
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counted = Counter(name for name, _ in pairs)
+        raise _Twice(counted.most_common(1)[0][0])
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value) and text not in ("NaN", "Infinity", "-Infinity"):
+        raise ValueError
+    return value
+
+
+def _changed(node: Json, changes: Changes) -> Json:
+    """A copy with the changes made."""
+    if isinstance(node, dict):
+        fresh = changes.get(id(node), {})
+        return {
+            key: fresh[key] if key in fresh else _changed(each, changes)
+            for key, each in node.items()
+        }
+    if isinstance(node, list):
+        return [_changed(each, changes) for each in node]
+    return node
+
+
+def member(node: Json, key: str, kind: type, where: str) -> Json:
+    """What an object holds under a key.
+
+    Raises:
+        CorruptError: it holds nothing there, or something of another kind.
+    """
+    found = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
+        raise CorruptError(f"{where} has no proper {key!r}")
+    return found

@@ -1,0 +1,252 @@
+"""The records of a torch.export archive, of every layout that torch wrote.
+
+What lies in them is told in `torch_export`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import NamedTuple
+
+from ..dtypes import nbytes_of
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import Path, Section, TensorEntry, spell
+from ..zips.archive import Archive, Record
+from .documents import Json, member
+from .export_graph import Place, device_text, walk
+from .opening import Opening
+from .records import RecordsContainer, View
+from .torch_zip import prefix_of
+
+OLD_PROGRAM = "serialized_exported_program.json"
+_OLD_PARTS: tuple[tuple[str, Path], ...] = (
+    ("serialized_state_dict", ()),
+    ("serialized_constants", ()),
+    ("serialized_example_inputs", ("sample_inputs",)),
+)
+_WEIGHTS, _CONSTANTS = "data/weights/", "data/constants/"
+_MODELS, _SAMPLE_INPUTS, _COMPILED = "models/", "data/sample_inputs/", "data/aotinductor/"
+_OBJECTS = {"custom_obj_": "custom object", "opaque_obj_": "opaque object"}
+#: What else may be there without naming a device that matters.
+_HARMLESS = (
+    *("extra/", "extra_files/", ".data/", "version", "byteorder", "archive_format"),
+    *("archive_version", _WEIGHTS, _CONSTANTS, _SAMPLE_INPUTS, _MODELS, _COMPILED),
+)
+_FAKE = "torch._export.serde.serialize._reconstruct_fake_tensor"
+_STRIDED = 7
+#: torch/_export/serde/schema.py, `ScalarType`, which counts otherwise than c10 does.
+_DTYPES = {
+    **dict(
+        enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)
+    ),
+    **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
+    **dict(enumerate(["uint16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"], 28)),
+    **dict(enumerate(["float8_e5m2fnuz", "float8_e8m0fnu", "uint32", "uint64"], 32)),
+}
+
+
+class Weight(NamedTuple):
+    """A weight or constant whose bytes are raw.
+
+    Attributes:
+        entry: what the manifest says of it.
+        config: the record that describes it.
+        place: its device there.
+    """
+
+    entry: TensorEntry
+    config: str
+    place: Place
+
+
+class ExportContainer(RecordsContainer):
+    """Exported programs, their weights and sample inputs.
+
+    Attributes:
+        weights: those that are raw.
+        places: that name devices besides those of the raw weights; `place_records` holds the record
+            of each.
+        compiled: path and kind of device of what is compiled.
+        riddles: why it can't be moved, a clause each.
+        bound: operators that are there for one kind of device.
+        objects: how many objects there are whose content is not known.
+    """
+
+    def __init__(self, archive: Archive, opening: Opening) -> None:
+        """Read all but the tensors.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        self.old = OLD_PROGRAM in archive.records
+        super().__init__(archive, opening, by_torch=not self.old)
+        self.weights: list[Weight] = []
+        self.places: list[Place] = []
+        self.place_records: list[str] = []
+        self.compiled: list[tuple[Path, str]] = []
+        self.riddles: list[str] = []
+        self.bound: list[str] = []
+        self.objects: dict[str, int] = {}
+        self.prefix = "" if self.old else prefix_of(archive)
+        if self.old:
+            self._read_old()
+        else:
+            self._read()
+        for part in self.parts.values():
+            for each in part.everything():
+                if any(name.qualname == _FAKE for s in each.streams for name in s.pickle.globals):
+                    self.riddles.append("it holds tensors without data, pickled")
+        self.riddles = list(dict.fromkeys(self.riddles))
+
+    # -- layouts -------------------------------------------------------------------------------
+
+    def _read_old(self) -> None:
+        self._read_program(self.record(OLD_PROGRAM), ())
+        for name, path in _OLD_PARTS:
+            records = self.archive.records
+            record = records.get(f"{name}.pt") or self.record(f"{name}.json")
+            self.add(record, path, needed=record.nbytes > 0)
+        known = ("serialized_", *_HARMLESS)
+        self._look_at_others(known)
+
+    def _read(self) -> None:
+        if self._text("archive_format") != "pt2":
+            raise UnsupportedError("its archive format is not pt2")
+        version = self._text("archive_version")
+        if version != "0":
+            raise UnsupportedError(f"its archive version is {version[:20]!r}, not '0'")
+        for name, record in self.archive.records.items():
+            if not name.startswith(self.prefix):
+                raise CorruptError(f"the record {name!r} is outside {self.prefix!r}")
+            short = name[len(self.prefix) :]
+            if short.startswith(_MODELS) and short.endswith(".json"):
+                self._read_model(record, short[len(_MODELS) : -len(".json")])
+            elif short.startswith(_COMPILED):
+                self._note_compiled(record, short)
+        known = self.archive.records.get(f"{self.prefix}byteorder")
+        if known is not None and self._text("byteorder") == "big":
+            self.warnings.append("its tensors are big-endian")
+        self._look_at_others(_HARMLESS)
+        self.writer = ", ".join(dict.fromkeys([*filter(None, [self.writer]), "pt2 archive 0"]))
+
+    def _text(self, name: str) -> str:
+        record = self.record(f"{self.prefix}{name}")
+        return self.archive.read(record, at_most=64).decode("utf-8", "replace").strip()
+
+    def _look_at_others(self, known: tuple[str, ...]) -> None:
+        for name in self.archive.records:
+            short = name[len(self.prefix) :]
+            if not short.startswith(known):
+                self.riddles.append(f"the record {short!r} is not known")
+
+    def _note_compiled(self, record: Record, short: str) -> None:
+        """What AOTInductor compiled, and for what kind of device."""
+        self.riddles.append(f"it holds what is compiled for its device, in {_COMPILED!r}")
+        if short.endswith("_metadata.json"):
+            metadata = self.read_document(record).root
+            kind = metadata.get("AOTI_DEVICE_KEY") if isinstance(metadata, dict) else None
+            if isinstance(kind, str):
+                self.compiled.append(((*short.split("/")[1:], "AOTI_DEVICE_KEY"), kind))
+
+    # -- programs ------------------------------------------------------------------------------
+
+    def _read_program(self, record: Record, path: Path) -> None:
+        root = self.read_document(record).root
+        found = walk(root, path)
+        self._note(record.name, found.places)
+        self.riddles += found.riddles
+        self.bound += found.bound
+        version = root.get("torch_version") if isinstance(root, dict) else None
+        if isinstance(version, str) and not self.writer:
+            self.writer = f"torch {version[:40]}"
+
+    def _note(self, record: str, places: list[Place]) -> None:
+        self.places += places
+        self.place_records += [record] * len(places)
+
+    def _read_model(self, record: Record, name: str) -> None:
+        path: Path = () if name == "model" else (name,)
+        self._read_program(record, path)
+        for folder, kind in ((_WEIGHTS, "weights"), (_CONSTANTS, "constants")):
+            whole = self.archive.records.get(f"{self.prefix}{folder}{name}.pt")
+            if whole is not None:  # torch 2.8
+                self.add(whole, path, needed=whole.nbytes > 0)
+            else:
+                config = self.record(f"{self.prefix}{folder}{name}_{kind}_config.json")
+                self._read_config(config, folder, path)
+        inputs = self.record(f"{self.prefix}{_SAMPLE_INPUTS}{name}.pt")
+        self.add(inputs, (*path, "sample_inputs"), needed=inputs.nbytes > 0)
+
+    def _read_config(self, record: Record, folder: str, path: Path) -> None:
+        config = member(self.read_document(record).root, "config", dict, f"{record.name!r}")
+        for name, payload in config.items():
+            where = f"the description of {name!r}"
+            file = member(payload, "path_name", str, where)
+            if posixpath.basename(file) != file or file in ("", ".", ".."):
+                raise CorruptError(f"{where} leads out of its folder, to {file[:40]!r}")
+            content = self.record(f"{self.prefix}{folder}{file}")
+            meta = payload.get("tensor_meta")
+            if not member(payload, "use_pickle", bool, where):
+                self._add_weight(record.name, content, (*path, name), payload, where)
+            elif meta is None or file.startswith(tuple(_OBJECTS)):
+                kind = next((k for p, k in _OBJECTS.items() if file.startswith(p)), "object")
+                self.objects[kind] = self.objects.get(kind, 0) + 1
+                self.riddles.append(f"its {kind}s may be on any device")
+            else:
+                device = self._device(member(payload, "tensor_meta", dict, where), where)
+                self._note(record.name, [device._replace(path=(*path, name, "device"))])
+                if content.name not in self.parts:
+                    self.add(content, (*path, name), needed=True)
+                else:
+                    raise CorruptError(f"{where} shares its pickle with another tensor")
+
+    def _device(self, meta: dict[str, Json], where: str) -> Place:
+        holder = member(meta, "device", dict, where)
+        device = device_text(holder)
+        if device is None:
+            raise CorruptError(f"{where} has no proper 'device'")
+        return Place((), holder, device)
+
+    def _add_weight(
+        self, config: str, record: Record, path: Path, payload: Json, where: str
+    ) -> None:
+        """A tensor as the config describes it, over the bytes of a record."""
+        meta = member(payload, "tensor_meta", dict, where)
+        dtype = _DTYPES.get(member(meta, "dtype", int, where))
+        if dtype is None or member(meta, "layout", int, where) != _STRIDED:
+            raise UnsupportedError(f"{where} has a dtype or layout that is not known")
+        shape, stride = (
+            tuple(_size(each, where) for each in member(meta, key, list, where))
+            for key in ("sizes", "strides")
+        )
+        offset = _size(meta.get("storage_offset"), where)
+        place = self._device(meta, where)
+        view = View(dtype, shape, stride, offset, place.device)
+        key = None
+        if record.nbytes or place.device != "meta":
+            key = record.name[len(self.prefix) :]
+            self.add_raw(key, record, view, where, fake=True)
+        entry = TensorEntry(
+            path=path,
+            name=spell(path),
+            section=Section.MODEL,
+            kind="parameter" if member(payload, "is_param", bool, where) else "tensor",
+            layout="strided",
+            dtype=dtype,
+            shape=shape,
+            stride=stride,
+            offset=offset,
+            device=place.device,
+            nbytes=nbytes_of(view.numel, dtype) if record.nbytes else 0,
+            storage=key,
+            requires_grad=member(meta, "requires_grad", bool, where),
+            state_key=str(path[-1]),
+        )
+        self.weights.append(Weight(entry, config, place))
+
+
+def _size(node: Json, where: str) -> int:
+    found: int = member(node, "as_int", int, where)
+    if found < 0 or found.bit_length() > 62:
+        raise CorruptError(f"{where} has a size that makes no sense")
+    return found

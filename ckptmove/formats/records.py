@@ -1,0 +1,186 @@
+"""A zip file whose records are checkpoints themselves, or JSON that describes tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import NamedTuple
+
+from ..contents.streams import Container, Spelling
+from ..dtypes import nbytes_of
+from ..errors import CorruptError, InputError
+from ..manifest import Extent, Path, Storage
+from ..plan import Plan, carry_out
+from ..source import Memory, Readable
+from ..zips.amend import amend
+from ..zips.archive import DEFLATED, STORED, Archive, Record
+from ..zips.content import Content
+from ..zips.layout import ALIGNMENT
+from ..zips.rewrite import rewrite
+from .documents import MAX_NBYTES, Document
+from .opening import Opening
+
+#: The longest compressed record that is looked into: it has to be inflated in memory.
+MOST_INFLATED = 256 << 20
+_MOST_DIMENSIONS = 64  # as torch::autograd counts them
+
+
+class View(NamedTuple):
+    """A tensor over the raw bytes of a record, in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: str
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+
+class RecordsContainer(Container):
+    """A zip file that holds containers in its records.
+
+    Attributes:
+        archive: the zip.
+        parts: the containers, by the name of their record.
+        documents: the JSON texts, by the name of their record.
+        by_torch: whether torch's own writer laid the zip out.
+    """
+
+    def __init__(self, archive: Archive, opening: Opening, *, by_torch: bool) -> None:
+        """Check the layout; no record is read.
+
+        Raises:
+            CorruptError: records contradict the directory, or overlap.
+        """
+        super().__init__(archive.source)
+        self.archive = archive
+        self.opening = opening
+        self.folder = opening.folder()
+        self.parts: dict[str, Container] = {}
+        self.documents: dict[str, Document] = {}
+        self.by_torch = by_torch
+        archive.check_layout()
+        unchecked = sum(record.unchecksummed for record in archive.records.values())
+        if unchecked:
+            self.warnings.append(f"{unchecked:,} of its records carry no checksum")
+        if archive.trailing_nbytes:
+            self.warnings.append(f"{archive.trailing_nbytes:,} bytes follow the end of the zip")
+
+    def add(self, record: Record, path: Path, *, needed: bool) -> Container | None:
+        """Open the checkpoint in a record.
+
+        Args:
+            record: where it is.
+            path: under which it is shown.
+            needed: whether it must be one.
+
+        Raises:
+            CorruptError, UnsupportedError: it can't be read, or is none and must be one.
+        """
+        try:
+            container = (
+                self.opening.open(content_of(self.archive, record)) if record.nbytes else None
+            )
+        except InputError as error:
+            raise type(error)(f"the record {record.name!r}: {error}", hint=error.hint) from error
+        if container is not None:
+            self.parts[record.name] = container
+            self.roots += [((*path, *keys), root) for keys, root in container.roots]
+        elif needed:
+            raise CorruptError(f"the record {record.name!r} is no checkpoint")
+        return container
+
+    def add_raw(self, key: str, record: Record, view: View, where: str, *, fake: bool) -> None:
+        """Note the storage that the raw bytes of a record are, of which a tensor is a view.
+
+        Args:
+            key: the id of the storage.
+            record: where it is.
+            view: the tensor.
+            where: what describes it, for messages.
+            fake: whether an empty record stands for a tensor without data.
+
+        Raises:
+            CorruptError: the view reaches outside, or contradicts another of the same bytes.
+        """
+        if len(view.shape) != len(view.stride) or len(view.shape) > _MOST_DIMENSIONS:
+            raise CorruptError(
+                f"{where} has {len(view.shape)} sizes and {len(view.stride)} strides"
+            )
+        if view.numel and (record.nbytes or not fake):
+            steps = zip(view.shape, view.stride, strict=True)
+            last = view.offset + sum((n - 1) * step for n, step in steps)
+            if nbytes_of(last + 1, view.dtype) > record.nbytes:
+                raise CorruptError(f"{where} reaches outside the record {record.name!r}")
+        if record.nbytes % nbytes_of(1, view.dtype):
+            raise CorruptError(f"the record {record.name!r} holds no whole number of {view.dtype}s")
+        known = self.storages.get(key)
+        if known is not None and (known.location, known.dtype) != (view.device, view.dtype):
+            raise CorruptError(f"the record {record.name!r} is described in two ways")
+        extent = None
+        if self.source.start is not None and record.method == STORED:
+            extent = Extent(self.source.start + self.archive.data_at(record), record.nbytes)
+        self.storages[key] = Storage(key, view.device, record.nbytes, view.dtype, extent)
+
+    def read_document(self, record: Record) -> Document:
+        """Read the JSON in a record.
+
+        Raises:
+            CorruptError: it is none.
+        """
+        text = self.archive.read(record, at_most=MAX_NBYTES)
+        self.documents[record.name] = Document(record.name, text)
+        return self.documents[record.name]
+
+    def record(self, name: str) -> Record:
+        """The record of that name.
+
+        Raises:
+            CorruptError: it is missing.
+        """
+        found = self.archive.records.get(name)
+        if found is None:
+            raise CorruptError(f"the record {name!r} is missing")
+        return found
+
+    def everything(self) -> Iterator[Container]:
+        """Itself, and the containers in it, however deep."""
+        yield self
+        for part in self.parts.values():
+            yield from part.everything()
+
+    def plan(self, spelling: Spelling) -> Plan:
+        """Patch a clone if all records can keep their lengths."""
+        return self.plan_with(spelling, {})
+
+    def plan_with(self, spelling: Spelling, changed: Mapping[str, bytes]) -> Plan:
+        """As `plan`, with other content in some records that are no checkpoints."""
+        new: dict[str, Content] = dict(changed)
+        for name, part in self.parts.items():
+            plan = part.plan(spelling)
+            if plan.method == "clone":
+                continue
+            source = part.source
+            new[name] = carry_out(plan, source.content) if isinstance(source, Memory) else plan
+        if self.by_torch:
+            return rewrite(self.archive, new, ALIGNMENT)
+        return amend(self.archive, new)
+
+    def frame(self, spelling: Spelling | None = None) -> object:
+        """The names of the records, in order."""
+        return list(self.archive.records)
+
+
+def content_of(archive: Archive, record: Record) -> Readable:
+    """The content of a record, in place where it is not compressed.
+
+    Raises:
+        UnsupportedError: it is compressed and too long.
+    """
+    if record.method == DEFLATED:
+        return Memory(archive.read(record, at_most=MOST_INFLATED), archive.source.path)
+    return archive.source.window(archive.data_at(record), record.nbytes)

@@ -1,0 +1,173 @@
+"""torch-export: what `torch.export.save` writes (`.pt2`).
+
+    P/archive_format, archive_version     "pt2", "0"
+    P/models/NAME.json                    the program: a graph that names devices
+    P/data/weights/NAME_weights_config.json    name of a weight → its record, dtype, sizes, device
+    P/data/weights/weight_N               raw bytes, or a torch-zip file (tensor subclasses)
+    P/data/constants/…                    the same, with `tensor_N`; or objects
+    P/data/sample_inputs/NAME.pt          a torch-zip file
+    P/data/aotinductor/…                  compiled programs
+
+torch 2.8 had one torch-zip file each, `data/weights/NAME.pt` and `data/constants/NAME.pt`; 2.1 to
+2.7 wrote a zip of Python's with `serialized_exported_program.json`, `serialized_state_dict.pt`,
+`serialized_constants.pt` and `serialized_example_inputs.pt`.
+
+Relocating changes configs, graphs, autocast regions and sample inputs together, so that the program
+is what `torch.export.passes.move_to_device_pass` would make of it, and its autocast regions follow.
+A program is moved whole or not at all, and not if anything in it is not understood or compiled.
+
+Sources: torch/export/pt2_archive/_package.py and constants.py; torch/export/__init__.py (`load`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from ..contents.listing import with_shared
+from ..device import kind_of
+from ..errors import UnsupportedError, WriteError
+from ..manifest import Manifest, NamedDevice, TensorEntry, spell
+from ..placement import Moves
+from ..plan import Plan
+from .base import Carries, Checkpoint, Glimpse
+from .checkpoint import PickledCheckpoint
+from .documents import Changes, Json
+from .export_archive import OLD_PROGRAM, ExportContainer
+from .export_graph import Place
+from .torch_zip import prefix_of
+
+_MOST_REASONS = 3
+
+
+class TorchExport:
+    """The format of `torch.export.save`."""
+
+    name = "torch-export"
+    suffixes: tuple[str, ...] = (".pt2",)
+    summary = "torch.export.save, torch 2.1 and newer"
+    carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A zip that says so, or one with the program of old."""
+        if glimpse.archive is None:
+            return False
+        records = glimpse.archive.records
+        return f"{prefix_of(glimpse.archive)}archive_format" in records or OLD_PROGRAM in records
+
+    def read(self, glimpse: Glimpse) -> ExportCheckpoint:
+        """Read everything but the tensors."""
+        assert glimpse.archive is not None
+        container = ExportContainer(glimpse.archive, glimpse.opening)
+        return ExportCheckpoint(self.name, container)
+
+
+class ExportCheckpoint(PickledCheckpoint):
+    """Exported programs: what they hold, and how their devices change."""
+
+    container: ExportContainer
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What it holds: raw tensors first, then those that are pickled."""
+        found, container = super().manifest, self.container
+        devices = [
+            NamedDevice(place.path, spell(place.path), place.device, place.kind)
+            for place in container.places
+        ]
+        devices += [
+            NamedDevice(path, spell(path), kind, "compiled for")
+            for path, kind in container.compiled
+        ]
+        return replace(
+            found,
+            tensors=tuple(with_shared([*self._raw, *found.tensors])),
+            values_naming_devices=(*found.values_naming_devices, *devices),
+            objects={**found.objects, **container.objects},
+        )
+
+    @cached_property
+    def _raw(self) -> list[TensorEntry]:
+        return [weight.entry for weight in self.container.weights]
+
+    def plan_relocate(self, moves: Moves) -> Plan:
+        """How to write it with other devices.
+
+        Raises:
+            UnsupportedError: something in it can't be moved, or can't be understood.
+        """
+        if moves:
+            self._refuse(moves)
+        new = {
+            name: self.container.documents[name].respelled(changes)
+            for name, changes in self._changes(moves).items()
+        }
+        return self.container.plan_with(self._spell(self._pickled(moves)), new)
+
+    def _refuse(self, moves: Moves) -> None:
+        """Raises UnsupportedError if not all that depends on the devices is known."""
+        reasons = list(self.container.riddles)
+        first = len(self.contents.values)
+        changed = [
+            (place, moves.values[first + n])
+            for n, place in enumerate(self.container.places)
+            if first + n in moves.values
+        ]
+        kinds = [place for place, device in changed if kind_of(place.device) != kind_of(device)]
+        reasons += [
+            f"the autocast region at {spell(place.path)!r} is for one kind of device: {place.fixed}"
+            for place in kinds
+            if place.fixed
+        ]
+        if kinds and self.container.bound:
+            bound = self.container.bound[0]
+            reasons.append(f"the operator {bound!r} is for one kind of device")
+        if reasons:
+            more = len(reasons) - _MOST_REASONS
+            told = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more:,} more" if more > 0 else "")
+            raise UnsupportedError(
+                f"the program can't be relocated: {told}", hint="export it anew on the other device"
+            )
+
+    def _pickled(self, moves: Moves) -> Moves:
+        """The moves of what is pickled, counted as its own contents count."""
+        first, values = len(self._raw), len(self.contents.values)
+        return Moves(
+            storages=moves.storages,
+            tensors={n - first: device for n, device in moves.tensors.items()},
+            meshes=moves.meshes,
+            values={n: device for n, device in moves.values.items() if n < values},
+        )
+
+    def _changes(self, moves: Moves) -> dict[str, dict[int, dict[str, Json]]]:
+        """What changes in each JSON record."""
+        changes: dict[str, dict[int, dict[str, Json]]] = {}
+
+        def change(record: str, place: Place, device: str) -> None:
+            changes.setdefault(record, {})[id(place.holder)] = place.respelled(device)
+
+        for weight in self.container.weights:
+            device = moves.storages.get(weight.entry.storage or "")
+            if device is not None:
+                change(weight.config, weight.place, device)
+        first = len(self.contents.values)
+        for n, (record, place) in enumerate(
+            zip(self.container.place_records, self.container.places, strict=True)
+        ):
+            if first + n in moves.values:
+                change(record, place, moves.values[first + n])
+        return changes
+
+    def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
+        """Compare pickles, storages and JSON with those of what was written.
+
+        Raises:
+            WriteError: they differ in more than the moves.
+        """
+        super().check_relocated(other, self._pickled(moves))
+        assert isinstance(other, ExportCheckpoint)
+        all_changes = self._changes(moves)
+        for name, document in self.container.documents.items():
+            changes: Changes = all_changes.get(name, {})
+            if document.differs(other.container.documents[name], changes):
+                raise WriteError(f"what was written differs from the source in {name!r}")

@@ -1,0 +1,314 @@
+"""torchscript-v1: what `torch.jit.save` wrote from 1.0 to 1.3.
+
+    P/version           "1" or "2"
+    P/model.json        a tree of modules; and a table of tensors: dims, strides, record, device
+    P/tensors/N         raw bytes
+    P/attributes.pkl    a tuple of values, in which tensors are numbers of that table
+    P/code/….py         TorchScript, P/debug/….pkl
+
+JSON as protobuf spells it: numbers of 64 bits are strings, what has its default is left out.
+Relocating changes the devices of the table. What the code says of devices is shown and stays, and
+so do pickled attributes; torch itself gave up on this format in 1.4, and loads it no longer.
+
+Sources, at v1.3.0: caffe2/proto/torch.proto; torch/csrc/jit/export.cpp (`ScriptModuleSerializer`)
+and import_legacy.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ..contents.listing import with_shared
+from ..contents.streams import Spelling
+from ..device import names_device
+from ..dtypes import nbytes_of
+from ..errors import CorruptError, UnsupportedError, WriteError
+from ..manifest import Manifest, NamedDevice, Path, Section, TensorEntry, spell
+from ..pickles.fetch import MAX_NBYTES
+from ..pickles.nodes import Call, Dict, List, Node, Tuple
+from ..placement import Moves
+from ..plan import Plan
+from ..source import Memory
+from ..zips.archive import Archive
+from .base import Carries, Checkpoint, Glimpse
+from .checkpoint import PickledCheckpoint
+from .documents import Json, member
+from .opening import Opening
+from .records import RecordsContainer, View
+from .torch_zip import prefix_of
+
+#: caffe2/proto/caffe2.proto, `TensorProto.DataType`, by name.
+_DTYPES = {
+    **{"FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BOOL": "bool"},
+    **{"BYTE": "uint8", "UINT8": "uint8", "INT8": "int8", "INT16": "int16", "UINT16": "uint16"},
+    **{"INT32": "int32", "INT64": "int64"},
+}
+_MODEL = {"protoVersion", "mainModule", "producerName", "producerVersion", "tensors", "libs"}
+_MODULE = {"torchscriptArena", "torchscriptDebugArena", "submodules", "parameters", "attributes"}
+_MODULE |= {"name", "optimize", "getStateAttributeId"}
+_TENSOR = {"dims", "offset", "strides", "requiresGrad", "dataType", "data", "device"}
+_TENSOR |= {"isQuantized", "scale", "zeroPoint"}
+_FROM_ID = "torch.jit._pickle.build_tensor_from_id"
+_DEVICE_IN_CODE = re.compile(r'torch\.device\("([^"\n]{1,20})"\)')
+_MOST_CODE_NBYTES = 64 << 20
+_DEEPEST = 200  # modules in each other; containers of a pickled attribute
+
+
+class TorchScriptV1:
+    """The format of `torch.jit.save` before 1.4."""
+
+    name = "torchscript-v1"
+    suffixes: tuple[str, ...] = (".pt", ".pth")
+    summary = "torch.jit.save, torch 1.0 to 1.3"
+    carries = Carries(
+        devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.3 had"
+    )
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A zip with a `model.json`, and without the pickles of later versions."""
+        if glimpse.archive is None:
+            return False
+        records, prefix = glimpse.archive.records, prefix_of(glimpse.archive)
+        names = (f"{prefix}data.pkl", f"{prefix}constants.pkl", f"{prefix}archive_format")
+        return bool(prefix) and f"{prefix}model.json" in records and not records.keys() & set(names)
+
+    def read(self, glimpse: Glimpse) -> ScriptV1Checkpoint:
+        """Read everything but the tensors."""
+        assert glimpse.archive is not None
+        container = ScriptV1Container(glimpse.archive, glimpse.opening)
+        return ScriptV1Checkpoint(self.name, container)
+
+
+class _Described(NamedTuple):
+    """A tensor of the table: its entry without a name, and the object that says its device."""
+
+    entry: TensorEntry
+    holder: dict[str, Json]
+
+
+class ScriptV1Container(RecordsContainer):
+    """A table of tensors, and a tree of modules that refers to it.
+
+    Attributes:
+        table: the tensors, by number.
+        names: path and number of each tensor, in the order of the modules.
+        said: path and device of what code and pickled attributes say.
+        riddles: why it can't be relocated, a clause each.
+    """
+
+    def __init__(self, archive: Archive, opening: Opening) -> None:
+        """Read the JSON, the attributes and the code.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        super().__init__(archive, opening, by_torch=True)
+        self.prefix = prefix_of(archive)
+        self.riddles: list[str] = []
+        self.names: list[tuple[Path, int]] = []
+        self.said: list[tuple[Path, str]] = []
+        self.model = f"{self.prefix}model.json"
+        root = self.read_document(self.record(self.model)).root
+        self._check_keys(root, _MODEL, "the model")
+        self.table = [self._tensor(n, each) for n, each in enumerate(_listed(root, "tensors"))]
+        self.attributes = self._read_attributes()
+        for path, module in _modules(member(root, "mainModule", dict, "the model")):
+            self._read_module(path, module)
+        named = {n for _, n in self.names}
+        unnamed = (n for n in range(len(self.table)) if n not in named)
+        self.names += [(("CONSTANTS", f"c{n}"), n) for n in unnamed]  # as the code calls them
+        self._read_code()
+        self.writer = "torch 1.0 to 1.3"
+        self.warnings.append("torch loads TorchScript of this age no longer: 1.3 was the last to")
+
+    def _check_keys(self, node: Json, known: set[str], where: str) -> None:
+        if not isinstance(node, dict):
+            raise CorruptError(f"{where} is no JSON object")
+        for key in node.keys() - known:
+            self.riddles.append(f"{where} has {key[:40]!r}, which is not known")
+
+    def _tensor(self, n: int, node: Json) -> _Described:
+        where = f"the tensor {n}"
+        self._check_keys(node, _TENSOR, where)
+        dtype = _DTYPES.get(member(node, "dataType", str, where))
+        if dtype is None or node.get("isQuantized"):
+            raise UnsupportedError(f"{where} has a dtype that is not known")
+        shape = tuple(_number(each, where) for each in _listed(node, "dims"))
+        stride = tuple(_number(each, where) for each in _listed(node, "strides"))
+        offset = _number(node.get("offset", "0"), where)
+        key = member(member(node, "data", dict, where), "key", str, where)
+        record = self.record(f"{self.prefix}{key}")
+        device = node.get("device", "cpu")
+        if not isinstance(device, str) or not (names_device(device) or device == "meta"):
+            raise CorruptError(f"{where} has no proper 'device'")
+        if "device" not in node:
+            self.riddles.append(f"{where} says no device")
+        view = View(dtype, shape, stride, offset, device)
+        self.add_raw(key, record, view, where, fake=False)
+        entry = TensorEntry(
+            path=(),
+            name="",
+            section=Section.MODEL,
+            kind="tensor",
+            layout="strided",
+            dtype=dtype,
+            shape=shape,
+            stride=stride,
+            offset=offset,
+            device=device,
+            nbytes=nbytes_of(view.numel, dtype),
+            storage=key,
+            requires_grad=node.get("requiresGrad") is True,
+        )
+        return _Described(entry, node)
+
+    def _read_attributes(self) -> list[Node]:
+        record = self.archive.records.get(f"{self.prefix}attributes.pkl")
+        if record is None:
+            return []
+        content = Memory(self.archive.read(record, at_most=MAX_NBYTES), self.source.path)
+        stream = self.opening.stream(content)
+        root = stream.pickle.root
+        if stream.pickle.persistents or not isinstance(root, (Tuple, List)):
+            raise UnsupportedError("its pickled attributes are not a tuple")
+        return list(root.items)
+
+    def _read_module(self, path: Path, module: dict[str, Json]) -> None:
+        where = f"the module {spell(path)!r}"
+        self._check_keys(module, _MODULE, where)
+        for each in _listed(module, "parameters"):
+            number = _number(member(each, "tensorId", str, where), where)
+            buffer = each.get("isBuffer", False) is True
+            self._name((*path, member(each, "name", str, where)), number, parameter=not buffer)
+        for each in _listed(module, "attributes"):
+            name, at = member(each, "name", str, where), each.get("id", "0")
+            if at == "-1":
+                continue
+            number = _number(at, where)
+            if number >= len(self.attributes):
+                raise CorruptError(f"{where} has an attribute {name[:40]!r} that is not pickled")
+            self._read_attribute((*path, name), self.attributes[number])
+
+    def _name(self, path: Path, number: int, *, parameter: bool = False) -> None:
+        if number >= len(self.table):
+            raise CorruptError(f"{spell(path)!r} is the tensor {number:,}, which is missing")
+        if (path, number) not in self.names[-1:]:
+            self.names.append((path, number))
+        if parameter:
+            described = self.table[number]
+            entry = replace(described.entry, kind="parameter")
+            self.table[number] = described._replace(entry=entry)
+
+    def _read_attribute(self, path: Path, node: Node) -> None:
+        if len(path) > 2 * _DEEPEST:
+            raise CorruptError(f"the attribute {spell(path[:3])!r} is nested too deeply")
+        if isinstance(node, Call):
+            items = node.args.items if isinstance(node.args, Tuple) else []
+            if node.qualname == _FROM_ID and len(items) == 1 and isinstance(items[0], int):
+                self._name(path, int(items[0]))
+            else:
+                for n, each in enumerate(items):
+                    self._read_attribute((*path, n), each)
+        elif isinstance(node, (Tuple, List)):
+            for n, each in enumerate(node.items):
+                self._read_attribute((*path, n), each)
+        elif isinstance(node, Dict):
+            for key, each in node.pairs:
+                known = isinstance(key, (str, int, float))
+                self._read_attribute((*path, key if known else "?"), each)  # type: ignore[arg-type]
+        elif isinstance(node, str) and names_device(node):
+            self.said.append((path, str(node)))
+
+    def _read_code(self) -> None:
+        for name, record in self.archive.records.items():
+            short = name[len(self.prefix) :]
+            if short.endswith(".py") and record.nbytes:
+                text = self.archive.read(record, at_most=_MOST_CODE_NBYTES)
+                for found in _DEVICE_IN_CODE.finditer(text.decode("utf-8", "replace")):
+                    line = found.string.count("\n", 0, found.start()) + 1
+                    self.said.append(((short, line), found[1]))
+
+
+class ScriptV1Checkpoint(PickledCheckpoint):
+    """What such a file holds, and how its devices change."""
+
+    container: ScriptV1Container
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What it holds."""
+        container = self.container
+        tensors = [
+            replace(container.table[n].entry, path=path, name=spell(path), state_key=spell(path))
+            for path, n in container.names
+        ]
+        said = (NamedDevice(path, spell(path), device, "code") for path, device in container.said)
+        return replace(
+            super().manifest, tensors=tuple(with_shared(tensors)), values_naming_devices=tuple(said)
+        )
+
+    def plan_relocate(self, moves: Moves) -> Plan:
+        """How to write it with other devices.
+
+        Raises:
+            UnsupportedError: something in it is not understood.
+        """
+        container = self.container
+        changes = self._changes(moves)
+        if not changes:
+            return container.plan(Spelling())
+        if container.riddles or moves.values:
+            reason = [*container.riddles, "what its code says of devices can't be rewritten"][0]
+            raise UnsupportedError(f"the module can't be relocated: {reason}")
+        model = container.documents[container.model].respelled(changes)
+        return container.plan_with(Spelling(), {container.model: model})
+
+    def _changes(self, moves: Moves) -> dict[int, dict[str, Json]]:
+        return {
+            id(described.holder): {"device": moves.storages[described.entry.storage or ""]}
+            for described in self.container.table
+            if described.entry.storage in moves.storages
+        }
+
+    def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
+        """Compare the JSON and the storages with those of what was written.
+
+        Raises:
+            WriteError: they differ in more than the moves.
+        """
+        super().check_relocated(other, Moves(storages=moves.storages))
+        assert isinstance(other, ScriptV1Checkpoint)
+        mine, theirs = self.container, other.container
+        old, new = mine.documents[mine.model], theirs.documents[theirs.model]
+        if old.differs(new, self._changes(moves)):
+            raise WriteError("what was written differs from the source in 'model.json'")
+
+
+def _modules(main: dict[str, Json]) -> Iterator[tuple[Path, dict[str, Json]]]:
+    """A module and those in it, and under which path."""
+    todo: list[tuple[Path, dict[str, Json]]] = [((), main)]
+    while todo:
+        path, module = todo.pop()
+        if len(path) > _DEEPEST:
+            raise CorruptError(f"modules are nested more than {_DEEPEST} levels deep")
+        yield path, module
+        inner = _listed(module, "submodules")
+        todo += [((*path, member(each, "name", str, "a module")), each) for each in reversed(inner)]
+
+
+def _listed(node: Json, key: str) -> list[Json]:
+    found = node.get(key, []) if isinstance(node, dict) else None
+    if not isinstance(found, list):
+        raise CorruptError(f"{key!r} is no list in the description of the model")
+    return found
+
+
+def _number(node: Json, where: str) -> int:
+    """A number as protobuf spells it in JSON."""
+    if not isinstance(node, str) or not node.isascii() or not node.isdigit() or len(node) > 18:
+        raise CorruptError(f"{where} has a number that makes no sense")
+    return int(node)

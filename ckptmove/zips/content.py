@@ -1,0 +1,80 @@
+"""New content of a record: bytes, or a plan that makes it of what the record holds."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+from ..errors import CorruptError
+from ..plan import Checksum, Plan
+from .archive import STORED, Archive, Record
+
+#: A plan copies from the file that holds the zip, by offsets within that file.
+Content = bytes | Plan
+
+_STEP = 1 << 20
+
+
+def nbytes_of(content: Content) -> int:
+    """How long the content is."""
+    return len(content) if isinstance(content, bytes) else content.nbytes
+
+
+def checksum_of(archive: Archive, record: Record, content: Content) -> int:
+    """The CRC-32 of what the record shall hold; where a plan makes it, the record is read.
+
+    Raises:
+        CorruptError: the record's own checksum is wrong, so that a new one would hide the damage.
+    """
+    if isinstance(content, bytes):
+        return zlib.crc32(content)
+    if not record.unchecksummed:
+        at = archive.data_at(record)
+        found = _sum(_read(archive, at, record.nbytes))
+        if found != record.crc32:
+            raise CorruptError(f"the record {record.name!r} is damaged: its checksum is wrong")
+    return _sum(_carried_out(archive, content))
+
+
+def _sum(parts: Iterator[bytes]) -> int:
+    crc32 = 0
+    for part in parts:
+        crc32 = zlib.crc32(part, crc32)
+    return crc32
+
+
+def _carried_out(archive: Archive, plan: Plan) -> Iterator[bytes]:
+    """What a plan makes, from its start to its end."""
+    start = archive.source.start or 0
+    pieces: list[tuple[int, int, int, bytes]] = [
+        (check.at, check.nbytes, check.source_at - start, b"") for check in plan.checks()
+    ]
+    pieces += [(write.at, 0, 0, write.data) for write in plan.writes]
+    for _, nbytes, source_at, data in sorted(pieces):
+        yield data
+        yield from _read(archive, source_at, nbytes)
+
+
+def _read(archive: Archive, at: int, nbytes: int) -> Iterator[bytes]:
+    for done in range(0, nbytes, _STEP):
+        yield archive.source.read(at + done, min(_STEP, nbytes - done))
+
+
+def checksums_that_stay(
+    archive: Archive, new: dict[str, Content], places: dict[str, int]
+) -> Iterator[Checksum]:
+    """The checksums of records whose bytes stay, and of what plans keep of the others.
+
+    Args:
+        archive: the zip.
+        new: the records with new content.
+        places: the name of a record → where its content will be.
+    """
+    start = archive.source.start or 0
+    for record in archive.records.values():
+        content, at = new.get(record.name), places[record.name]
+        if isinstance(content, Plan):
+            yield from (each._replace(at=at + each.at) for each in content.checksums)
+        elif content is None and record.method == STORED and record.crc32 and record.nbytes:
+            source_at = start + archive.data_at(record)
+            yield Checksum(at, record.nbytes, record.crc32, record.name, source_at)

@@ -62,11 +62,20 @@ class Checkpoint(Protocol):
 
 
 class Format(Protocol):
-    """A way in which checkpoints lie on disk."""
+    """A way in which checkpoints lie on disk.
+
+    Attributes:
+        name: what it is called.
+        suffixes: what such files are mostly named like.
+        summary: who writes it.
+        refused: what of it is refused, and why, in a few words.
+        carries: what it can hold.
+    """
 
     name: str
     suffixes: tuple[str, ...]
     summary: str
+    refused: str
     carries: Carries
 
     def sniff(self, glimpse: Glimpse) -> bool:

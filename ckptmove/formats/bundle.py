@@ -35,6 +35,7 @@ class ZipBundle:
     name = "zip-bundle"
     suffixes: tuple[str, ...] = (".zip",)
     summary = "any zip with checkpoints in it, such as those of stable-baselines3"
+    refused = "nothing; records that are no checkpoints stay as they are"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

@@ -46,6 +46,10 @@ class TorchExport:
     name = "torch-export"
     suffixes: tuple[str, ...] = (".pt2",)
     summary = "torch.export.save, torch 2.1 and newer"
+    refused = (
+        "to relocate compiled programs (AOTInductor) and objects, "
+        "which keep devices of their own; to tear a program apart"
+    )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

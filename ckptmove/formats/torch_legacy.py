@@ -40,6 +40,7 @@ class TorchLegacy:
     name = "torch-legacy"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
     summary = "torch.save, torch 0.2 to 1.5, or with `_use_new_zipfile_serialization=False`"
+    refused = "nothing"
     carries = Carries(
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.5 had"
     )

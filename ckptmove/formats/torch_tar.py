@@ -45,6 +45,7 @@ class TorchTar:
     name = "torch-tar"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".t7", ".tar")
     summary = "torch.save, torch 0.1"
+    refused = "tars that lack what torch wrote"
     carries = Carries(
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 0.1 had"
     )

@@ -43,6 +43,7 @@ class TorchZip:
     name = "torch-zip"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
     summary = "torch.save, torch 1.6 and newer"
+    refused = "zips that readers would disagree on"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

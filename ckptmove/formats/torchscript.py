@@ -47,6 +47,7 @@ class TorchScript:
     name = "torchscript"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".jit", ".ptl")
     summary = "torch.jit.save, archive version 2 and newer; also for phones (`.ptl`)"
+    refused = "nothing; devices that code spells as bare strings are listed, never rewritten"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

@@ -64,6 +64,7 @@ class TorchScriptV1:
     name = "torchscript-v1"
     suffixes: tuple[str, ...] = (".pt", ".pth")
     summary = "torch.jit.save, torch 1.0 to 1.3"
+    refused = "to relocate attributes that are not understood"
     carries = Carries(
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.3 had"
     )

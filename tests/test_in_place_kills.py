@@ -364,6 +364,21 @@ def test_what_was_not_written_is_noticed(scene: Scene, calls: list[Call]) -> Non
 
 
 @needs_strace
+def test_what_was_not_undone_is_noticed(scene: Scene, journal: bytes, tmp_path: Path) -> None:
+    half = half_written(scene, journal)
+    scene.reset(half, journal)
+    writes = [call for call in scene.calls_of_recovery(tmp_path) if call.name == "pwrite64"]
+    assert len(writes) > 2
+    for call in writes:
+        scene.reset(half, journal)
+        nbytes = int(call.text.rpartition("= ")[2])
+        ended = run(scene.recover, inject=f"pwrite64:retval={nbytes}:when={call.ordinal}")
+        assert ended.code == 5, call
+        assert "can't be read back" in ended.said
+        assert scene.journal.read_bytes() == journal
+
+
+@needs_strace
 @pytest.mark.parametrize("error", ["EINVAL", "ENOLCK", "EACCES", "EPERM"])
 def test_without_leases_it_goes_on(error: str, scene: Scene, calls: list[Call]) -> None:
     asking = next(call for call in calls if "F_RDLCK" in call.text)

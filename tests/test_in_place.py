@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,21 +263,14 @@ def test_a_full_disk_leaves_it_as_it_was(run_pt: Path, tmp_path: Path) -> None:
         assert in_place(path).written
 
 
-class changing:
-    """A change in place, as the verb makes it, step by step."""
-
-    def __init__(self, path: Path, to: str = "cpu") -> None:
-        self.source = Source.open(path)
-        checkpoint = formats.read(self.source)
-        plan = checkpoint.plan_relocate(place(checkpoint.manifest, rules_of(to=to)))
-        self.change = InPlace(self.source, plan, force=False)
-
-    def __enter__(self) -> InPlace:
-        return self.change.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self.change.__exit__(*raised)
-        os.close(self.source.fd)
+@contextmanager
+def changing(path: Path) -> Iterator[InPlace]:
+    """A change in place, as the verb makes it, step by step; to the CPU."""
+    with Source.open(path) as source:
+        checkpoint = formats.read(source)
+        plan = checkpoint.plan_relocate(place(checkpoint.manifest, rules_of(to="cpu")))
+        with InPlace(source, plan, force=False) as change:
+            yield change
 
 
 def test_a_file_that_changes_meanwhile_is_left_alone(run_pt: Path) -> None:
@@ -314,6 +307,33 @@ def test_what_is_being_changed_is_not_recovered(run_pt: Path, run_cli: RunCli) -
         assert (run_pt.read_bytes(), len(journals(run_pt.parent))) == (now, 1)
     assert run_pt.read_bytes() == before  # it was not committed
     assert journals(run_pt.parent) == []
+
+
+def test_without_its_journal_it_can_still_be_undone(run_pt: Path) -> None:
+    """Somebody removes it in the midst of the change."""
+    before = run_pt.read_bytes()
+    with changing(run_pt) as change:
+        change.write()
+        journal_of(run_pt).unlink()
+    assert run_pt.read_bytes() == before
+    with changing(run_pt) as change:
+        change.write()
+        journal_of(run_pt).unlink()
+        with pytest.raises(WriteError, match="committing failed"):
+            change.commit()
+
+
+def test_the_journal_of_another_change_is_kept(run_pt: Path) -> None:
+    """One that was interrupted after this one looked for it."""
+    journal_of(run_pt).write_text("theirs")
+    with pytest.raises(RefusedError, match="has a journal already"), changing(run_pt):
+        pytest.fail("it should not begin")
+    journal_of(run_pt).unlink()
+    with changing(run_pt) as change:
+        journal_of(run_pt).write_text("theirs")
+        with pytest.raises(RefusedError, match="has a journal already"):
+            change.write()
+    assert journal_of(run_pt).read_text() == "theirs"
 
 
 def test_the_journal_is_for_its_owner_alone(run_pt: Path) -> None:

@@ -59,6 +59,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.base",
         "formats.checkpoint",
         "formats.torch_zip",
+        "formats.torch_package",
         "formats.torch_legacy",
         "formats.torch_tar",
         "formats.pickle",

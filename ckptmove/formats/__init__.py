@@ -15,12 +15,19 @@ from .base import Carries, Checkpoint, Format, Glimpse
 from .opening import Opening
 from .pickle import PlainPickle
 from .torch_legacy import TorchLegacy
+from .torch_package import TorchPackage
 from .torch_tar import TorchTar
 from .torch_zip import TorchZip
 
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
-FORMATS: tuple[Format, ...] = (TorchZip(), TorchTar(), TorchLegacy(), PlainPickle())
+FORMATS: tuple[Format, ...] = (
+    TorchPackage(),
+    TorchZip(),
+    TorchTar(),
+    TorchLegacy(),
+    PlainPickle(),
+)
 
 #: What may lie within the bytes of a pickle.
 _NESTED = (TorchZip(), TorchLegacy(), PlainPickle())

@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import partial
 
 from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Container, Spelling
+from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
 from ..pickles.fetch import MAX_NBYTES
@@ -117,23 +117,33 @@ class ZipContainer(Container):
             storages: the folder of the storages' records, without the prefix, e.g. `data/`.
             path: under which it is shown.
         """
+        stream = self.add_pickle(name, path)
+        ids = storage_ids(stream.pickle.persistents, f"{self.folder}{storages}")
+        self.ids.update(ids)
+        self.storages.update(storages_of(ids.values(), partial(self.extent, storages)))
+
+    def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
+        """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
         content = Memory(self.archive.read(record, at_most=MAX_NBYTES), self.source.path)
         stream = self.opening.stream(content)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
-        ids = storage_ids(stream.pickle.persistents, f"{self.folder}{storages}")
         self.streams.append(stream)
         self.pickled.append(record)
         self.roots.append((path, stream.pickle.root))
-        self.ids.update(ids)
-        self.storages.update(storages_of(ids.values(), partial(self._extent, storages)))
         if stream.nbytes != content.nbytes:
             rest = content.nbytes - stream.nbytes
             self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
+        return stream
 
-    def _extent(self, folder: str, storage: StorageId) -> Extent | None:
-        record = self.archive.records.get(f"{self.prefix}{folder}{storage.key}")
+    def extent(self, folder: str, storage: StorageId, suffix: str = "") -> Extent | None:
+        """Where the record of a storage lies in the file, or None where it is compressed.
+
+        Raises:
+            CorruptError: there is none, or it is of another size.
+        """
+        record = self.archive.records.get(f"{self.prefix}{folder}{storage.key}{suffix}")
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
         if storage.whole_nbytes != record.nbytes:

@@ -63,6 +63,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.checkpoint",
         "formats.torch_zip",
         "formats.torchscript",
+        "formats.torch_package",
         "formats.torch_legacy",
         "formats.torch_tar",
         "formats.pickle",

@@ -4,6 +4,7 @@
     ('storage', class, key, location, numel, view)           until 1.5: view is None, or (key,
                                                              offset, numel) of a part, in elements
     ('module', class, source file, source text)              until 1.5: a class, with its source
+    ('reduce_package', id, function, arguments)              in torch.package: whatever that makes
     'number'                                                 in 0.1: a tensor or a storage
     (class, source file, source text)                        in 0.1: a class, with its source
 
@@ -61,7 +62,7 @@ class TensorId(NamedTuple):
 
 
 def storage_ids(
-    persistents: Iterable[Persistent], folder: str, *, legacy: bool = False
+    persistents: Iterable[Persistent], folder: str, *, legacy: bool = False, numbered: bool = False
 ) -> dict[int, StorageId]:
     """What the persistent ids of storages say, by `id()` of the node.
 
@@ -69,13 +70,14 @@ def storage_ids(
         persistents: the ids.
         folder: what the ids of the storages start with, e.g. `data/`.
         legacy: whether there may be parts of storages, and classes, which are left out.
+        numbered: whether keys may be numbers, as in packages.
 
     Raises:
         CorruptError: one is neither that of a storage nor of a class.
         UnsupportedError: a storage class is unknown.
     """
     return {
-        id(node): _storage_id(node, folder, 6 if legacy else 5)
+        id(node): _storage_id(node, folder, 6 if legacy else 5, numbered)
         for node in persistents
         if not (legacy and _names_class(node))
     }
@@ -86,14 +88,14 @@ def _names_class(node: Persistent) -> bool:
     return named(node) is not node and isinstance(node.pid, Tuple) and len(node.pid.items) == 4
 
 
-def _storage_id(node: Persistent, folder: str, longest: int) -> StorageId:
+def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> StorageId:
     items = node.pid.items if isinstance(node.pid, Tuple) else []
     if not 5 <= len(items) <= longest or items[0] != "storage":
         raise CorruptError("the pickle refers to something outside that is no storage")
     _, cls, key, location, numel = items[:5]
     if (
         not isinstance(cls, Global)
-        or not isinstance(key, str)
+        or not (isinstance(key, str) or (numbered and is_size(key)))
         or not isinstance(location, Text)
         or not is_size(numel)
     ):
@@ -104,7 +106,7 @@ def _storage_id(node: Persistent, folder: str, longest: int) -> StorageId:
         raise UnsupportedError(f"the storage class {cls.qualname} is not known")
     element = 1 if dtype is None else storage_element_nbytes(dtype)
     start, count = _view(items[5] if len(items) == 6 else None, numel)
-    name = f"{folder}{key}"
+    name = folder + str(key)
     return StorageId(name, str(key), location, dtype, numel * element, count * element, start)
 
 
@@ -124,13 +126,17 @@ def _view(view: Node, numel: int) -> tuple[int, int]:
 
 
 def storages_of(
-    ids: Iterable[StorageId], extent: Callable[[StorageId], Extent | None]
+    ids: Iterable[StorageId],
+    extent: Callable[[StorageId], Extent | None],
+    *,
+    retyped: bool = False,
 ) -> dict[str, Storage]:
     """Each storage once, by its id.
 
     Args:
         ids: every mention of a storage.
         extent: where the bytes of a storage lie in the file; raises CorruptError where they can't.
+        retyped: whether mentions may be of several dtypes, as in packages.
 
     Raises:
         CorruptError: mentions of a storage contradict each other.
@@ -152,11 +158,13 @@ def storages_of(
                     f"the storage {first.key!r} is said to be {first.whole_nbytes:,} bytes long, "
                     f"and {each.whole_nbytes:,}"
                 )
-        if len({each.dtype for each in same if each.dtype is not None}) > 1:
+        several = len({each.dtype for each in same if each.dtype is not None}) > 1
+        if several and not retyped:
             raise CorruptError(f"the storage {first.key!r} is said to be of several dtypes")
         lies, location = extent(first), str(first.location)
         nbytes = first.whole_nbytes if lies is None else lies.nbytes
-        storages[name] = Storage(name, location, nbytes, first.dtype, lies)
+        dtype = None if several else first.dtype
+        storages[name] = Storage(name, location, nbytes, dtype, lies)
     return storages
 
 

@@ -17,6 +17,7 @@ from .opening import Opening
 from .pickle import PlainPickle
 from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
+from .torch_package import TorchPackage
 from .torch_tar import TorchTar
 from .torch_zip import TorchZip
 from .torchscript import TorchScript
@@ -25,6 +26,7 @@ from .torchscript_v1 import TorchScriptV1
 __all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
 
 FORMATS: tuple[Format, ...] = (
+    TorchPackage(),
     TorchZip(),
     TorchScript(),
     TorchExport(),

@@ -1,7 +1,7 @@
 """torch-zip: what `torch.save` writes since 1.6.
 
     P/data.pkl            the object, a pickle of protocol 2; tensors name their storages
-    P/.format_version     "1", since 2.8 or so; then offsets of storages may be computed by torch
+    P/.format_version     "1", since 2.7 or so; then offsets of storages may be computed by torch
     P/.storage_alignment  "64"
     P/byteorder           "little" or "big"
     P/data/0 … N-1        the bytes of each storage
@@ -19,7 +19,7 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 from __future__ import annotations
 
 from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Container, Spelling
+from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
 from ..pickles.fetch import MAX_NBYTES
@@ -34,6 +34,7 @@ from .opening import Opening
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 _NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
+_LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
 _LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
 
@@ -117,6 +118,12 @@ class ZipContainer(Container):
             folder: where the storages' records are, without the prefix, e.g. `data/`.
             path: under which it is shown.
         """
+        stream = self.add_pickle(name, path)
+        self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
+        self.storages = storages_of(self.ids.values(), self.extent)
+
+    def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
+        """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
         content = Memory(self.archive.read(record, at_most=MAX_NBYTES), self.source.path)
         stream = self.opening.stream(content)
@@ -125,14 +132,18 @@ class ZipContainer(Container):
         self.streams.append(stream)
         self.pickled.append(record)
         self.roots.append((path, stream.pickle.root))
-        self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
-        self.storages = storages_of(self.ids.values(), self._extent)
         if stream.nbytes != content.nbytes:
             rest = content.nbytes - stream.nbytes
             self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
+        return stream
 
-    def _extent(self, storage: StorageId) -> Extent | None:
-        name = self.prefix + storage.id.removeprefix(self.folder)
+    def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
+        """Where the record of a storage lies in the file, or None where it is compressed.
+
+        Raises:
+            CorruptError: there is none, or it is of another size.
+        """
+        name = self.prefix + storage.id.removeprefix(self.folder) + suffix
         record = self.archive.records.get(name)
         if record is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
@@ -220,5 +231,24 @@ class TorchZipContainer(ZipContainer):
         self.writer = self._writer()
 
     def _writer(self) -> str:
-        """Which torch wrote it, by the records it has (torch/serialization.py, by release)."""
-        return ""
+        """Which torch wrote it, as far as the records tell: each release only added to them.
+
+        Python's writer puts the pickle first, that of C++ the storages. Storages went by the
+        addresses of C objects at first, by numbers from 0 since 1.7. `byteorder` came with 2.1, and
+        `.data/serialization_id` with it or a little earlier; `.format_version` in early 2025.
+        """
+        records, prefix = self.archive.records, self.prefix
+        if f"{prefix}.format_version" in records:
+            return "a recent torch (about 2.7 or newer)"
+        order = sorted(records.values(), key=lambda record: record.header_at)
+        names = [record.name.removeprefix(prefix) for record in order]
+        keys = {name[5:] for name in names if name.startswith("data/")}
+        if keys and names.index("data.pkl") > max(names.index(f"data/{key}") for key in keys):
+            return "libtorch (C++)"
+        if "byteorder" in names:
+            return "torch 2.1 or newer"
+        if ".data/serialization_id" in names:
+            return "torch 2.0 or newer"
+        if any(key.isdecimal() and len(key) > _LONGEST_NUMBER for key in keys):
+            return "torch 1.4 to 1.6"
+        return "torch 1.6 to 2.0" if keys else "torch 1.4 to 2.0"

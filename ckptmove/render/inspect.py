@@ -29,7 +29,8 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[str]:
         full: whether to shorten nothing.
     """
     yield printable(manifest.verdict)
-    yield f"{printable(manifest.path)}: {manifest.format}, {size(manifest.nbytes)}"
+    writer = f", written by {printable(manifest.writer)}" if manifest.writer else ""
+    yield f"{printable(manifest.path)}: {manifest.format}, {size(manifest.nbytes)}{writer}"
     if manifest.tensors:
         yield ""
         yield from table(_total_rows(manifest), right=(3, 4, 5))

@@ -1,0 +1,159 @@
+"""torch-package: what `torch.package.PackageExporter` writes, objects together with their code.
+
+    P/any/name                an object, a pickle of protocol 3 or 4, under whatever name
+    P/any/module.py           source text, which the pickles' classes come from
+    P/any/other               text and bytes
+    P/.data/0.storage …       the bytes of each storage; pickles have them in common
+    P/.data/extern_modules    the modules that it does not bring, a line each
+    P/.data/version, P/.data/python_version, P/byteorder, P/.data/serialization_id
+    P/.data/ts_code/…         ScriptModules
+
+A zip as torch.save writes it, but with numbers for the keys of storages, and storages may be looked
+at as several dtypes. A record is a pickle if it is called so (`.pkl`), or if it can be nothing
+else: a PROTO opcode comes first, STOP is its last byte, and all between makes sense.
+
+Objects with a `__reduce_package__` are persistent ids, `('reduce_package', id, function,
+arguments)`: a function of torch or the package makes them, so what they hold can't be told.
+ScriptModules are such. They are told of, and a package with one is not relocated. Nor is source
+text, which may name devices of its own.
+
+Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.py (`load_pickle`).
+"""
+
+from __future__ import annotations
+
+from ..contents.pids import StorageId, storage_ids, storages_of
+from ..contents.streams import Spelling
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import Extent
+from ..pickles.fetch import MAX_NBYTES, fetch
+from ..pickles.nodes import Global, Persistent, Tuple
+from ..pickles.walk import walk
+from ..plan import Plan
+from ..source import Memory
+from ..zips.archive import STORED, Archive, Record
+from .base import Carries, Glimpse
+from .checkpoint import PickledCheckpoint
+from .opening import Opening
+from .torch_zip import ZipContainer, prefix_of
+
+_STORAGES = ".data/"
+_PROTO, _NEWEST_PROTOCOL = 0x80, 5
+_STOP = b"."
+
+
+class TorchPackage:
+    """The format of `torch.package`."""
+
+    name = "torch-package"
+    suffixes: tuple[str, ...] = (".pt", ".package")
+    summary = "torch.package, torch 1.8 and newer"
+    refused = "to relocate objects that reduce themselves (ScriptModules)"
+    carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
+
+    def sniff(self, glimpse: Glimpse) -> bool:
+        """A zip with the list of modules that a package does not bring."""
+        archive = glimpse.archive
+        return archive is not None and (
+            f"{prefix_of(archive)}{_STORAGES}extern_modules" in archive.records
+        )
+
+    def open(self, glimpse: Glimpse) -> PackageContainer:
+        """Read the directory and the pickles."""
+        assert glimpse.archive is not None
+        return PackageContainer(glimpse.archive, glimpse.opening)
+
+    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+        """Read everything but the tensors."""
+        return PickledCheckpoint(self.name, self.open(glimpse))
+
+
+class PackageContainer(ZipContainer):
+    """A package: pickles that share storages."""
+
+    def __init__(self, archive: Archive, opening: Opening) -> None:
+        """Read the pickles.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        super().__init__(archive, opening)
+        self.made: list[str] = []  # by which function, of each object that can't be told
+        for record in archive.records.values():
+            if self._is_pickle(record):
+                self._add(record.name.removeprefix(self.prefix))
+        self.storages = storages_of(self.ids.values(), self._extent, retyped=True)
+        if self.made:
+            names = ", ".join(dict.fromkeys(self.made))
+            self.warnings.append(
+                f"what is in {len(self.made):,} of its objects is not shown: made by {names}"
+            )
+        self.writer = self._writer()
+
+    def _is_pickle(self, record: Record) -> bool:
+        name = record.name.removeprefix(self.prefix)
+        if name.startswith(_STORAGES) or name.endswith(".py") or not record.nbytes:
+            return False
+        if name.endswith(".pkl"):
+            return True
+        if record.method == STORED:
+            at = self.archive.data_at(record)
+            if self.source.read(at, 1)[0] != _PROTO:
+                return False
+            if self.source.read(at + record.nbytes - 1, 1) != _STOP:
+                return False
+        content = self.archive.read(record, at_most=MAX_NBYTES)
+        if content[0] != _PROTO or content[1:2] > bytes([_NEWEST_PROTOCOL]):
+            return False
+        try:
+            return walk(fetch(Memory(content, self.source.path), 0).data).nbytes == len(content)
+        except CorruptError:
+            return False
+
+    def _add(self, name: str) -> None:
+        stream = self.add_pickle(name, (name,))
+        stored = []
+        for node in stream.pickle.persistents:
+            made = _made_by(node)
+            if made is None:
+                stored.append(node)
+            else:
+                self.made.append(made)
+        self.ids.update(storage_ids(stored, f"{self.folder}{_STORAGES}", numbered=True))
+
+    def _extent(self, storage: StorageId) -> Extent | None:
+        return self.extent(storage, ".storage")
+
+    def is_text(self, record: Record) -> bool:
+        """Whether a record holds no tensor, so that it may be compressed."""
+        return not record.name.endswith(".storage")
+
+    def _writer(self) -> str:
+        record = self.archive.records.get(f"{self.prefix}{_STORAGES}python_version")
+        if record is None:
+            return "torch.package"
+        version = self.archive.read(record, at_most=64).decode("latin-1").strip()
+        return f"torch.package, Python {version}" if version.isprintable() else "torch.package"
+
+    def plan(self, spelling: Spelling) -> Plan:
+        """As that of any zip.
+
+        Raises:
+            UnsupportedError: an object in it can't be told, and so neither where it would go.
+        """
+        if self.made:
+            raise UnsupportedError(
+                f"it holds an object made by {self.made[0]}, whose devices can't be changed"
+            )
+        return super().plan(spelling)
+
+
+def _made_by(node: Persistent) -> str | None:
+    """The function that makes an object which reduces itself, or None for a storage."""
+    items = node.pid.items if isinstance(node.pid, Tuple) else []
+    if not items or items[0] != "reduce_package":
+        return None
+    function = items[-2] if len(items) in (3, 4) else None
+    if not isinstance(function, Global):
+        raise CorruptError("an object of the package reduces itself in a malformed way")
+    return function.qualname

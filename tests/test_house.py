@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "pickles.fetch",
+        "pickles.fitting",
         "pickles.walk",
         "pickles.compare",
         "pickles.splice",

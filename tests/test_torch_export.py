@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import warnings
 import zipfile
 from collections import Counter
@@ -17,12 +18,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.passes import move_to_device_pass
+from torch.export.pt2_archive import _package
 from torch.export.pt2_archive._package import load_pt2, package_pt2
+from torch.fx import Interpreter
 
-from ckptmove import CorruptError, InputError, RefusedError, UnsupportedError, inspect, relocate
+from ckptmove import (
+    CkptmoveError,
+    CorruptError,
+    InputError,
+    RefusedError,
+    UnsupportedError,
+    inspect,
+    relocate,
+)
 from ckptmove.manifest import Manifest
-from tests.making.exported import EXPORTED_MAKERS, Views, Wrapped, everything, export
+from tests.making.exported import EXPORTED_MAKERS, Everything, Views, Wrapped, everything, export
 from tests.making.relaying import relay
 from tests.oracles import assert_sound_zip
 
@@ -200,6 +212,85 @@ def normal(node: Any) -> Any:
         return "a device"
     skip = ("metadata", "path_name", "requires_grad")
     return {key: normal(each) for key, each in node.items() if key not in skip}
+
+
+def on_host(path: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The program as torch reads it, with its weights and inputs on the CPU wherever they were."""
+    real = torch.load
+    with patch.context() as patched:
+        patched.setattr(_package, "deserialize_device", lambda _: torch.device("cpu"))
+        patched.setattr(torch, "load", lambda f, **k: real(f, **{**k, "map_location": "cpu"}))
+        return load_pt2(path).exported_programs["model"]
+
+
+@pytest.mark.parametrize("to", [CUDA, "cuda:3"])
+def test_torch_finds_the_whole_graph_there(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, there = tmp_path / "in.pt2", tmp_path / "there.pt2"
+    for module in (Everything(), Views()):
+        torch.export.save(export(module), path)
+        relocate(path, there, to=to, force=True)
+        program = on_host(there, monkeypatch)
+        values = [node.meta.get("val") for node in program.graph.nodes]
+        found = Counter(str(value.device) for value in values if isinstance(value, torch.Tensor))
+        assert found.keys() == {to}
+    inputs = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    with FakeTensorMode(), torch.no_grad():  # which minds devices, and needs none
+        fakes = [torch.empty(tuple(x.shape), dtype=x.dtype, device=x.device) for x in inputs]
+        (result,) = Interpreter(program.graph_module).run(*fakes)
+    assert str(result.device) == to
+
+
+# Anything at all
+
+
+def test_whatever_the_json_says_there_is_one_line(program: Path) -> None:
+    original = program.read_bytes()
+    dice = random.Random(0)
+    outcomes: Counter[str] = Counter()
+    said: set[str] = set()
+    for _ in range(100):
+        program.write_bytes(original)
+        wanted = dice.choice(["models/", "weights_config", "constants_config"])
+        edited(program, lambda name, root: mutated(root, dice) if wanted in name else root)  # noqa: B023
+        try:
+            relocate(program, program.with_name("out.pt2"), to="cpu", force=True)
+            outcomes["moved"] += 1
+        except CkptmoveError as error:
+            outcomes[type(error).__name__] += 1
+            said.add(str(error))
+    assert not [text for text in said if "\n" in text or len(text) > 500]
+    assert outcomes["UnsupportedError"] > 10
+    assert outcomes["CorruptError"] > 10
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    7,
+    1.5,
+    "",
+    "cuda:0",
+    [],
+    {},
+    {"type": "cuda", "index": 1},
+    [[{}]],
+]
+
+
+def mutated(root: Any, dice: random.Random) -> Any:
+    """Put junk somewhere, deep or not."""
+    node = root
+    while True:
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        key = dice.choice(keys)
+        inner = node[key]
+        if not isinstance(inner, (dict, list)) or not inner or dice.random() < 0.1:
+            node[key] = dice.choice(JUNK)
+            return root
+        node = inner
 
 
 # What is refused

@@ -66,7 +66,7 @@ class Document:
             made = [self._dumped(root, spacing) for spacing in _SPACINGS]
         except RecursionError as error:
             raise UnsupportedError(f"the record {self.name!r} is nested too deeply") from error
-        fitting = next((text for text in made if len(text) <= self.nbytes), made[0])
+        fitting = next((text for text in made if len(text) <= self.nbytes), made[-1])
         return fitting.ljust(self.nbytes)
 
     def _dumped(self, root: Json, spacing: tuple[str, str]) -> bytes:

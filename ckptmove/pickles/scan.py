@@ -20,6 +20,7 @@ PUT, GET = ord("p"), ord("g")  # with a decimal line, of protocol 0
 PUTS = frozenset((BINPUT, LONG_BINPUT, MEMOIZE, PUT))
 _GETS = frozenset((BINGET, LONG_BINGET, GET))
 BININT1, BININT2, BININT = ord("K"), ord("M"), ord("J")
+_INTS = frozenset((BININT1, BININT2, BININT))
 LITERALS = frozenset(b"XUT\x8c\x8dVS")  # the opcodes that push a string
 FRAME, STOP = 0x95, ord(".")
 
@@ -30,7 +31,7 @@ class Scan:
     Attributes:
         puts, put_slots: each PUT, BINPUT, LONG_BINPUT and MEMOIZE, and the slot it fills.
         gets, get_slots: each GET, BINGET and LONG_BINGET, and the slot it recalls.
-        ints: each BININT1 and BININT2.
+        ints: each BININT1, BININT2 and BININT.
         frames: each FRAME.
         numbered: slots are numbered by counting, so none may be dropped or added.
     """
@@ -57,7 +58,7 @@ class Scan:
             elif code in _GETS:
                 self.gets.append(position)
                 self.get_slots.append(self.argument(position))
-            elif code in (BININT1, BININT2):
+            elif code in _INTS:
                 self.ints.append(position)
             elif code == FRAME:
                 self.frames.append(position)

@@ -5,9 +5,7 @@ torch's picklers memoise: the literal `cpu` of the first storage is the definiti
 that changes is fetched by uses that don't, the definition moves to the first of those.
 
 The result can be asked for at exactly the old length, which lets the rest of the file stay where it
-is. There is nearly always room: picklers memoise what nobody fetches, so unused PUTs can go; a
-spelling that many uses share is memoised once; and small ints, PUTs and GETs have longer forms to
-fill up with. What is dropped and widened is chosen by a small search, not greedily.
+is; see `fitting`.
 
 Only opcodes that torch's `weights_only` unpickler and libtorch's both know are written.
 """
@@ -20,6 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from ..errors import UnsupportedError
 from ..plan import Edit
+from .fitting import Cover, fit
 from .nodes import Call, Text, Tuple
 from .scan import (
     BINGET,
@@ -275,65 +274,22 @@ class _Edits:
         if self.scan.numbered:
             return []
         recalled = self.taken.union(self.scan.get_slots)
-        covered = _Cover(self.pieces)
+        covered = Cover(self.pieces)
         return [
             put
             for put, slot in zip(self.scan.puts, self.scan.put_slots, strict=True)
             if slot not in recalled and not covered(put)
         ]
 
-    # -- the old length ------------------------------------------------------------------------
-
     def reach_old_length(self) -> bool:
-        """Drop unused PUTs and widen opcodes until the length is the old one, if it can be."""
+        """Change opcodes nearby so that the length is the old one, if it can be."""
         excess = sum(len(new) - (end - at) for at, (end, new) in self.pieces.items())
         excess += sum(self.growths.values())
-        unused = self._unused_puts()
-        droppable: dict[int, list[int]] = defaultdict(list)
-        for at in unused:
-            droppable[end_of(self.data, at) - at].append(at)
-        growable = self._growable()
-        for dropped in range(max(excess, 0), max(excess, 0) + 24):
-            drops = _change(dropped, {width: len(ats) for width, ats in droppable.items()})
-            if drops is None:
-                continue
-            rest = droppable[2][drops.get(2, 0) :]
-            grow = {**growable, 3: growable[3] + [at for at in rest if self.data[at] == BINPUT]}
-            growths = _change(dropped - excess, {by: len(ats) for by, ats in grow.items()})
-            if growths is None:
-                continue
-            for by, count in growths.items():
-                self.pieces.update((at, self._widened(at, by)) for at in grow[by][:count])
-            for width, count in drops.items():
-                self.pieces.update((at, (at + width, b"")) for at in droppable[width][:count])
-            return True
-        return False
-
-    def _growable(self) -> dict[int, list[int]]:
-        """Opcodes outside what is replaced, by how many bytes longer they can be made.
-
-        A one-byte int can grow by 1 or by 3; half of them are counted for each. PUTs that nobody
-        recalls are left out: they may have to go.
-        """
-        covered = _Cover(self.pieces)
-        data = self.data
-        ints = [at for at in self.scan.ints if not covered(at)]
-        one_byte = [at for at in ints if data[at] == BININT1]
-        kept = min(8, (len(one_byte) + 1) // 2)
-        gets = [at for at in self.scan.gets if data[at] == BINGET and not covered(at)]
-        return {
-            3: gets + one_byte[kept:],
-            2: [at for at in ints if data[at] == BININT2],
-            1: one_byte[:kept],
-        }
-
-    def _widened(self, at: int, by: int) -> tuple[int, bytes]:
-        """The opcode at `at` in a form that is longer `by` so many bytes."""
-        end = end_of(self.data, at)
-        width = end - at - 1 + by
-        wide = {BINGET: LONG_BINGET, BINPUT: LONG_BINPUT, BININT2: BININT, BININT1: BININT}
-        code = BININT2 if width == 2 else wide[self.data[at]]
-        return end, bytes([code]) + self.scan.argument(at).to_bytes(width, "little")
+        more = fit(self.scan, self.pieces, self._unused_puts(), excess)
+        if more is None:
+            return False
+        self.pieces.update(more)
+        return True
 
     # -- the result ----------------------------------------------------------------------------
 
@@ -355,38 +311,6 @@ class _Edits:
             if growth:
                 frames.append((at + 1, at + 9, (nbytes + growth).to_bytes(8, "little")))
         return frames
-
-
-class _Cover:
-    """Whether an offset lies in one of the replaced ranges."""
-
-    def __init__(self, pieces: Mapping[int, tuple[int, bytes]]) -> None:
-        self.starts = sorted(pieces)
-        self.ends = [pieces[at][0] for at in self.starts]
-
-    def __call__(self, at: int) -> bool:
-        nearest = bisect_left(self.starts, at + 1) - 1
-        return nearest >= 0 and at < self.ends[nearest]
-
-
-def _change(amount: int, coins: Mapping[int, int]) -> dict[int, int] | None:
-    """How many of each coin (value → how many there are) make up `amount` exactly.
-
-    The largest coins go first; of each, up to four fewer than possible are tried, which finds a way
-    if there is one, for values up to 5, and nearly always for larger ones.
-    """
-    if amount == 0:
-        return {}
-    if not coins:
-        return None
-    value = max(coins)
-    smaller = {coin: count for coin, count in coins.items() if coin != value}
-    most = min(amount // value, coins[value])
-    for count in range(most, max(most - 5, -1), -1):
-        rest = _change(amount - count * value, smaller)
-        if rest is not None:
-            return {value: count, **rest}
-    return None
 
 
 def _literal(text: str) -> bytes:

@@ -1,0 +1,178 @@
+"""Make a changed pickle exactly as long as it was.
+
+There is nearly always room. Opcodes of numbers and of the memo have longer and shorter forms of the
+same meaning, and picklers memoise what nobody recalls, so that unused PUTs can go. What is changed
+is chosen by a small search, not greedily. A PUT that went is lost, a form can be changed back: so
+forms come first, and a file that goes to and fro between devices does not wear out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+
+from .scan import (
+    BINGET,
+    BININT,
+    BININT1,
+    BININT2,
+    BINPUT,
+    LONG_BINGET,
+    LONG_BINPUT,
+    Scan,
+    end_of,
+)
+
+Pieces = dict[int, tuple[int, bytes]]  # offset → end offset, new bytes
+_Coins = dict[int, list[int]]  # bytes → the offsets of opcodes that can give so many
+
+_SEARCHED = 24  # bytes of further change that are tried, either way
+_WIDE = {BINGET: LONG_BINGET, BINPUT: LONG_BINPUT}
+_NARROW = {LONG_BINGET: BINGET, LONG_BINPUT: BINPUT}
+
+
+def fit(scan: Scan, pieces: Pieces, unused_puts: list[int], excess: int) -> Pieces | None:
+    """Further changes that make up for those made.
+
+    Args:
+        scan: the pickle.
+        pieces: what is changed in it.
+        unused_puts: PUTs outside of that which nobody recalls.
+        excess: by how many bytes the pickle has grown; negative if it shrank.
+
+    Returns:
+        The changes, or None where the old length can't be had.
+    """
+    return _Fitting(scan, pieces, unused_puts).run(excess)
+
+
+class _Fitting:
+    def __init__(self, scan: Scan, pieces: Pieces, unused_puts: list[int]) -> None:
+        self.scan = scan
+        self.data = scan.data
+        self.covered = Cover(pieces)
+        self.droppable: _Coins = defaultdict(list)
+        self.growable, self.shrinkable = self._growable(), self._shrinkable()
+        forms = {at for ats in self.shrinkable.values() for at in ats}
+        for at in unused_puts:
+            if at not in forms:
+                self.droppable[end_of(self.data, at) - at].append(at)
+
+    def run(self, excess: int) -> Pieces | None:
+        forms = sum(by * len(ats) for by, ats in self.shrinkable.items())
+        least = max(excess - forms, 0)
+        for dropped in range(least, least + _SEARCHED):
+            drops = _change(dropped, self.droppable)
+            if drops is None:
+                continue
+            missing = excess - dropped
+            for shrunk in range(max(missing, 0), max(missing, 0) + _SEARCHED):
+                shrinks = _change(shrunk, self.shrinkable)
+                growable = self._still_growable(drops, shrinks or {})
+                growths = _change(shrunk - missing, growable)
+                if shrinks is not None and growths is not None:
+                    return self._pieces(drops, shrinks, growths, growable)
+        return None
+
+    def _pieces(
+        self,
+        drops: Mapping[int, int],
+        shrinks: Mapping[int, int],
+        growths: Mapping[int, int],
+        growable: _Coins,
+    ) -> Pieces:
+        pieces: Pieces = {}
+        for by, count in drops.items():
+            pieces.update((at, (at + by, b"")) for at in self.droppable[by][:count])
+        for by, count in shrinks.items():
+            pieces.update((at, self._resized(at, -by)) for at in self.shrinkable[by][:count])
+        for by, count in growths.items():
+            pieces.update((at, self._resized(at, by)) for at in growable[by][:count])
+        return pieces
+
+    def _still_growable(self, drops: Mapping[int, int], shrinks: Mapping[int, int]) -> _Coins:
+        """What can grow when that is dropped and shrunk: PUTs that stay as well."""
+        rest = self.droppable[2][drops.get(2, 0) :]
+        taken = {at for by, count in shrinks.items() for at in self.shrinkable[by][:count]}
+        grown = {**self.growable, 3: self.growable[3] + [p for p in rest if self._is(p, BINPUT)]}
+        if taken:
+            grown = {by: [at for at in ats if at not in taken] for by, ats in grown.items()}
+        return grown
+
+    def _is(self, at: int, code: int) -> bool:
+        return self.data[at] == code
+
+    def _growable(self) -> _Coins:
+        """Opcodes outside what is replaced, by how many bytes longer they can be made.
+
+        A one-byte int can grow by 1 or by 3; half of them are counted for each. PUTs that nobody
+        recalls are left out: they may have to go.
+        """
+        ints = [at for at in self.scan.ints if not self.covered(at)]
+        one_byte = [at for at in ints if self._is(at, BININT1)]
+        kept = min(8, (len(one_byte) + 1) // 2)
+        gets = [at for at in self.scan.gets if self._is(at, BINGET) and not self.covered(at)]
+        return {
+            3: gets + one_byte[kept:],
+            2: [at for at in ints if self._is(at, BININT2)],
+            1: one_byte[:kept],
+        }
+
+    def _shrinkable(self) -> _Coins:
+        """Opcodes outside what is replaced, by how many bytes they are longer than they need be."""
+        found: _Coins = {3: [], 2: [], 1: []}
+        for at in (*self.scan.ints, *self.scan.gets, *self.scan.puts):
+            code = self.data[at]
+            if code not in (BININT, BININT2, LONG_BINGET, LONG_BINPUT) or self.covered(at):
+                continue
+            value = self.scan.argument(at)
+            if code == BININT2:
+                spare = 1 if value < 1 << 8 else 0
+            else:
+                spare = 3 if value < 1 << 8 else 2 if code == BININT and value < 1 << 16 else 0
+            if spare:
+                found[spare].append(at)
+        return found
+
+    def _resized(self, at: int, by: int) -> tuple[int, bytes]:
+        """The opcode at `at` in a form that is longer by so many bytes, or shorter."""
+        end, code = end_of(self.data, at), self.data[at]
+        width = end - at - 1 + by
+        if code in (BININT, BININT1, BININT2):
+            code = {1: BININT1, 2: BININT2, 4: BININT}[width]
+        else:
+            code = (_WIDE if by > 0 else _NARROW)[code]
+        return end, bytes([code]) + self.scan.argument(at).to_bytes(width, "little")
+
+
+class Cover:
+    """Whether an offset lies in one of the replaced ranges."""
+
+    def __init__(self, pieces: Mapping[int, tuple[int, bytes]]) -> None:
+        self.starts = sorted(pieces)
+        self.ends = [pieces[at][0] for at in self.starts]
+
+    def __call__(self, at: int) -> bool:
+        nearest = bisect_left(self.starts, at + 1) - 1
+        return nearest >= 0 and at < self.ends[nearest]
+
+
+def _change(amount: int, coins: Mapping[int, list[int]]) -> dict[int, int] | None:
+    """How many of each coin make up `amount` exactly: value → how many.
+
+    The largest coins go first; of each, up to four fewer than possible are tried, which finds a way
+    if there is one, for values up to 5, and nearly always for larger ones.
+    """
+    if amount == 0:
+        return {}
+    if not coins:
+        return None
+    value = max(coins)
+    smaller = {coin: ats for coin, ats in coins.items() if coin != value}
+    most = min(amount // value, len(coins[value]))
+    for count in range(most, max(most - 5, -1), -1):
+        rest = _change(amount - count * value, smaller)
+        if rest is not None:
+            return {value: count, **rest}
+    return None

@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
     Attributes:
         tree: all of it.
-        devices: name → device of each tensor that the file says; of scripts, pickle and key → device.
+        devices: name → device of each tensor, as the file says; of scripts, pickle/key → device.
         storages: name → bytes of the storage under it.
     """
 

@@ -218,8 +218,13 @@ def _read_inert(path: Path) -> tuple[object, list[tuple[str, str]]]:
     with zipfile.ZipFile(path) as archive:
         info = next(info for info in archive.infolist() if info.filename.endswith("data.pkl"))
         with _unchecked(archive, info) as file:
-            unpickler = _InertUnpickler(file)
-            return unpickler.load(), unpickler.locations
+            return inert_pickle(file)
+
+
+def inert_pickle(file: IO[bytes]) -> tuple[object, list[tuple[str, str]]]:
+    """The tree of one pickle, and the key and location of each of its persistent ids."""
+    unpickler = _InertUnpickler(file)
+    return unpickler.load(), unpickler.locations
 
 
 # The zip

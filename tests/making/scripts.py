@@ -225,7 +225,7 @@ def traced(path: Path, tag: str, *, baked: bool = False) -> Expected:
     return save_script(module, path, tag, named, inputs=1, baked=baked)
 
 
-DEVICES_TRACED = 3  # `.to` of the constant, twice what is made anew
+DEVICES_TRACED = 2  # `.to` of the constant, and what is made anew
 
 
 def traced_on_device(path: Path, tag: str) -> Expected:

@@ -22,12 +22,20 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove import InputError, RefusedError, UsageError, WriteError, formats
+from ckptmove import (
+    InputError,
+    RefusedError,
+    UsageError,
+    WriteError,
+    formats,
+    inspect,
+    relocate,
+)
 from ckptmove.in_place import InPlace
 from ckptmove.placement import place
 from ckptmove.rules import rules_of
 from ckptmove.source import Source
-from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, squeeze
+from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
 from tests.conftest import RunCli
 from tests.injecting import command
 from tests.oracles import assert_same_checkpoint
@@ -393,3 +401,17 @@ def test_of_two_at_once_the_file_is_one_whole(run_pt: Path, tmp_path: Path) -> N
             ckptmove.inspect(tmp_path / "out.pt").verdict.split("%")[0],
         )
         assert journals(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["adamw_training", "gan", "many_storages", "bare_tensor"])
+def test_a_file_that_goes_to_and_fro_does_not_wear_out(name: str, tmp_path: Path) -> None:
+    save_tagged(MAKERS[name](), path := tmp_path / "run.pt", "cpu")
+    before = inspect(path).storages
+    for n in range(40):
+        to = ("cuda:1", "cpu", "mps", "privateuseone:15")[n % 4]
+        assert relocate(path, in_place=True, to=to, all=True).method == "in-place"
+        assert set(inspect(path).devices) <= {to, "meta"}
+    after = inspect(path).storages
+    assert {key: each.extent for key, each in after.items()} == {
+        key: each.extent for key, each in before.items()
+    }

@@ -10,19 +10,25 @@ far as its tokens are concerned.
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
-from ast import literal_eval
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..device import names_device
 from ..errors import CorruptError
 
-_WORTH_A_LOOK = re.compile(r"[\"'][a-z][a-z0-9_]{1,14}(:[0-9]{1,3})?[\"']")
-_CALL = ["torch", ".", "device", "("]
-_SKIPPED = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
+#: What must be told from the rest: comments, and strings in Python's four ways to quote them. What
+#: is left of a quote that is never closed is the last alternative.
+_TOKEN = re.compile(
+    r"""\#[^\n]*|
+    \"\"\"(?:[^\\"]|\\.|\"(?!\"\"))*\"\"\"|\'\'\'(?:[^\\']|\\.|'(?!''))*\'\'\'|
+    "(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>(?:[^'\\\n]|\\.)*)'|
+    (?P<open>["'])""",
+    re.VERBOSE | re.DOTALL,
+)
+_CALL = re.compile(r"(?<![\w.])torch\s*\.\s*device\s*\(\s*")
+_LONGEST_CALL = 200  # characters from `torch` to the string
+_END = re.compile(r"\s*\)")
 
 
 class Literal(NamedTuple):
@@ -48,28 +54,28 @@ def literals(record: str, text: str) -> Iterator[Literal]:
     """The strings that name devices in the text of a record, in order.
 
     Raises:
-        CorruptError: the text can't be taken apart.
+        CorruptError: a string in it does not end.
     """
-    if not any(names_device(match[0][1:-1]) for match in _WORTH_A_LOOK.finditer(text)):
-        return
-    lines = [0]
-    for each in io.StringIO(text, newline=""):
-        lines.append(lines[-1] + len(each))
-    before: list[str] = []
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text, newline="").readline):
-            if token.type in _SKIPPED:
-                continue
-            if token.type == tokenize.STRING:
-                value = literal_eval(token.string)
-                if isinstance(value, str) and names_device(value):
-                    line, column = token.start
-                    start = lines[line - 1] + column
-                    end = lines[token.end[0] - 1] + token.end[1]
-                    yield Literal(record, line, start, end, value, before[-4:] == _CALL)
-            before = [*before[-3:], token.string]
-    except (tokenize.TokenError, SyntaxError, ValueError) as error:
-        raise CorruptError(f"the code in {record!r} can't be taken apart") from error
+    line, counted, before = 1, 0, 0
+    for token in _TOKEN.finditer(text):
+        if token["open"]:
+            raise CorruptError(f"the code in {record!r} can't be taken apart")
+        value = token["double"] or token["single"] or ""
+        start = token.start()
+        prefixed = text[start - 1 : start].isalnum()  # r"", b"", f"": none that torch prints
+        if names_device(value) and not prefixed:
+            line += text.count("\n", counted, start)
+            counted = start
+            calls = _CALL.fullmatch(text, _last_word(text, before, start), start)
+            sure = calls is not None and _END.match(text, token.end()) is not None
+            yield Literal(record, line, start, token.end(), value, sure)
+        before = token.end()
+
+
+def _last_word(text: str, least: int, end: int) -> int:
+    """Where the last `torch` before `end` starts, or `end`."""
+    found = text.rfind("torch", max(least, end - _LONGEST_CALL), end)
+    return end if found < 0 else found
 
 
 def rewritten(text: str, changes: Iterable[tuple[Literal, str]]) -> str:

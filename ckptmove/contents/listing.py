@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeGuard
 
@@ -39,7 +39,9 @@ from .strided import Tensor
 from .tensors import Recogniser, device_text
 
 _WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
-_MOST_NAME_CHARACTERS = 1 << 28  # of all tensors together
+_LEAST_ROOM = 1 << 22  # for names and paths; a pickle of a few bytes may need some
+_ROOM_PER_BYTE = 64  # of the pickle, for names and paths
+_LONGEST_IN_KEY = 64  # characters of a text in a tuple that is a key and shown as it is
 #: What libtorch's pickler wraps around a list or dict to say its type.
 _TRANSPARENT = {
     *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")),
@@ -108,8 +110,9 @@ def contents_of(container: Container, found: Whole) -> Contents:
 class _Listing:
     def __init__(self, found: Whole) -> None:
         # From one node to another; an opcode makes two of these steps at most.
-        self.room = 2 * sum(len(stream.data) for stream in found.streams)
-        self.room_for_names = _MOST_NAME_CHARACTERS
+        nbytes = sum(len(stream.data) for stream in found.streams)
+        self.room = 2 * nbytes
+        self.room_for_names = _LEAST_ROOM + _ROOM_PER_BYTE * nbytes
         self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}
         self.grafts = found.grafts
         self.recogniser = Recogniser(found.ids, found.tensors)
@@ -142,15 +145,33 @@ class _Listing:
 
     def name(self, path: Path) -> str:
         name = spell(path)
-        self.room_for_names -= len(name)
+        self.take_room(len(name))
+        return name
+
+    def take_room(self, characters: int) -> None:
+        """Count what names and paths take.
+
+        Raises:
+            CorruptError: it is absurdly much for a pickle of that size.
+        """
+        self.room_for_names -= characters
         if self.room_for_names < 0:
             raise CorruptError("the names in the checkpoint take too much memory")
-        return name
+
+    def take_steps(self, steps: int) -> None:
+        """Count steps from one node to another.
+
+        Raises:
+            CorruptError: there are more than the opcodes can have made.
+        """
+        self.room -= steps
+        if self.room < 0:
+            raise CorruptError("the checkpoint leads to the same things in too many ways")
 
     def visit(self, node: Node, path: Path, context: _Context) -> None:
         grafted = self.grafts.get(id(node)) if isinstance(node, (Blob, Call)) else None
         if grafted is not None:
-            self.room -= 1
+            self.take_steps(1)
             self.push((root, (*path, *keys), context) for keys, root in grafted)
         elif isinstance(node, Text):
             if names_device(node) and id(node) not in self.internal:
@@ -235,13 +256,8 @@ class _Listing:
                 return
         if id(node) in self.pids:  # no pickler hands out the tuple that it makes for a storage
             raise CorruptError("the id of a storage is also a value")
-        inside: list[tuple[Path, Node]] = []
-        for keys, child in children_of(node):
-            self.room -= 1
-            if self.room < 0:
-                raise CorruptError("the checkpoint leads to the same things in too many ways")
-            if isinstance(child, _WORTH_A_VISIT):
-                inside.append((keys, child))
+        self.take_steps(_breadth(node))
+        inside = [(keys, c) for keys, c in children_of(node) if isinstance(c, _WORTH_A_VISIT)]
         within = self.within(node, path, context, inside)
         self.push((child, (*path, *keys), within) for keys, child in inside)
 
@@ -263,7 +279,7 @@ class _Listing:
         node: Tuple | List | Set | Dict | Call,
         path: Path,
         context: _Context,
-        inside: list[tuple[Path, Node]],
+        inside: Sequence[tuple[Path, Node]],
     ) -> _Context:
         """What a container says about its content."""
         if isinstance(node, MappingNode):
@@ -296,7 +312,22 @@ class _Listing:
                 self.contents.capturable.append(spell(path))
 
     def push(self, children: Iterator[tuple[Node, Path, _Context]]) -> None:
-        self.todo.extend(reversed(list(children)))
+        pushed = []
+        for child in children:
+            self.take_room(len(child[1]))
+            pushed.append(child)
+        self.todo.extend(reversed(pushed))
+
+
+def _breadth(node: Tuple | List | Set | Dict | Call) -> int:
+    """How many things a container or object holds."""
+    held = len(node.pairs) if isinstance(node, MappingNode) else 0
+    if not isinstance(node, Dict):
+        held += len(node.items)
+    if isinstance(node, Call):
+        states = node.state.items if isinstance(node.state, Tuple) else [node.state]
+        held += 1 + len(states) + sum(len(each.pairs) for each in states if isinstance(each, Dict))
+    return held
 
 
 def _reachable(root: Node) -> set[int]:
@@ -342,16 +373,21 @@ def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, 
 
 def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
     """The pairs that a dict keeps: of those with equal keys, the last."""
-    last = {key: n for n, (key, _) in enumerate(node.pairs) if _is_plain(key)}
+    last = {_hashed(key): n for n, (key, _) in enumerate(node.pairs) if _is_plain(key)}
     for n, (key, value) in enumerate(node.pairs):
         if _is_plain(key):
-            if last[key] == n:
+            if last[_hashed(key)] == n:
                 short = isinstance(key, str) and len(key) <= 1000  # a long one is shared
                 yield (str(key) if short else key,), value
         else:
             spelled = _spell_key(key, n)
             yield (spelled,), value
             yield (spelled, "<key>"), key
+
+
+def _hashed(key: Key) -> Key:
+    """What a key is looked up by: large numbers can be chosen to have all the same hash."""
+    return f"{key:x}" if isinstance(key, int) and key.bit_length() > 60 else key
 
 
 def _is_plain(key: Node) -> TypeGuard[Key]:
@@ -362,7 +398,8 @@ def _spell_key(key: Node, n: int) -> Key:
     """A key that is no scalar, as text: a short tuple as it is, else by its number."""
     if isinstance(key, Tuple) and len(key.items) <= _MOST_IN_KEY:
         items = [item for item in key.items if isinstance(item, (int, str))]
-        if len(items) == len(key.items):
+        short = all(len(item) <= _LONGEST_IN_KEY for item in items if isinstance(item, str))
+        if short and len(items) == len(key.items):
             return "(" + ", ".join(map(_spell_item, items)) + ")"
     return device_text(key) or f"<key {n}>"
 

@@ -22,6 +22,8 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent, Storage
 from ..pickles.nodes import Global, Node, Persistent, Text, Tuple, named
 
+_LONGEST = 256  # characters of a key or a location
+
 
 class StorageId(NamedTuple):
     """A persistent id of a storage, read.
@@ -100,6 +102,8 @@ def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> 
         or not is_size(numel)
     ):
         raise CorruptError("the pickle refers to a storage in a malformed way")
+    if len(str(key)) > _LONGEST or len(location) > _LONGEST:
+        raise CorruptError("the pickle names a storage at absurd length")
     assert isinstance(numel, int)
     dtype = STORAGE_CLASSES.get(cls.name)
     if dtype is None and cls.name != "UntypedStorage":

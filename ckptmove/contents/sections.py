@@ -139,7 +139,8 @@ def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
     """
     on_device: list[Node] = []
     groups = optimizer.get("param_groups")
-    for group in groups.items if isinstance(groups, (List, Tuple)) else []:
+    listed = groups.items if isinstance(groups, (List, Tuple)) else []
+    for group in {id(group): group for group in listed}.values():
         if not isinstance(group, Mapping):
             continue
         parameters = group.get("params")
@@ -153,9 +154,11 @@ def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
                 )
     flagged = {_identity(key) for key in on_device}
     state = optimizer.get("state")
+    met: set[int] = set()
     for parameter, slots in state.pairs if isinstance(state, Mapping) else []:
-        if _identity(parameter) in flagged:
+        if _identity(parameter) in flagged or id(slots) in met:
             continue
+        met.add(id(slots))
         if not isinstance(slots, Mapping) or {"ax", "eta"} <= slots.names():
             continue
         for slot in _SLOTS_ON_CPU:

@@ -197,11 +197,13 @@ class Stream:
                     yield Candidate(blob, blob, source)
             elif blob.content is not None:
                 yield Candidate(blob, blob, Memory(blob.content, self.source.path))
+        decoded: dict[int, Memory] = {}  # of each text, which may be decoded by many calls
         for call in self.pickle.calls:
             text = _bytes_as_text(call)
             if text is not None:
-                content = text.encode("latin-1")
-                yield Candidate(text, call, Memory(content, self.source.path))
+                if id(text) not in decoded:
+                    decoded[id(text)] = Memory(text.encode("latin-1"), self.source.path)
+                yield Candidate(text, call, decoded[id(text)])
 
     def _payload_at(self, blob: Blob) -> int | None:
         """Where in the source the bytes lie, or None if they are spelled as text."""
@@ -299,11 +301,7 @@ def _bytes_as_text(call: Call) -> Text | None:
     text = items[0]
     if not may_be_checkpoint(text[:64].encode("latin-1", "replace")):
         return None
-    try:
-        text.encode("latin-1")
-    except UnicodeEncodeError:
-        return None
-    return text
+    return text if text.isascii() or max(text) <= "\xff" else None
 
 
 class Whole(NamedTuple):

@@ -20,7 +20,7 @@ from .strided import Child, Tensor, count_of, tensor_at
 _DEEPEST = 16  # of tensors wrapped in each other
 _NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
 _VARIABLES = ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable")
-_MOST_DIMENSIONS = 1024  # torch has no bound, but numpy stops at 64
+_MOST_DIMENSIONS = 64  # torch has no bound, but numpy has this one
 
 
 def device_text(node: Node) -> str | None:
@@ -221,7 +221,7 @@ class Recogniser:
 
     def _nested(self, args: list[Node], depth: int) -> Tensor:
         values, sizes = self._inner(args[0], depth), self._inner(args[1], depth)
-        if len(sizes.shape) != 2:
+        if len(sizes.shape) != 2 or sizes.shape[1] > _MOST_DIMENSIONS:
             raise _Malformed
         names = ("sizes", "strides", "offsets")
         parts = [Child(name, part, Role.SHAPE) for name, part in zip(names, args[1:], strict=False)]

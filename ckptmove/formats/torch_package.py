@@ -26,7 +26,7 @@ from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
-from ..pickles.fetch import MAX_NBYTES, fetch
+from ..pickles.fetch import fetch
 from ..pickles.nodes import Global, Persistent, Tuple
 from ..pickles.walk import walk
 from ..plan import Plan
@@ -102,7 +102,7 @@ class PackageContainer(ZipContainer):
                 return False
             if self.source.read(at + record.nbytes - 1, 1) != _STOP:
                 return False
-        content = self.archive.read(record, at_most=MAX_NBYTES)
+        content = self.archive.read_pickle(record)
         if content[0] != _PROTO or content[1:2] > bytes([_NEWEST_PROTOCOL]):
             return False
         try:

@@ -22,7 +22,6 @@ from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
-from ..pickles.fetch import MAX_NBYTES
 from ..plan import Plan, carry_out, edited
 from ..source import Memory
 from ..zips.archive import STORED, Archive, Record
@@ -125,7 +124,7 @@ class ZipContainer(Container):
     def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
         """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
-        content = Memory(self.archive.read(record, at_most=MAX_NBYTES), self.source.path)
+        content = Memory(self.archive.read_pickle(record), self.source.path)
         stream = self.opening.stream(content)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")

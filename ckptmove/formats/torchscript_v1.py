@@ -28,7 +28,6 @@ from ..device import names_device
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError, WriteError
 from ..manifest import Manifest, NamedDevice, Path, Section, TensorEntry, spell
-from ..pickles.fetch import MAX_NBYTES
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement import Moves
 from ..plan import Plan
@@ -171,7 +170,7 @@ class ScriptV1Container(RecordsContainer):
         record = self.archive.records.get(f"{self.prefix}attributes.pkl")
         if record is None:
             return []
-        content = Memory(self.archive.read(record, at_most=MAX_NBYTES), self.source.path)
+        content = Memory(self.archive.read_pickle(record), self.source.path)
         stream = self.opening.stream(content)
         root = stream.pickle.root
         if stream.pickle.persistents or not isinstance(root, (Tuple, List)):

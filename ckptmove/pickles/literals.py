@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import struct
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ from .nodes import Blob, Node, Text
 from .reader import Reader
 
 _SHORTEST = 32  # bytes of a pickle in which there is anything to move
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+_KNOWN_ESCAPES = frozenset(b"\n\\'\"abfnrtvx01234567")
 _ZIP, _PROTO = b"PK\3\4", 0x80
 
 
@@ -19,6 +22,11 @@ def may_be_checkpoint(content: bytes) -> bool:
     if len(content) < _SHORTEST:
         return False
     return content.startswith(_ZIP) or (content[0] == _PROTO and 2 <= content[1] <= 5)
+
+
+def _literally(escape: re.Match[bytes]) -> bytes:
+    """An escape as it is, or as the two bytes that it stands for if it is none."""
+    return escape[0] if escape[1][0] in _KNOWN_ESCAPES else b"\\" + escape[0]
 
 
 class Literals(Reader):
@@ -107,7 +115,7 @@ class Literals(Reader):
         if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
             raise self.fault("the pickle holds a string without quotes")
         try:
-            raw = codecs.escape_decode(line[1:-1])[0]
+            raw = codecs.escape_decode(_ESCAPE.sub(_literally, line[1:-1]))[0]
         except ValueError:
             raise self.fault("the pickle holds a string with a bad escape") from None
         self.push_string(raw)

@@ -24,6 +24,8 @@ MAX_CONTAINERS = 5_000_000
 #: Longer strings are shared between their uses: nothing that is rewritten is this long, and a
 #: copy for each use would let a small file ask for any amount of memory.
 _LONGEST_USE = 64
+_LONGEST_NAME = 2000  # characters of a module and a name in it
+_MOST_MARKS = 100_000  # that wait for their end
 
 
 class Machine(Literals):
@@ -97,6 +99,8 @@ class Machine(Literals):
         self.frame_end = self.position + nbytes
 
     def op_mark(self) -> None:
+        if len(self.below) >= _MOST_MARKS:
+            raise self.fault("the pickle nests marks absurdly")
         self.below.append(self.stack)
         self.stack = []
 
@@ -191,6 +195,8 @@ class Machine(Literals):
     # -- globals, calls, persistent ids ------------------------------------------------------
 
     def push_global(self, module: str, name: str) -> None:
+        if len(module) + len(name) > _LONGEST_NAME:
+            raise self.fault("the pickle names a global at absurd length")
         if self.protocol < 3:  # names as Python 2 had them
             if (module, name) in NAME_MAPPING:
                 module, name = NAME_MAPPING[module, name]

@@ -71,6 +71,6 @@ class Reader:
 
     def slot(self) -> int:
         slot = self.decimal(self.line())
-        if slot < 0:
-            raise self.fault("the pickle numbers a slot below zero")
+        if not 0 <= slot < 1 << 32:
+            raise self.fault("the pickle numbers a slot below zero, or absurdly high")
         return slot

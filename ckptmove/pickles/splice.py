@@ -48,6 +48,7 @@ class Respelling:
     Attributes:
         texts: offset of the opcode that pushes a string use → the new string.
         spans: offset → (end offset, new bytes), for opcodes that are replaced as they are.
+        contents: offsets of strings that spell bytes, among the spans.
         growths: offset → by how many bytes the content of that opcode will grow, which is not
             among the replaced bytes.
     """
@@ -60,6 +61,7 @@ class Respelling:
         self.texts: dict[int, str] = {}
         self.spans: dict[int, tuple[int, bytes]] = {}
         self.growths: dict[int, int] = {}
+        self.contents: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.spans or self.growths)
@@ -70,6 +72,7 @@ class Respelling:
 
     def content(self, data: bytes, at: int, new: bytes) -> None:
         """Push other bytes in the place of those that the opcode at `at` spells as text."""
+        self.contents.append(at)
         self.spans[at] = (end_of(data, at), _pushed(data[at], new))
 
     def length(self, data: bytes, at: int, old: int, new: int) -> None:
@@ -176,10 +179,16 @@ class _Edits:
         """
         self.pieces.update(new.spans)
         self.growths = new.growths
+        if any(self._uses_of_literals(dict.fromkeys(new.contents, "")).values()):
+            raise UnsupportedError(
+                "bytes in the pickle are spelled by a text that is used elsewhere"
+            )
         homeless: dict[str, list[int]] = defaultdict(list)
         served = self._uses_of_literals(new.texts)
         done: set[int] = set()
         for at in sorted(new.texts):
+            if at not in served and self.data[end_of(self.data, at)] in PUTS:
+                raise UnsupportedError("the pickle memoises a string twice: it can't be rewritten")
             if at in served:
                 done.update(self._respell_literal(at, served[at], new.texts, homeless, pooled))
             elif at not in done:

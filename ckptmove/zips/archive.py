@@ -38,6 +38,9 @@ _USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torc
 _DESCRIPTOR_NBYTES = 24  # the longest
 _WIDE_SIZES = struct.Struct("<QQ")
 _MAX_RATIO = 1032  # deflate can't do better
+_LOOSE_NBYTES, _LOOSE_RATIO = 1 << 20, 32  # of a compressed pickle
+#: The longest pickle that is read into memory, in bytes.
+MAX_NBYTES = 512 << 20
 
 
 class Record(NamedTuple):
@@ -280,6 +283,17 @@ class Archive:
             if record.header_at < end:
                 raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
             end, before = self.data_at(record) + record.stored_nbytes, record.name
+
+    def read_pickle(self, record: Record) -> bytes:
+        """The content of a record that is to be walked; the errors are those of `read`.
+
+        What is walked takes many times its size, so it may not be packed too tightly either:
+        repetitive pickles of real tensors shrink to a tenth or so.
+        """
+        at_most = MAX_NBYTES
+        if record.method == DEFLATED:
+            at_most = min(at_most, _LOOSE_NBYTES + _LOOSE_RATIO * record.stored_nbytes)
+        return self.read(record, at_most=at_most)
 
     def read(self, record: Record, *, at_most: int) -> bytes:
         """The content of a record, checked against its checksum.

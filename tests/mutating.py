@@ -134,9 +134,9 @@ def restructured(data: bytes, donors: Sequence[bytes], dice: Random, depth: int 
         if data[:1] in (b"{", b"[") and depth:
             return _other_json(data, dice)
         return _other_pickles(data, donors, dice, depth)
-    except (ValueError, KeyError, IndexError, EOFError, OSError, struct.error, zipfile.BadZipFile):
+    except (ArithmeticError, LookupError, ValueError, EOFError, OSError, struct.error):
         return scratched(data, donors, dice)
-    except (tarfile.TarError, zlib.error, NotImplementedError, RecursionError, RuntimeError):
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, RuntimeError):
         return scratched(data, donors, dice)
 
 

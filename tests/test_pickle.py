@@ -104,35 +104,62 @@ def test_frames_are_as_long_as_they_say(nbytes: int, count: int, to: str, tmp_pa
     assert_same_tree(saved, tree)
 
 
-def nested_storage(spare: int, tag: str) -> bytes:
-    """The shortest pickle whose storage is bytes of the form that is counted by one."""
-    call = b"ctorch.storage\n_load_from_bytes\n"
-    inner = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}."
+def tight(numel: int, tag: str = "cuda:1") -> bytes:
+    """A storage by `torch.save` whose pickles have no PUT to spare: it can't keep its length."""
     kind = b"ctorch\nByteStorage\n"
-    pid = b"(X\x07\0\0\0storage" + kind + b"X\x01\0\0\x000X" + struct.pack("<I", len(tag))
-    inner += b"\x80\x02" + pid + tag.encode() + bytes([ord("K"), spare]) + b"NtQ."
-    inner += b"\x80\x02]X\x01\0\0\x000a." + struct.pack("<q", spare) + b"s" * spare
-    return b"\x80\x03" + call + b"C" + bytes([len(inner)]) + inner + b"\x85R."
+    spelled = b"X" + struct.pack("<I", len(tag)) + tag.encode()
+    head = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}."
+    size = struct.pack("<i", numel)
+    pid = b"(X\x07\0\0\0storage" + kind + b"X\x01\0\0\x000" + spelled + b"J" + size + b"NtQ."
+    keys = b"\x80\x02]X\x01\0\0\x000a."
+    return head + b"\x80\x02" + pid + keys + struct.pack("<q", numel) + b"s" * numel
 
 
-@pytest.mark.parametrize("to", ["cpu", "cuda:3", "cuda:12", LONG])
-@pytest.mark.parametrize("spare", range(60, 110, 3))
-def test_short_bytes_become_long_ones(spare: int, to: str, tmp_path: Path) -> None:
-    try:
-        data = nested_storage(spare, "cuda:1")
-    except ValueError:
-        pytest.skip("too long already")
-    (tmp_path / "made.pkl").write_bytes(data)
-    assert loaded(tmp_path / "made.pkl")[1] == {"cuda:1"}
-    out = moved(tmp_path / "made.pkl", to)
+FRAME = len(tight(0))  # of a storage, without its bytes
+
+
+@pytest.mark.parametrize("to", ["cpu", "cuda:12", LONG])
+@pytest.mark.parametrize("nbytes", range(243, 258))
+def test_short_bytes_become_long_ones(nbytes: int, to: str, tmp_path: Path) -> None:
+    saved = [Loaded(tight(nbytes - FRAME)), "device", Loaded(tight(3))]
+    for protocol in (3, 4):
+        (path := tmp_path / "made.pkl").write_bytes(pickle.dumps(saved, protocol))
+        assert loaded(path)[1] == {"cuda:1"}
+        out = moved(path, to)
+        tree, where = loaded(out)
+        assert where == {to}
+        assert (bytes(tree[0].untyped()), tree[1]) == (b"s" * (nbytes - FRAME), "device")
+        grown = [nbytes + len(to) - 6, FRAME + 3 + len(to) - 6]
+        assert held_bytes(path) == [kind(nbytes), kind(FRAME + 3)]
+        assert [length for _, length in held_bytes(out)] == grown
+        assert check_frames(out.read_bytes()) == check_frames(path.read_bytes())
+
+
+def kind(nbytes: int) -> tuple[str, int]:
+    """The opcode by which pickle pushes so many bytes."""
+    return "SHORT_BINBYTES" if nbytes < 256 else "BINBYTES", nbytes
+
+
+def held_bytes(path: Path) -> list[tuple[str, int]]:
+    """Each string of bytes: its opcode and length."""
+    ops = pickletools.genops(path.read_bytes())
+    return [(op.name, len(arg or b"")) for op, arg, _ in ops if op.name.endswith("BINBYTES")]
+
+
+@pytest.mark.parametrize("to", ["cpu", LONG])
+@pytest.mark.parametrize("numels", [[1] * 500, [65_300] * 3, [70_000, 3] * 20, [65_536, 1, 200]])
+def test_frames_grow_with_what_is_in_them(numels: list[int], to: str, tmp_path: Path) -> None:
+    saved = [[Loaded(tight(numel)), "cuda:1", n] for n, numel in enumerate(numels)]
+    (path := tmp_path / "made.pkl").write_bytes(pickle.dumps(saved, 4))
+    out = moved(path, to)
+    growth = (len(to) - 6) * len(numels)
+    assert out.stat().st_size - path.stat().st_size in (growth, growth + 3 * len(numels))
+    assert check_frames(out.read_bytes()) == check_frames(path.read_bytes())
     tree, where = loaded(out)
     assert where == {to}
-    assert bytes(tree.untyped()) == b"s" * spare
-    ops = {op.name: len(arg or b"") for op, arg, _ in pickletools.genops(out.read_bytes()) if
-           op.name.endswith("BINBYTES")}  # fmt: skip
-    assert ops.get("SHORT_BINBYTES", 0) < 256
-    assert ops.get("BINBYTES", 256) >= 256
-    assert inspect(out).devices.keys() == {to}
+    assert [(each[0].size(), each[1:]) for each in tree] == [
+        (numel, ["cuda:1", n]) for n, numel in enumerate(numels)
+    ]
 
 
 # -- nesting ---------------------------------------------------------------------------------------

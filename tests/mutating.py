@@ -46,7 +46,7 @@ def mutated(data: bytes, donors: Sequence[bytes], dice: Random) -> bytes:
 # -- bytes -----------------------------------------------------------------------------------------
 
 
-def scratched(data: bytes, _: Sequence[bytes], dice: Random) -> bytes:
+def scratched(data: bytes, _donors: Sequence[bytes], dice: Random) -> bytes:
     """Some bytes flipped, left out, doubled, moved or set, often near a magic number."""
     changed = bytearray(data)
     for _ in range(dice.choice((1, 1, 1, 2, 4))):
@@ -79,8 +79,8 @@ def _somewhere(data: bytes | bytearray, dice: Random) -> int:
 
 
 def _packed(number: int, width: int, dice: Random) -> bytes:
-    order = "big" if dice.random() < 0.1 else "little"
-    return (number % (1 << 8 * width)).to_bytes(width, order)
+    raw = (number % (1 << 8 * width)).to_bytes(width, "little")
+    return raw[::-1] if dice.random() < 0.1 else raw
 
 
 # -- borders ---------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def borders(data: bytes) -> list[int]:
     return sorted(found)
 
 
-def cut(data: bytes, _: Sequence[bytes], dice: Random) -> bytes:
+def cut(data: bytes, _donors: Sequence[bytes], dice: Random) -> bytes:
     """The start of a file up to a border, or nearly; now and then the end of it."""
     at = max(0, dice.choice(borders(data)) + dice.choice((0, 0, -1, 1)))
     return data[at:] if dice.random() < 0.1 else data[:at]
@@ -134,9 +134,9 @@ def restructured(data: bytes, donors: Sequence[bytes], dice: Random, depth: int 
         if data[:1] in (b"{", b"[") and depth:
             return _other_json(data, dice)
         return _other_pickles(data, donors, dice, depth)
-    except (ValueError, KeyError, IndexError, EOFError, OSError, struct.error, zipfile.BadZipFile):
+    except (ArithmeticError, LookupError, ValueError, EOFError, OSError, struct.error):
         return scratched(data, donors, dice)
-    except (tarfile.TarError, zlib.error, NotImplementedError, RecursionError, RuntimeError):
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, RuntimeError):
         return scratched(data, donors, dice)
 
 
@@ -157,9 +157,9 @@ def _other_zip(data: bytes, donors: Sequence[bytes], dice: Random, depth: int) -
         parts = [Part(name, archive.read(name)) for name in archive.namelist()]
     for part in parts:
         part.flags |= dice.choice((0, 0, 8))
-        name = len(part.name.encode())
+        length = len(part.name.encode())
         if dice.random() < 0.5:
-            part.extra = b"FB" + struct.pack("<H", name) + b"Z" * name
+            part.extra = b"FB" + struct.pack("<H", length) + b"Z" * length
     options: dict[str, Any] = {"wide": dice.random() < 0.5}
     telling = [part for part in parts if part.name.endswith((".pkl", ".json", ".py"))] or parts
     for _ in range(dice.choice((1, 1, 2))):
@@ -177,8 +177,8 @@ def _other_zip(data: bytes, donors: Sequence[bytes], dice: Random, depth: int) -
             part.flags |= 8 if fields is part.descriptor else 0
         elif how == 7:
             assert isinstance(part.central, dict)
-            name, most = dice.choice((("at", 32), ("flags", 16), ("method", 16), ("outside", 32)))
-            part.central[name] = number & ((1 << most) - 1)
+            which, most = dice.choice((("at", 32), ("flags", 16), ("method", 16), ("outside", 32)))
+            part.central[which] = number & ((1 << most) - 1)
         elif how == 8:
             other = dice.choice(parts).name.encode()
             raw = dice.choice((other, other.upper(), other + b"\0", b"/" + other, b"\xff" + other))

@@ -6,7 +6,7 @@ torch does. A path is the tuple of real keys that leads to a value; a name is it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -192,6 +192,8 @@ class Manifest:
         warnings: what is odd about the file, a sentence each.
         writer: what is known of who wrote it, e.g. `torch 1.6 to 2.0`; may be empty.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
+        nested: what is saved in bytes within it: `id()` of the node that stands for them → paths
+            from there, and nodes.
     """
 
     path: str
@@ -210,6 +212,9 @@ class Manifest:
     warnings: tuple[str, ...] = ()
     writer: str = ""
     tree: Node = field(default=None, repr=False, compare=False)
+    nested: Mapping[int, Sequence[tuple[Path, Node]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __repr__(self) -> str:
         return f"<Manifest of {self.path!r}: {len(self.tensors):,} tensors, {self.verdict}>"

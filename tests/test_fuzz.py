@@ -150,19 +150,11 @@ def cases(kind: str, seed: str) -> Iterator[bytes]:
         yield mutated(dice.choice(sources), donors, dice)
 
 
-#: Blocks with a case that is known to fail: a PUT of a slot beyond 64 bits.
-FAILING = {("pickled", 0), ("pickled", 3), ("pickled", 5), ("anything", 1), ("anything", 3)}
-
-
-def blocks() -> list[pytest.ParameterSet]:
-    """All blocks of all kinds."""
-    mark = pytest.mark.xfail(strict=True, reason="not mended yet")
-    every = [(kind, block) for kind in KINDS for block in range(BLOCKS)]
-    return [pytest.param(*each, marks=mark if each in FAILING else ()) for each in every]
+BLOCKS_OF_KINDS = [(kind, block) for kind in KINDS for block in range(BLOCKS)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
-@pytest.mark.parametrize(("kind", "block"), blocks())
+@pytest.mark.parametrize(("kind", "block"), BLOCKS_OF_KINDS)
 def test_damaged_files_are_refused_or_relocated(kind: str, block: int, tmp_path: Path) -> None:
     forged = cases(kind, str(block))
     for n in range(CASES):

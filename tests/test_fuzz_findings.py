@@ -130,7 +130,7 @@ FINDINGS: dict[str, Callable[[], bytes]] = {
         25_000,
     ),
     "one group of many tensors, often": lambda: groups(
-        b"}(" + text("lrs") + b"](" + b"h\x01" * 25_000 + b"eu", 25_000
+        b"}(" + text("lrs") + b"](" + b"h\x01" * 8_000 + b"eu", 8_000
     ),
     "one state of equal keys, often": lambda: checkpoint(
         text("k")
@@ -207,17 +207,8 @@ FINDINGS: dict[str, Callable[[], bytes]] = {
 }
 
 
-MENDED = {"code with a wrong escape", "a long key, often"}
-
-
-def findings() -> list[pytest.ParameterSet]:
-    """All of them; those that are not mended yet must fail."""
-    mark = pytest.mark.xfail(strict=True, reason="not mended yet")
-    return [pytest.param(name, marks=() if name in MENDED else mark) for name in FINDINGS]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
-@pytest.mark.parametrize("what", findings())
+@pytest.mark.parametrize("what", FINDINGS)
 def test_a_finding_is_bounded(what: str, tmp_path: Path) -> None:
     source = tmp_path / "in.pt"
     source.write_bytes(FINDINGS[what]())
@@ -238,7 +229,6 @@ def test_a_finding_is_bounded(what: str, tmp_path: Path) -> None:
     assert said in (0, 3, 4)
 
 
-@pytest.mark.xfail(strict=True, reason="not mended yet")
 def test_a_text_that_is_also_a_value_stays_what_it_is(tmp_path: Path) -> None:
     """No pickler spells bytes by a text that it uses elsewhere, but a forger may."""
     legacy = tmp_path / "legacy.pt"

@@ -190,7 +190,6 @@ def test_checkpoints_within_checkpoints(levels: int, protocol: int, tmp_path: Pa
         assert tree["w"].tolist() == [1, 1]
 
 
-@pytest.mark.xfail(reason="the refusal is taken for bytes that are no checkpoint: all stays")
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_nine_levels_are_refused(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "made.pkl"

@@ -37,7 +37,7 @@ FREE_PROTOCOLS = (2, 3, 4, 5)
 # Known to torch's weights_only unpickler and to libtorch's; all that is ever written.
 WRITTEN = {
     *("BINUNICODE", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT"),
-    *("BININT", "BININT2", "TUPLE1"),
+    *("BININT", "BININT1", "BININT2", "TUPLE1"),
 }
 
 

@@ -231,6 +231,7 @@ class _Listing:
         self.contents.tensors.append(entry)
         if self.first.setdefault(id(node), path) is not path:
             return  # what hangs on it was listed there; tensors may hang on each other in a ring
+        self.take_steps(len(tensor.children))
         inner = context._replace(section=section, role=role)
         if tensor.composite:
             inner = inner._replace(part_of=entry.name)

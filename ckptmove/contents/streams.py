@@ -197,13 +197,15 @@ class Stream:
                     yield Candidate(blob, blob, source)
             elif blob.content is not None:
                 yield Candidate(blob, blob, Memory(blob.content, self.source.path))
-        decoded: dict[int, Memory] = {}  # of each text, which may be decoded by many calls
+        decoded: dict[int, bytes | None] = {}  # of each text, which may be decoded by many calls
         for call in self.pickle.calls:
             text = _bytes_as_text(call)
             if text is not None:
                 if id(text) not in decoded:
-                    decoded[id(text)] = Memory(text.encode("latin-1"), self.source.path)
-                yield Candidate(text, call, decoded[id(text)])
+                    decoded[id(text)] = _latin_1(text)
+                content = decoded[id(text)]
+                if content is not None:
+                    yield Candidate(text, call, Memory(content, self.source.path))
 
     def _payload_at(self, blob: Blob) -> int | None:
         """Where in the source the bytes lie, or None if they are spelled as text."""
@@ -299,9 +301,14 @@ def _bytes_as_text(call: Call) -> Text | None:
     if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in ("latin1", "latin-1"):
         return None
     text = items[0]
-    if not may_be_checkpoint(text[:64].encode("latin-1", "replace")):
+    return text if may_be_checkpoint(text[:64].encode("latin-1", "replace")) else None
+
+
+def _latin_1(text: str) -> bytes | None:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
         return None
-    return text if text.isascii() or max(text) <= "\xff" else None
 
 
 class Whole(NamedTuple):

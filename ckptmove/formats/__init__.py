@@ -38,7 +38,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 #: What may lie within the bytes of a pickle.
-_NESTED: tuple[Nestable, ...] = (TorchZip(), TorchLegacy(), PlainPickle())
+_NESTED: tuple[Nestable, ...] = (TorchZip(), TorchScript(), TorchLegacy(), PlainPickle())
 
 _HEAD_NBYTES = 512
 #: What else a user may hand us, by how it starts; a hint says what to do with it.

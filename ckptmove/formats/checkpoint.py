@@ -57,6 +57,7 @@ class PickledCheckpoint:
             warnings=tuple(dict.fromkeys(self._warnings())),
             writer=container.writer,
             tree=self._tree(),
+            nested=self.whole.grafts,
         )
 
     def _warnings(self) -> Iterator[str]:

@@ -58,10 +58,14 @@ class TorchScript:
         names = (f"{prefix}data.pkl", f"{prefix}constants.pkl")
         return bool(prefix) and all(name in glimpse.archive.records for name in names)
 
+    def open(self, glimpse: Glimpse) -> ScriptContainer:
+        """Read the directory, the pickles and the code."""
+        assert glimpse.archive is not None
+        return ScriptContainer(glimpse.archive, glimpse.opening)
+
     def read(self, glimpse: Glimpse) -> PickledCheckpoint:
         """Read everything but the tensors."""
-        assert glimpse.archive is not None
-        return PickledCheckpoint(self.name, ScriptContainer(glimpse.archive, glimpse.opening))
+        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 class ScriptContainer(ZipContainer):

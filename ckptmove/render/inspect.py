@@ -8,11 +8,24 @@ from fnmatch import fnmatchcase
 from ..contents.listing import children_of
 from ..contents.tensors import device_text
 from ..manifest import Manifest, Path, TensorEntry, spell
-from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Mapping,
+    Node,
+    Persistent,
+    Set,
+    Text,
+    Tuple,
+)
 from .groups import groups_of
 from .text import cut, listed, printable, shape, size, table
 
 _LONGEST_NAME = 72  # characters of a tensor's name in a summary
+_LONGEST_KEY = 200  # of a key in a tree
 _LONGEST_VALUE = 60  # of a value in a tree
 _MOST_VALUES = 10  # values that name a device
 _MOST_ITEMS = 32  # of a list shown on one line
@@ -168,7 +181,8 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
                 chosen.update(path[:depth] for depth in range(len(path) + 1))
         lines = [line for line in lines if line[0] in chosen]
     for path, text in lines:
-        label = f"{'  ' * (len(path) - 1)}{spell(path[-1:])}: " if path else ""
+        key = cut(spell(path[-1:]), _LONGEST_KEY)
+        label = f"{'  ' * (len(path) - 1)}{key}: " if path else ""
         yield printable(label + text)
 
 
@@ -183,7 +197,10 @@ def _tree_lines(manifest: Manifest) -> Iterator[tuple[Path, str]]:
         if entry is not None:
             yield path, f"{entry.dtype}{shape(entry.shape)} {entry.device}"
         elif before is not path:
-            yield path, f"(the same as {spell(before)})"
+            yield path, f"(the same as {cut(spell(before), _LONGEST_KEY)})"
+        elif id(node) in manifest.nested:
+            roots = manifest.nested[id(node)]
+            todo.extend((root, (*path, *keys)) for keys, root in reversed(roots))
         else:
             yield path, _value(node)
             todo.extend(reversed(list(_shown_children(node, path))))
@@ -235,6 +252,8 @@ def _value(node: Node) -> str:
             return kind
         items = ", ".join(map(_scalar, node.items[:_MOST_ITEMS]))
         return f"{kind}: {_start(items)}"
+    if isinstance(node, Blob):
+        return f"{node.nbytes:,} bytes"
     return _scalar(node)
 
 

@@ -14,6 +14,8 @@ _MOST_LISTED = 10
 
 def printable(text: str) -> str:
     """The text without anything that could act on a terminal or break the line."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..errors import CorruptError
+from ..errors import CorruptError, UnsupportedError
 from ..manifest import NamedDevice, Path, Section, Storage
 from ..pickles.fetch import fetch
 from ..pickles.literals import may_be_checkpoint
@@ -233,6 +233,8 @@ class Stream:
                 inside += self._replace(nested, plan, respelling)
         if not respelling:
             return inside
+        if self.pickle.duplicated_text:  # no pickler does it: one of two uses can't be changed
+            raise UnsupportedError("the pickle duplicates a string: it can't be rewritten")
         found = edits(self.data, respelling, exact=exact)
         if found is None or (exact and respelling.growths):
             return None

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from .walk import Pickle
 
+_SHOWN = 64  # characters of a key, in a message
+
 
 def difference(
     old: Pickle,
@@ -123,7 +125,7 @@ class _Comparison:
         if len(old) != len(new):
             return False
         for (key, value), (new_key, new_value) in zip(old, new, strict=True):
-            inside = repr(str(key)) if isinstance(key, str) else where
+            inside = repr(str(key[:_SHOWN])) if isinstance(key, str) else where
             self.todo.append((key, new_key, where))
             self.todo.append((value, new_value, inside))
         return True

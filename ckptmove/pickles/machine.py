@@ -41,6 +41,7 @@ class Machine(Literals):
         self.calls: list[Call] = []
         self.dropped: list[Node] = []
         self.containers = 0
+        self.duplicated_text = False
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
         self.room_for_pairs = len(data)
@@ -114,6 +115,7 @@ class Machine(Literals):
         self.dropped += self.to_mark()
 
     def op_dup(self) -> None:
+        self.duplicated_text |= isinstance(self.stack[-1], Text)
         self.push(self.stack[-1])
 
     # -- containers --------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class Pickle(NamedTuple):
         dropped: what was taken off the stack, or left on it; it may be reachable all the same.
         protocol: as declared by PROTO, or 0.
         python2: whether it has strings that only Python 2 writes.
+        duplicated_text: whether DUP makes two uses of a string that was pushed once.
         textual: whether a persistent id is a line of text, as in protocol 0.
         nbytes: bytes up to and with STOP; what follows is never read by an unpickler.
     """
@@ -34,6 +35,7 @@ class Pickle(NamedTuple):
     dropped: tuple[Node, ...]
     protocol: int
     python2: bool
+    duplicated_text: bool
     textual: bool
     nbytes: int
 
@@ -66,6 +68,7 @@ def walk(data: bytes, base: int = 0, gaps: Mapping[int, int] | None = None) -> P
         tuple(machine.dropped),
         machine.protocol,
         machine.python2,
+        machine.duplicated_text,
         machine.textual,
         machine.position,
     )

@@ -1,14 +1,38 @@
-"""Bounds on what a piece of code may use: processor time, memory."""
+"""Bounds on what work on a file may use: processor time and memory."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import resource
-import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+
+from tests.conftest import ROOT
+
+_STACKS = 256 << 20  # bytes of address space that a fresh process has before it does anything
+
+#: Inspect a file, show it in every form, and relocate it; says the exit code of a refusal.
+_EVERYTHING = """
+import sys, ckptmove
+from ckptmove.render import inspect as rendering
+try:
+    manifest = ckptmove.inspect(sys.argv[1])
+    manifest.to_json()
+    for lines in (rendering.summary, rendering.tree, rendering.tensors):
+        assert all("\\n" not in line for line in lines(manifest))
+    del manifest
+    for n, values in enumerate((False, True)):
+        out = f"{sys.argv[1]}.{n}"
+        ckptmove.relocate(sys.argv[1], out, to="cuda:0", all=True, values=values)
+except ckptmove.CkptmoveError as error:
+    print(error.exit_code)
+else:
+    print(0)
+"""
 
 
 @contextlib.contextmanager
@@ -23,17 +47,27 @@ def limited_memory(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@contextlib.contextmanager
-def limited_time(seconds: float) -> Iterator[None]:
-    """Fail where the code inside uses more processor time, however busy the machine is."""
+def do_everything(source: Path, *, seconds: int, nbytes: int) -> int:
+    """Do all that can be done with a file, in a process of its own; 0, or what it refuses with.
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise TimeoutError(f"still at it after {seconds} s of processor time")
+    Args:
+        source: the file; what is written is beside it.
+        seconds: of processor time, after which the process is killed.
+        nbytes: of memory, after which it gets no more.
+    """
 
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+    def limit() -> None:
+        room = nbytes + _STACKS
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _EVERYTHING, os.fspath(source)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        preexec_fn=limit,
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-2000:]}"
+    code: int = json.loads(done.stdout)
+    return code

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,12 +112,23 @@ class Case:
 
     def _compare(self) -> None:
         """What torch reads, it reads afterwards. Never unpickled freely."""
+        if self.data.startswith(b"PK") and not sound(self.path):
+            return  # torch takes what does not inflate for whatever is in its memory
         for path in (self.path, self.out):
             try:
                 load(path, weights_only=True)
             except Exception:
                 assert path == self.path, "torch no longer reads it"
                 return
+
+
+def sound(path: Path) -> bool:
+    """Whether every record of a zip can be read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError):
+        return False
 
 
 def refused(act: Callable[[], object], codes: tuple[int, ...]) -> CkptmoveError | None:

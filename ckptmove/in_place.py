@@ -169,7 +169,7 @@ def check_in_place(source: Source, plan: Plan, *, force: bool) -> None:
     path = source.path
     if plan.method != "patch":
         raise RefusedError(
-            "can't be changed in place: its pickle would not keep its length",
+            "can't be changed in place: the new tags do not fit in the place of the old",
             path=path,
             hint="without --in-place it is relocated to a copy",
         )

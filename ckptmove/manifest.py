@@ -152,8 +152,14 @@ class NamedDevice:
         return self.kind in ("graph", "autocast")
 
     def to_json(self) -> dict[str, Any]:
-        """Path and value, as plain data."""
-        return {"path": _path_json(self.path), "name": self.name, "value": self.value}
+        """As plain data."""
+        return {
+            "path": _path_json(self.path),
+            "name": self.name,
+            "value": self.value,
+            "kind": self.kind,
+            "fixed": self.fixed,
+        }
 
 
 class Alias(NamedTuple):

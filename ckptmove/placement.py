@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .device import TagMap, kind_of
 from .errors import RefusedError
-from .manifest import Manifest, Path, Role, Section, Storage, TensorEntry, spell
+from .manifest import Manifest, Path, Role, Section, TensorEntry, spell
 from .rules import Rules
 
 _WHY = {
@@ -36,10 +36,17 @@ class Kept(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What goes from one device to another."""
+    """What goes from one device to another.
+
+    Attributes:
+        storages: how many.
+        nbytes: of these storages.
+        tensors: how many tensors that name their device themselves; their bytes lie elsewhere.
+    """
 
     storages: int
     nbytes: int
+    tensors: int = 0
 
 
 @dataclass
@@ -67,13 +74,18 @@ class Moves:
     def __bool__(self) -> bool:
         return any((self.storages, self.tensors, self.meshes, self.remotes, self.values))
 
-    def totals(self, storages: Mapping[str, Storage]) -> dict[str, Moved]:
-        """`cpu→cuda:0` → how many storages and bytes."""
+    def totals(self, manifest: Manifest) -> dict[str, Moved]:
+        """`cpu→cuda:0` → how much."""
         totals: dict[str, Moved] = {}
         for key, device in self.storages.items():
-            name = f"{storages[key].location}→{device}"
-            before = totals.get(name, Moved(0, 0))
-            totals[name] = Moved(before.storages + 1, before.nbytes + storages[key].nbytes)
+            storage = manifest.storages[key]
+            name = f"{storage.location}→{device}"
+            storages, nbytes, tensors = totals.get(name, Moved(0, 0))
+            totals[name] = Moved(storages + 1, nbytes + storage.nbytes, tensors)
+        for n, device in self.tensors.items():
+            name = f"{manifest.tensors[n].device}→{device}"
+            storages, nbytes, tensors = totals.get(name, Moved(0, 0))
+            totals[name] = Moved(storages, nbytes, tensors + 1)
         return totals
 
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptmove import InputError, inspect, relocate
+from ckptmove import InputError, Moved, inspect, relocate
 from tests.checkpoints import MAKERS, tagging
 from tests.conftest import RunCli
 from tests.making.expected import having_every_device
@@ -221,7 +221,7 @@ def test_views_of_storages(to: str, tmp_path: Path) -> None:
     assert shared["inside"] == shared["whole"] == set()
     assert [manifest.storages[str(key)].nbytes for key in (flat, hidden, whole)] == [40, 48, 16]
     report = relocate(path, out := tmp_path / "out.pt", to=to)
-    assert report.moved == {f"cuda:1→{to}": (3, 104)}
+    assert report.moved == {f"cuda:1→{to}": Moved(3, 104)}
     assert_same_tree(load(path, weights_only=False), load(out, weights_only=False))
 
 

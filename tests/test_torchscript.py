@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.jit.mobile import _load_for_lite_interpreter
 
-from ckptmove import InputError, inspect, relocate
+from ckptmove import InputError, Moved, inspect, relocate
 from tests.conftest import RunCli
 from tests.making.relaying import relay
 from tests.making.retagging import retag
@@ -326,7 +326,7 @@ def test_bytecode_shares_the_constants(tmp_path: Path) -> None:
     assert inspect(path).storages.keys() == {"constants/0.storage"}
     assert len({each.storage for each in inspect(path).tensors}) == 1
     report = relocate(path, out := tmp_path / "out.ptl", to="cuda:3")
-    assert report.moved == {"cpu→cuda:3": (1, 12)}
+    assert report.moved == {"cpu→cuda:3": Moved(1, 12)}
     for kind in ("bytecode", "constants"):
         _, places = inert_pickle(io.BytesIO(script_records(out)[f"{kind}.pkl"]))
         assert places == [("0.storage", "cuda:3")]

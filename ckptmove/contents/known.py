@@ -25,6 +25,7 @@ _TORCH = {
     "torch.serialization._get_layout",
     "torch.storage.TypedStorage",
     "torch.storage.UntypedStorage",
+    "torch.storage._load_from_bytes",  # what it loads is always read, and its names are listed too
     "torch._C.Generator",
     "torch._tensor._rebuild_from_type",
     "torch._tensor._rebuild_from_type_v2",

@@ -32,7 +32,7 @@ class PlainPickle:
     name = "pickle"
     suffixes: tuple[str, ...] = (".pkl", ".pickle", ".p")
     summary = "pickle.dump of anything that holds tensors"
-    refused = "pickles that need buffers, or a pickler of their own"
+    refused = "pickles that keep buffers or objects outside of the file, since they are not there"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

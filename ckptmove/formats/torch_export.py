@@ -47,8 +47,8 @@ class TorchExport:
     suffixes: tuple[str, ...] = (".pt2",)
     summary = "torch.export.save, torch 2.1 and newer"
     refused = (
-        "to relocate compiled programs (AOTInductor) and objects, "
-        "which keep devices of their own; to tear a program apart"
+        "to relocate what is compiled for its device (AOTInductor) or holds objects, "
+        "which can not follow; to move a program in part, since it would not run"
     )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 

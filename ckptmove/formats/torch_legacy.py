@@ -42,7 +42,11 @@ class TorchLegacy:
     summary = "torch.save, torch 0.2 to 1.5, or with `_use_new_zipfile_serialization=False`"
     refused = "nothing"
     carries = Carries(
-        devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.5 had"
+        devices=True,
+        aliases=True,
+        strides=True,
+        objects=True,
+        dtypes="all of torch; newer ones than 1.5 had are written, but torch can not load them",
     )
 
     def sniff(self, glimpse: Glimpse) -> bool:

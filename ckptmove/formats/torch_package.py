@@ -48,7 +48,7 @@ class TorchPackage:
     name = "torch-package"
     suffixes: tuple[str, ...] = (".pt", ".package")
     summary = "torch.package, torch 1.8 and newer"
-    refused = "to relocate objects that reduce themselves (ScriptModules)"
+    refused = "to relocate ScriptModules in it, since what they hold is not read"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

@@ -45,7 +45,9 @@ class TorchTar:
     name = "torch-tar"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".t7", ".tar")
     summary = "torch.save, torch 0.1"
-    refused = "tars that lack what torch wrote"
+    refused = (
+        "tars without the members that all of torch had, since nothing else says where tensors lie"
+    )
     carries = Carries(
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 0.1 had"
     )

@@ -42,8 +42,8 @@ class TorchZip:
 
     name = "torch-zip"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
-    summary = "torch.save, torch 1.6 and newer"
-    refused = "zips that readers would disagree on"
+    summary = "torch.save, torch 1.6 and newer, or 1.4 when asked for it"
+    refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:

@@ -47,7 +47,10 @@ class TorchScript:
     name = "torchscript"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".jit", ".ptl")
     summary = "torch.jit.save, archive version 2 and newer; also for phones (`.ptl`)"
-    refused = "nothing; devices that code spells as bare strings are listed, never rewritten"
+    refused = (
+        "nothing; devices that its code names are listed, and moved only by `--values`, "
+        "which leaves bare strings alone since they may mean anything"
+    )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:
@@ -92,7 +95,7 @@ class ScriptContainer(ZipContainer):
         for name, text in self.code.items():
             self._list_devices(name, text)
         version = self.archive.read(self._version, at_most=64).strip().decode("ascii")
-        self.writer = f"libtorch (C++), archive version {version}"
+        self.writer = f"torch.jit.save, archive version {version}"
 
     def _folder(self, pickle: str) -> str:
         """Where the tensors of a pickle lie: those of new bytecode are the constants."""

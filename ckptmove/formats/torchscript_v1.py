@@ -16,12 +16,12 @@ and import_legacy.cpp.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ..contents.code import literals
 from ..contents.listing import with_shared
 from ..contents.streams import Spelling
 from ..device import names_device
@@ -52,7 +52,6 @@ _MODULE |= {"name", "optimize", "getStateAttributeId"}
 _TENSOR = {"dims", "offset", "strides", "requiresGrad", "dataType", "data", "device"}
 _TENSOR |= {"isQuantized", "scale", "zeroPoint"}
 _FROM_ID = "torch.jit._pickle.build_tensor_from_id"
-_DEVICE_IN_CODE = re.compile(r'torch\.device\("([^"\n]{1,20})"\)')
 _MOST_CODE_NBYTES = 64 << 20
 _DEEPEST = 200  # modules in each other; containers of a pickled attribute
 
@@ -63,7 +62,9 @@ class TorchScriptV1:
     name = "torchscript-v1"
     suffixes: tuple[str, ...] = (".pt", ".pth")
     summary = "torch.jit.save, torch 1.0 to 1.3"
-    refused = "to relocate attributes that are not understood"
+    refused = (
+        "to relocate a module with members that are not understood, since they may name devices"
+    )
     carries = Carries(
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.3 had"
     )
@@ -96,7 +97,7 @@ class ScriptV1Container(RecordsContainer):
     Attributes:
         table: the tensors, by number.
         names: path and number of each tensor, in the order of the modules.
-        said: path and device of what code and pickled attributes say.
+        said: the devices that code and pickled attributes name.
         riddles: why it can't be relocated, a clause each.
     """
 
@@ -110,7 +111,7 @@ class ScriptV1Container(RecordsContainer):
         self.prefix = prefix_of(archive)
         self.riddles: list[str] = []
         self.names: list[tuple[Path, int]] = []
-        self.said: list[tuple[Path, str]] = []
+        self.said: list[NamedDevice] = []
         self.model = f"{self.prefix}model.json"
         root = self.read_document(self.record(self.model)).root
         self._check_keys(root, _MODEL, "the model")
@@ -221,16 +222,17 @@ class ScriptV1Container(RecordsContainer):
                 known = isinstance(key, (str, int, float))
                 self._read_attribute((*path, key if known else "?"), each)  # type: ignore[arg-type]
         elif isinstance(node, str) and names_device(node):
-            self.said.append((path, str(node)))
+            self.said.append(NamedDevice(path, spell(path), str(node), "str", fixed=True))
 
     def _read_code(self) -> None:
         for name, record in self.archive.records.items():
             short = name[len(self.prefix) :]
             if short.endswith(".py") and record.nbytes:
                 text = self.archive.read(record, at_most=_MOST_CODE_NBYTES)
-                for found in _DEVICE_IN_CODE.finditer(text.decode("utf-8", "replace")):
-                    line = found.string.count("\n", 0, found.start()) + 1
-                    self.said.append(((short, line), found[1]))
+                for literal in literals(short, text.decode("utf-8", "replace")):
+                    kind = "code" if literal.sure else "code string"
+                    path, name = (short, literal.line), f"{short}:{literal.line}"
+                    self.said.append(NamedDevice(path, name, literal.value, kind, fixed=True))
 
 
 class ScriptV1Checkpoint(PickledCheckpoint):
@@ -246,9 +248,10 @@ class ScriptV1Checkpoint(PickledCheckpoint):
             replace(container.table[n].entry, path=path, name=spell(path), state_key=spell(path))
             for path, n in container.names
         ]
-        said = (NamedDevice(path, spell(path), device, "code") for path, device in container.said)
         return replace(
-            super().manifest, tensors=tuple(with_shared(tensors)), values_naming_devices=tuple(said)
+            super().manifest,
+            tensors=tuple(with_shared(tensors)),
+            values_naming_devices=tuple(container.said),
         )
 
     def plan_relocate(self, moves: Moves) -> Plan:
@@ -261,9 +264,8 @@ class ScriptV1Checkpoint(PickledCheckpoint):
         changes = self._changes(moves)
         if not changes:
             return container.plan(Spelling())
-        if container.riddles or moves.values:
-            reason = [*container.riddles, "what its code says of devices can't be rewritten"][0]
-            raise UnsupportedError(f"the module can't be relocated: {reason}")
+        if container.riddles:
+            raise UnsupportedError(f"the module can't be relocated: {container.riddles[0]}")
         model = container.documents[container.model].respelled(changes)
         return container.plan_with(Spelling(), {container.model: model})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..placement import Moved
 from ..verbs.relocate import RelocateReport
 from .text import listed, printable, size
 
@@ -19,8 +20,7 @@ def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
         full: whether to shorten nothing.
     """
     for move, moved in report.moved.items():
-        plural = "" if moved.storages == 1 else "s"
-        yield f"{printable(move)}: {moved.storages:,} storage{plural}, {size(moved.nbytes)}"
+        yield f"{printable(move)}: {_moved(moved)}"
     yield from _kept(report, full)
     for value in report.values_rewritten:
         yield printable(f"rewrote {value.name}, which named {value.value}")
@@ -49,6 +49,17 @@ def _in_place(report: RelocateReport) -> str:
         f"changed {report.destination} in place: {size(report.bytes_written)} of "
         f"{size(report.nbytes)} written in {report.seconds:.2f} s, verified"
     )
+
+
+def _moved(moved: Moved) -> str:
+    what = []
+    if moved.storages:
+        plural = "" if moved.storages == 1 else "s"
+        what.append(f"{moved.storages:,} storage{plural}, {size(moved.nbytes)}")
+    if moved.tensors:
+        plural = "" if moved.tensors == 1 else "s"
+        what.append(f"{moved.tensors:,} tensor{plural} that name their device themselves")
+    return ", ".join(what)
 
 
 def _kept(report: RelocateReport, full: bool) -> Iterator[str]:

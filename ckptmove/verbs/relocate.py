@@ -38,7 +38,7 @@ class RelocateReport:
             zip laid out anew), `clone` (nothing had to change), `in-place` (a pickle of the same
             length, written over the old one), or `none` (nothing to write).
         copied: `reflink`, `kernel` or `read`: how the bytes came over; None where they didn't.
-        moved: `cpu→cuda:0` → storages and bytes.
+        moved: `cpu→cuda:0` → storages and bytes, and tensors that name their device themselves.
         kept: tensors that the rules named and that stay, with the reason.
         values_naming_devices: the user's own values that name a device and were left as they are.
         values_rewritten: those that were rewritten (`values=True`).
@@ -75,7 +75,11 @@ class RelocateReport:
             "method": self.method,
             "copied": self.copied,
             "moved": {
-                name: {"storages": moved.storages, "nbytes": moved.nbytes}
+                name: {
+                    "storages": moved.storages,
+                    "nbytes": moved.nbytes,
+                    "tensors": moved.tensors,
+                }
                 for name, moved in self.moved.items()
             },
             "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
@@ -176,7 +180,7 @@ def relocate(
         written=target is not None and not dry_run,
         method="none" if target is None else "in-place" if in_place else plan.method,
         copied=copied,
-        moved=moves.totals(manifest.storages),
+        moved=moves.totals(manifest),
         kept=tuple(moves.kept),
         values_naming_devices=tuple(v for n, v in values_named if n not in moves.values),
         values_rewritten=tuple(manifest.values_naming_devices[n] for n in moves.values),

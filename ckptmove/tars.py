@@ -21,6 +21,7 @@ BLOCK = 512
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header
 _LARGEST = 8**11  # bytes that a size field can't count
 _TYPE_AT = 156
+_PREFIX = slice(345, 500)
 _REGULAR, _PAX = (b"0", b"\0"), b"x"
 _PAX_RECORD = re.compile(rb"(\d{1,6}) ([^=]+)=")
 _HARMLESS = (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname")
@@ -75,7 +76,8 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
             raise CorruptError(f"the tar header at offset {at:,} is damaged")
         name, start, nbytes = _text(header[:100]), at + BLOCK, _number(header[_SIZE])
         kind = header[_TYPE_AT : _TYPE_AT + 1]
-        if kind not in _REGULAR and (kind != _PAX or pending):
+        odd = name.endswith("/") or any(header[_PREFIX])  # other readers see another name or kind
+        if odd or (kind not in _REGULAR and (kind != _PAX or pending)):
             raise UnsupportedError(f"is a tar in which {name!r} is no regular file")
         if kind != _PAX and size is not None:
             nbytes = int(size.text)

@@ -125,7 +125,8 @@ def test_the_report_says_what_was_done(tmp_path: Path) -> None:
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     out = tmp_path / "made.cuda-1.pt"
     sizes = [i.file_size for i in storage_records(out) if tags[i.filename.split("/")[2]] != "cpu"]
-    assert said["moved"] == {"cuda:0→cuda:1": {"storages": len(sizes), "nbytes": sum(sizes)}}
+    moved = {"storages": len(sizes), "nbytes": sum(sizes), "tensors": 0}
+    assert said["moved"] == {"cuda:0→cuda:1": moved}
     assert (said["schema"], said["source"], said["destination"]) == (1, str(source), str(out))
     assert (said["method"], said["written"]) == ("patch", True)
     assert said["copied"] in ("reflink", "kernel", "read")

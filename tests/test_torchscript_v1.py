@@ -125,7 +125,7 @@ def test_it_shows_the_table_under_the_names_of_modules(tmp_path: Path) -> None:
     shared = next(entry for entry in manifest.tensors if entry.name == "weight")
     assert shared.shared_with == ("inner.part", "inner.list.1")
     said = [(value.name, value.value) for value in manifest.values_naming_devices]
-    assert said == [("where", "cuda:0"), ("code/m.py.3", "cuda:0")]
+    assert said == [("where", "cuda:0"), ("code/m.py:3", "cuda:0")]
     data = path.read_bytes()
     extent = manifest.storages["tensors/0"].extent
     assert extent is not None
@@ -177,8 +177,9 @@ def test_what_is_not_known_stays(change: Callable[[Any], object], tmp_path: Path
 
 def test_code_is_not_rewritten(tmp_path: Path) -> None:
     path = write(tmp_path / "in.pt", model())
-    with pytest.raises(UnsupportedError, match="what its code says of devices"):
-        relocate(path, tmp_path / "out.pt", to="cpu", values=True)
+    report = relocate(path, tmp_path / "out.pt", to="cpu", values=True)
+    assert report.values_rewritten == ()
+    assert [value.fixed for value in report.values_naming_devices] == [True, True]
 
 
 def of_tensor(**fields: Any) -> Callable[[Any], object]:

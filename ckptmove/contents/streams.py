@@ -28,6 +28,7 @@ from .known import KNOWN
 from .pids import StorageId, TensorId
 
 _SPAN = 1 << 40  # how far the bases of two streams are apart
+_LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
 _NEAR = 4096  # bytes between two changes that are written as one
 
 
@@ -44,6 +45,7 @@ class Spelling:
         self.texts: dict[int, str] = {}
         self.devices: dict[int, str] = {}
         self.literals: list[tuple[Literal, str]] = []
+        self._plans: dict[int, Plan] = {}
         self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
 
     def spell(self, node: Text | Call | Literal, device: str) -> None:
@@ -57,9 +59,15 @@ class Spelling:
             self.texts[node.at] = device
         self._by_stream[node.at // _SPAN].append((node, device))
 
+    def plan_of(self, container: Container) -> Plan:
+        """How a container is written with this spelling; it is planned once."""
+        if id(container) not in self._plans:
+            self._plans[id(container)] = container.plan(self)
+        return self._plans[id(container)]
+
     def of(self, stream: Stream) -> Respelling:
         """What changes within one stream."""
-        respelling = Respelling(stream.base)
+        respelling = Respelling(stream.base, python2=stream.pickle.python2)
         for node, device in self._by_stream.get(stream.base // _SPAN, ()):
             if isinstance(node, Call):
                 respelling.device(stream.data, node, device)
@@ -228,7 +236,7 @@ class Stream:
         respelling = spelling.of(self)
         inside: list[Edit] = []
         for nested in self.nested:
-            plan = nested.container.plan(spelling)
+            plan = spelling.plan_of(nested.container)
             if plan.method != "clone":
                 inside += self._replace(nested, plan, respelling)
         if not respelling:
@@ -300,7 +308,7 @@ def _bytes_as_text(call: Call) -> Text | None:
     if call.qualname != "_codecs.encode" or not isinstance(call.args, Tuple):
         return None
     items = call.args.items
-    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in ("latin1", "latin-1"):
+    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in _LATIN_1:
         return None
     text = items[0]
     return text if may_be_checkpoint(text[:64].encode("latin-1", "replace")) else None

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import zlib
 
+from ..errors import InputError
 from ..pickles.literals import may_be_checkpoint
-from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
+from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record, most_inflated
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint
 from .opening import Opening
-from .records import MOST_INFLATED, RecordsContainer, content_of
+from .records import RecordsContainer, content_of
 from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
 
 _HEAD_NBYTES = 512
+_NAME_NBYTES = 300  # within which the name of a zip's first record ends
 _BY_TORCH = (".data/", "data.pkl", "archive_format", "model.json")
 
 
@@ -70,16 +72,25 @@ class BundleContainer(RecordsContainer):
             if _too_large(record):
                 large += 1
             elif may_be_checkpoint(_head(archive, record)):
-                self.add(record, (record.name,), needed=False)
+                self._try(record)
         if large:
             self.warnings.append(
                 f"{large:,} of its records are compressed and too large to be looked into: "
                 "they stay as they are"
             )
 
+    def _try(self, record: Record) -> None:
+        """Open a record that may be a checkpoint; what torch did not write may be anything."""
+        try:
+            self.add(record, (record.name,), needed=False)
+        except InputError:
+            if _is_checkpoint(self.archive, record, self.opening):
+                raise
+            self.warnings.append(f"the record {record.name!r} can't be read, and stays as it is")
+
 
 def _too_large(record: Record) -> bool:
-    return record.method == DEFLATED and record.nbytes > MOST_INFLATED
+    return record.method == DEFLATED and record.nbytes > most_inflated(record)
 
 
 def _is_checkpoint(archive: Archive, record: Record, opening: Opening) -> bool:
@@ -90,7 +101,11 @@ def _is_checkpoint(archive: Archive, record: Record, opening: Opening) -> bool:
     if not head.startswith(LOCAL_MAGIC):
         return TorchLegacy().sniff(Glimpse(archive.source, head, None, opening))
     source = content_of(archive, record)
-    return TorchZip().sniff(Glimpse(source, head, Archive(source), opening))
+    try:
+        inner = Archive(source)
+    except InputError:  # broken, or no zip at all; torch.save's begins with the pickle
+        return b"/data.pkl" in head[:_NAME_NBYTES]
+    return TorchZip().sniff(Glimpse(source, head, inner, opening))
 
 
 def _head(archive: Archive, record: Record) -> bytes:

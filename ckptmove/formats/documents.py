@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 
 from ..errors import CorruptError, UnsupportedError
 
-MAX_NBYTES = 256 << 20
-
 #: What `json.loads` gives.
 Json: TypeAlias = Any
 #: `id()` of an object in a document → its members that change, and their new values.

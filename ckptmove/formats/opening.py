@@ -45,13 +45,15 @@ class Opening:
         stream = Stream(source, start, next(self._streams))
         unread = self.unread
         loaded = {id(loaded_from(call)) for call in stream.pickle.calls} - {id(None)}
-        opened: dict[int, Container] = {}
+        opened: dict[int, Container | None] = {}
         for candidate in stream.candidates():
             needed = id(candidate.maker) in loaded
             loaded.discard(id(candidate.maker))
-            container = opened.get(id(candidate.node)) or self._nested(candidate, needed=needed)
+            known = id(candidate.node)
+            if known not in opened or (needed and opened[known] is None):
+                opened[known] = self._nested(candidate, needed=needed)
+            container = opened[known]
             if container is not None:
-                opened[id(candidate.node)] = container
                 stream.nested.append(Nested(candidate.node, candidate.maker, container))
         if loaded:
             raise CorruptError(_NO_STORAGE)

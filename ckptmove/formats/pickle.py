@@ -16,7 +16,7 @@ Sources: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`); CPyth
 from __future__ import annotations
 
 from ..contents.streams import Container
-from ..errors import InputError, UnsupportedError
+from ..errors import CorruptError, InputError, UnsupportedError
 from ..pickles.nodes import Node
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint
@@ -70,13 +70,16 @@ class PickleContainer(Container):
         at = 0
         roots: list[Node] = []
         while at < self.source.nbytes:
-            if roots and not self._another(at):
+            if len(roots) == _MOST:
+                raise UnsupportedError(f"it holds more than {_MOST:,} pickles")
+            try:
+                stream = glimpse.opening.stream(self.source, at)
+            except CorruptError:
+                if not roots or self._says_so(at):
+                    raise
                 rest = self.source.nbytes - at
                 self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
                 break
-            if len(roots) == _MOST:
-                raise UnsupportedError(f"it holds more than {_MOST:,} pickles")
-            stream = glimpse.opening.stream(self.source, at)
             if stream.pickle.persistents:
                 raise UnsupportedError("its pickle refers to things that were kept outside of it")
             self.streams.append(stream)
@@ -85,8 +88,8 @@ class PickleContainer(Container):
         self.roots = [((n,) if len(roots) > 1 else (), root) for n, root in enumerate(roots)]
         self.writer = self._writer()
 
-    def _another(self, at: int) -> bool:
-        """Whether another pickle follows: only those that say so are taken for one."""
+    def _says_so(self, at: int) -> bool:
+        """Whether what follows says that it is a pickle, as all since protocol 2 do."""
         head = self.source.read(at, min(2, self.source.nbytes - at))
         return len(head) == 2 and head[0] == _PROTO and head[1] <= 5
 

@@ -13,15 +13,14 @@ from ..manifest import Extent, Path, Storage
 from ..plan import Plan, carry_out
 from ..source import Memory, Readable
 from ..zips.amend import amend
-from ..zips.archive import DEFLATED, STORED, Archive, Record
+from ..zips.archive import DEFLATED, STORED, Archive, Record, most_inflated
 from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
-from .documents import MAX_NBYTES, Document
+from .documents import Document
 from .opening import Opening
 
 #: The longest compressed record that is looked into: it has to be inflated in memory.
-MOST_INFLATED = 256 << 20
 _MOST_DIMENSIONS = 64  # as torch::autograd counts them
 
 
@@ -132,7 +131,7 @@ class RecordsContainer(Container):
         Raises:
             CorruptError: it is none.
         """
-        text = self.archive.read(record, at_most=MAX_NBYTES)
+        text = self.archive.read_parsed(record)
         self.documents[record.name] = Document(record.name, text)
         return self.documents[record.name]
 
@@ -182,5 +181,5 @@ def content_of(archive: Archive, record: Record) -> Readable:
         UnsupportedError: it is compressed and too long.
     """
     if record.method == DEFLATED:
-        return Memory(archive.read(record, at_most=MOST_INFLATED), archive.source.path)
+        return Memory(archive.read(record, at_most=most_inflated(record)), archive.source.path)
     return archive.source.window(archive.data_at(record), record.nbytes)

@@ -32,6 +32,8 @@ _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _MAGIC_HEADS = (b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a", b"\x80\x04", b"\x80\x05")
 _MAGIC_TEXT = f"L{_MAGIC}L\n.".encode()  # in protocols 0 and 1
 _COUNT_NBYTES = 8
+_HEAD_NBYTES = 32  # within which the magic number ends
+_MOST = 10_000  # checkpoints in one file
 
 
 class TorchLegacy:
@@ -51,10 +53,7 @@ class TorchLegacy:
 
     def sniff(self, glimpse: Glimpse) -> bool:
         """A pickle of torch's magic number comes first."""
-        head = glimpse.head
-        return head.startswith(_MAGIC_TEXT) or (
-            head.startswith(_MAGIC_HEADS) and _MAGIC_BYTES in head[:32]
-        )
+        return starts(glimpse.head)
 
     def open(self, glimpse: Glimpse) -> LegacyContainer:
         """Read the pickles and where the storages lie."""
@@ -65,8 +64,15 @@ class TorchLegacy:
         return PickledCheckpoint(self.name, self.open(glimpse))
 
 
+def starts(head: bytes) -> bool:
+    """Whether something that torch saved so starts with these bytes."""
+    return head.startswith(_MAGIC_TEXT) or (
+        head.startswith(_MAGIC_HEADS) and _MAGIC_BYTES in head[:_HEAD_NBYTES]
+    )
+
+
 class LegacyContainer(Container):
-    """Five pickles and a tail of storages."""
+    """Five pickles and a tail of storages; and again, where several were saved to one file."""
 
     def __init__(self, glimpse: Glimpse) -> None:
         """Read the pickles, and the size of each storage.
@@ -75,43 +81,57 @@ class LegacyContainer(Container):
             CorruptError, UnsupportedError: as `formats.read`.
         """
         super().__init__(glimpse.source)
-        opening = glimpse.opening
-        self.folder = f"{opening.folder()}data/"
-        magic = opening.stream(self.source, 0)
-        protocol = opening.stream(self.source, magic.nbytes)
+        self.opening = glimpse.opening
+        self.folder = f"{self.opening.folder()}data/"
+        self._extents: dict[str, Extent] = {}
+        end = self._read(0, self.folder)
+        while end < self.source.nbytes and self._starts_again(end):
+            if len(self.streams) == _MOST:
+                raise UnsupportedError(f"it holds more than {_MOST:,} checkpoints")
+            end = self._read(end, f"{self.folder}{len(self.streams)}/")
+        if len(self.roots) > 1:
+            self.roots = [((n,), root) for n, (_, root) in enumerate(self.roots)]
+        if end < self.source.nbytes:
+            self.warnings.append(f"{self.source.nbytes - end:,} bytes follow the last storage")
+        self.storages = storages_of(self.ids.values(), self._extent)
+        self.writer = self._writer(self.streams[0])
+
+    def _starts_again(self, at: int) -> bool:
+        head = self.source.read(at, min(_HEAD_NBYTES, self.source.nbytes - at))
+        return starts(head)
+
+    def _read(self, at: int, folder: str) -> int:
+        """Read what was saved there; gives where it ends."""
+        opening = self.opening
+        magic = opening.stream(self.source, at)
+        protocol = opening.stream(self.source, at + magic.nbytes)
         if magic.pickle.root != _MAGIC:
             raise CorruptError("the magic number at its start is wrong")
         if protocol.pickle.root != _PROTOCOL:
             raise UnsupportedError(f"its protocol is not {_PROTOCOL}")
         machine = opening.stream(self.source, protocol.start + protocol.nbytes)
-        self._check_machine(machine)
+        if not isinstance(machine.pickle.root, Dict):  # torch reads it, and believes none of it
+            raise CorruptError("the third pickle of the file should be a dict")
         stream = opening.stream(self.source, machine.start + machine.nbytes)
         keys = opening.stream(self.source, stream.start + stream.nbytes)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
-        self.streams = [stream]
-        self.roots = [((), stream.pickle.root)]
-        self.ids = storage_ids(stream.pickle.persistents, self.folder, legacy=True)
-        self._extents = self._find_storages(keys)
-        self.storages = storages_of(self.ids.values(), self._extent)
-        self.writer = self._writer(stream)
+        self.streams.append(stream)
+        self.roots.append(((), stream.pickle.root))
+        ids = storage_ids(stream.pickle.persistents, folder, legacy=True)
+        self.ids.update(ids)
+        return self._find_storages(keys, {each.key: each for each in ids.values()})
 
-    def _check_machine(self, machine: Stream) -> None:
-        """The dict about the writing machine; torch reads it and believes none of it."""
-        if not isinstance(machine.pickle.root, Dict):
-            raise CorruptError("the third pickle of the file should be a dict")
-
-    def _find_storages(self, keys: Stream) -> dict[str, Extent]:
-        """Where the bytes of each storage lie, by key."""
-        found: dict[str, Extent] = {}
-        by_key = {each.key: each for each in self.ids.values()}
+    def _find_storages(self, keys: Stream, by_key: dict[str, StorageId]) -> int:
+        """Note where the bytes of each storage lie; gives where the last of them ends."""
         root = keys.pickle.root
         if not isinstance(root, List):
             raise CorruptError("the list of storages is none")
-        at = keys.start + keys.nbytes
+        at, listed = keys.start + keys.nbytes, set[str]()
         for key in root.items:
-            if not isinstance(key, Text) or str(key) in found:
+            if not isinstance(key, Text) or str(key) in listed:
                 raise CorruptError("the list of storages is malformed")
+            listed.add(str(key))
             storage = by_key.get(str(key))
             if storage is None:
                 raise CorruptError(f"the storage {str(key)!r} is listed, and nothing refers to it")
@@ -125,14 +145,12 @@ class LegacyContainer(Container):
             at += _COUNT_NBYTES
             if at + storage.whole_nbytes > self.source.nbytes:
                 raise CorruptError(f"the storage {storage.key!r} is truncated")
-            found[storage.key] = Extent(at, storage.whole_nbytes)
+            self._extents[storage.id] = Extent(at, storage.whole_nbytes)
             at += storage.whole_nbytes
-        if at < self.source.nbytes:
-            self.warnings.append(f"{self.source.nbytes - at:,} bytes follow the last storage")
-        return found
+        return at
 
     def _extent(self, storage: StorageId) -> Extent | None:
-        found = self._extents.get(storage.key)
+        found = self._extents.get(storage.id)
         if found is None:
             raise CorruptError(f"the storage {storage.key!r} is missing")
         start = self.source.start

@@ -102,13 +102,15 @@ class PackageContainer(ZipContainer):
                 return False
             if self.source.read(at + record.nbytes - 1, 1) != _STOP:
                 return False
-        content = self.archive.read_pickle(record)
+        content = self.archive.read_parsed(record)
         if content[0] != _PROTO or content[1:2] > bytes([_NEWEST_PROTOCOL]):
             return False
         try:
-            return walk(fetch(Memory(content, self.source.path), 0).data).nbytes == len(content)
+            found = fetch(Memory(content, self.source.path), 0)
+            walk(found.data, gaps={at: gap.nbytes for at, gap in found.gaps.items()})
         except CorruptError:
             return False
+        return found.nbytes == len(content)
 
     def _add(self, name: str) -> None:
         stream = self.add_pickle(name, (name,))

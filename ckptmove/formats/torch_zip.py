@@ -124,7 +124,7 @@ class ZipContainer(Container):
     def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
         """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
-        content = Memory(self.archive.read_pickle(record), self.source.path)
+        content = Memory(self.archive.read_parsed(record), self.source.path)
         stream = self.opening.stream(content)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")

@@ -171,7 +171,7 @@ class ScriptV1Container(RecordsContainer):
         record = self.archive.records.get(f"{self.prefix}attributes.pkl")
         if record is None:
             return []
-        content = Memory(self.archive.read_pickle(record), self.source.path)
+        content = Memory(self.archive.read_parsed(record), self.source.path)
         stream = self.opening.stream(content)
         root = stream.pickle.root
         if stream.pickle.persistents or not isinstance(root, (Tuple, List)):

@@ -153,6 +153,9 @@ class Blob:
         self.nbytes = nbytes
         self.content = content
 
+    def __str__(self) -> str:
+        return f"{self.nbytes:,} bytes"
+
 
 class Persistent:
     """An object outside the pickle, by its persistent id. `at` is the offset of its opcode."""

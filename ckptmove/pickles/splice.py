@@ -37,6 +37,7 @@ from .scan import (
 
 _TUPLE1, _TUPLE2 = 0x85, 0x86
 _STRING, _UNICODE = ord("S"), ord("V")
+_OF_PYTHON_2 = frozenset(b"STU")
 #: SHORT_BINBYTES and SHORT_BINSTRING have forms that count further: BINBYTES, BINSTRING.
 _WIDER = {ord("C"): (ord("B"), 4), ord("U"): (ord("T"), 4)}
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
@@ -53,11 +54,13 @@ class Respelling:
             among the replaced bytes.
     """
 
-    def __init__(self, base: int = 0) -> None:
+    def __init__(self, base: int = 0, *, python2: bool = False) -> None:
         """Args:
         base: what the offsets of the pickle's nodes are counted from.
+        python2: whether its strings are those of Python 2, which had another kind of them.
         """
         self.base = base
+        self.python2 = python2
         self.texts: dict[int, str] = {}
         self.spans: dict[int, tuple[int, bytes]] = {}
         self.growths: dict[int, int] = {}
@@ -165,6 +168,7 @@ class _Edits:
         self.data = scan.data
         self.pieces: dict[int, tuple[int, bytes]] = {}
         self.growths: Mapping[int, int] = {}
+        self.python2 = False
         self.taken: set[int] = set()  # slots given to new definitions
 
     # -- the new spelling ----------------------------------------------------------------------
@@ -179,11 +183,12 @@ class _Edits:
         """
         self.pieces.update(new.spans)
         self.growths = new.growths
+        self.python2 = new.python2
         if any(self._uses_of_literals(dict.fromkeys(new.contents, "")).values()):
             raise UnsupportedError(
                 "bytes in the pickle are spelled by a text that is used elsewhere"
             )
-        homeless: dict[str, list[int]] = defaultdict(list)
+        homeless: dict[bytes, list[int]] = defaultdict(list)  # literal → its uses
         served = self._uses_of_literals(new.texts)
         done: set[int] = set()
         for at in sorted(new.texts):
@@ -192,9 +197,9 @@ class _Edits:
             if at in served:
                 done.update(self._respell_literal(at, served[at], new.texts, homeless, pooled))
             elif at not in done:
-                homeless[new.texts[at]].append(at)
-        for text, uses in homeless.items():
-            self._house(text, sorted(uses))
+                homeless[self._literal(at, new.texts[at])].append(at)
+        for literal, uses in homeless.items():
+            self._house(literal, sorted(uses))
 
     def _uses_of_literals(self, texts: Mapping[int, str]) -> dict[int, list[int]]:
         """For each literal to be changed, the GETs that recall it."""
@@ -227,7 +232,7 @@ class _Edits:
         at: int,
         uses: list[int],
         texts: Mapping[int, str],
-        homeless: dict[str, list[int]],
+        homeless: dict[bytes, list[int]],
         pooled: bool,
     ) -> list[int]:
         """Change a literal; gives the GETs that are right already because of that."""
@@ -237,7 +242,7 @@ class _Edits:
             put_end = end_of(self.data, put_end)
         others = [use for use in uses if use not in texts]
         if not others and not pooled:
-            self.pieces[at] = (end, _literal(text))
+            self.pieces[at] = (end, self._literal(at, text))
             return [use for use in uses if texts[use] == text]
         if others:
             if put_end != end_of(self.data, end):
@@ -246,15 +251,21 @@ class _Edits:
             moved = self.data[at:end] + _put(self._slot(end))
             self.pieces[first] = (end_of(self.data, first), moved)
             if self.scan.numbered:  # the slot must be filled here, if only to be counted
-                self.pieces[at] = (end, _literal(text))
+                self.pieces[at] = (end, self._literal(at, text))
                 return [use for use in uses if use < first and texts[use] == text]
-        homeless[text].append(at)
+        homeless[self._literal(at, text)].append(at)
         self.pieces[at] = (put_end, b"")  # the PUT has moved, or nobody recalls it now
         return []
 
-    def _house(self, text: str, uses: list[int]) -> None:
-        """Spell a text at uses that have no definition: once as a literal, then recalled."""
-        literal = _literal(text)
+    def _literal(self, at: int, text: str) -> bytes:
+        """A string for the use at `at`, of the kind that was there."""
+        code = self.data[at]
+        if code in _OF_PYTHON_2 or (code not in LITERALS and self.python2):
+            return _narrow(text)
+        return _literal(text)
+
+    def _house(self, literal: bytes, uses: list[int]) -> None:
+        """Spell a literal at uses that have no definition: once in full, then recalled."""
         slot = self._free_slot() if len(uses) > 1 and not self.scan.numbered else None
         for n, at in enumerate(uses):
             end = self.pieces[at][0] if at in self.pieces else end_of(self.data, at)
@@ -325,6 +336,14 @@ class _Edits:
 def _literal(text: str) -> bytes:
     encoded = text.encode("utf-8", "surrogatepass")
     return b"X" + len(encoded).to_bytes(4, "little") + encoded
+
+
+def _narrow(text: str) -> bytes:
+    """A string of Python 2."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    if len(encoded) < 256:
+        return b"U" + bytes([len(encoded)]) + encoded
+    return b"T" + len(encoded).to_bytes(4, "little") + encoded
 
 
 def _pushed(code: int, content: bytes) -> bytes:

@@ -9,7 +9,6 @@ from ..contents.listing import children_of
 from ..contents.tensors import device_text
 from ..manifest import Manifest, Path, TensorEntry, spell
 from ..pickles.nodes import (
-    Blob,
     Call,
     Dict,
     Global,
@@ -252,8 +251,6 @@ def _value(node: Node) -> str:
             return kind
         items = ", ".join(map(_scalar, node.items[:_MOST_ITEMS]))
         return f"{kind}: {_start(items)}"
-    if isinstance(node, Blob):
-        return f"{node.nbytes:,} bytes"
     return _scalar(node)
 
 

@@ -38,7 +38,8 @@ _USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torc
 _DESCRIPTOR_NBYTES = 24  # the longest
 _WIDE_SIZES = struct.Struct("<QQ")
 _MAX_RATIO = 1032  # deflate can't do better
-_LOOSE_NBYTES, _LOOSE_RATIO = 1 << 20, 32  # of a compressed pickle
+_LOOSE_NBYTES, _LOOSE_RATIO = 1 << 20, 32  # of a compressed record
+_LOOSE_IN_ALL = 64 << 20  # of all that is inflated in a file, however often
 #: The longest pickle that is read into memory, in bytes.
 MAX_NBYTES = 512 << 20
 
@@ -92,6 +93,7 @@ class Archive:
         self.source = source
         self.records: dict[str, Record] = {}
         self._data_at: dict[str, int] = {}
+        self._inflated = 0
         self._find_directory()
         self._read_directory()
 
@@ -284,16 +286,9 @@ class Archive:
                 raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
             end, before = self.data_at(record) + record.stored_nbytes, record.name
 
-    def read_pickle(self, record: Record) -> bytes:
-        """The content of a record that is to be walked; the errors are those of `read`.
-
-        What is walked takes many times its size, so it may not be packed too tightly either:
-        repetitive pickles of real tensors shrink to a tenth or so.
-        """
-        at_most = MAX_NBYTES
-        if record.method == DEFLATED:
-            at_most = min(at_most, _LOOSE_NBYTES + _LOOSE_RATIO * record.stored_nbytes)
-        return self.read(record, at_most=at_most)
+    def read_parsed(self, record: Record) -> bytes:
+        """The content of a record that is to be parsed; the errors are those of `read`."""
+        return self.read(record, at_most=most_inflated(record))
 
     def read(self, record: Record, *, at_most: int) -> bytes:
         """The content of a record, checked against its checksum.
@@ -309,10 +304,24 @@ class Archive:
             )
         content = self.source.read(self.data_at(record), record.stored_nbytes)
         if record.method == DEFLATED:
+            self._inflated += record.nbytes
+            if self._inflated > _LOOSE_IN_ALL + _LOOSE_RATIO * self.source.nbytes:
+                raise UnsupportedError("its compressed records would take too much memory")
             content = _inflate(content, record)
         if not record.unchecksummed and zlib.crc32(content) != record.crc32:
             raise CorruptError(f"the record {record.name!r} is damaged: its checksum is wrong")
         return content
+
+
+def most_inflated(record: Record) -> int:
+    """How long a record may be that is read as a whole.
+
+    What is parsed takes many times its size, so it may not be packed too tightly: repetitive
+    pickles of real tensors shrink to a tenth or so.
+    """
+    if record.method != DEFLATED:
+        return MAX_NBYTES
+    return min(MAX_NBYTES, _LOOSE_NBYTES + _LOOSE_RATIO * record.stored_nbytes)
 
 
 def _name(raw: bytes) -> str:

@@ -262,7 +262,7 @@ def test_whatever_the_json_says_there_is_one_line(program: Path) -> None:
             said.add(str(error))
     assert not [text for text in said if "\n" in text or len(text) > 500]
     assert outcomes["UnsupportedError"] > 5
-    assert outcomes["CorruptError"] > 10
+    assert outcomes["CorruptError"] > 5
 
 
 JUNK: list[Any] = [

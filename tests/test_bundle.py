@@ -211,3 +211,18 @@ def test_a_zip_without_checkpoints_is_refused_as_ever(tmp_path: Path) -> None:
         archive.writestr("b.pkl", pickle.dumps({"a": 1}))
     with pytest.raises(InputError, match="is a zip file, but not one"):
         inspect(path)
+
+
+def test_what_only_starts_like_a_checkpoint_stays(tmp_path: Path) -> None:
+    noise = {"noise.bin": b"\x80\x02" + bytes(range(100)), "zip.bin": b"PK\3\4" + bytes(100)}
+    write(path := tmp_path / "in.zip", more=noise)
+    relocate(path, out := tmp_path / "out.zip", to="cpu")
+    assert sum("stays as it is" in text for text in inspect(path).warnings) == 2
+    with zipfile.ZipFile(out) as archive:
+        assert {name: archive.read(name) for name in noise} == noise
+
+
+def test_a_checkpoint_that_is_cut_short_is_an_error(tmp_path: Path) -> None:
+    write(path := tmp_path / "in.zip", more={"cut.pth": saved(policy())[:-200]})
+    with pytest.raises(InputError, match=r"cut\.pth"):
+        inspect(path)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ckptmove import InputError, inspect, relocate
 from tests.checkpoints import tagging
 from tests.conftest import ROOT, RunCli
+from tests.making import python2
 from tests.making.expected import having_every_device
 from tests.making.pickled import PICKLED_MAKERS, to_legacy, to_zip
 from tests.reading import unfolded
@@ -248,7 +249,7 @@ def test_bytes_that_only_look_like_checkpoints_stay(protocol: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("to", ["cpu", "cuda:3", LONG])
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", range(6))
 def test_several_pickles_in_a_file(protocol: int, to: str, tmp_path: Path) -> None:
     saved = [{"w": torch.full((n,), n)} for n in (3, 20_000, 1)]
     with tagging("cuda:1"):
@@ -261,6 +262,20 @@ def test_several_pickles_in_a_file(protocol: int, to: str, tmp_path: Path) -> No
         assert file.read() == b""
     assert set(restored.tags.values()) == {to}
     assert_same_tree(saved, trees)
+
+
+@pytest.mark.parametrize("encoding", ["ASCII", "bytes"])
+def test_strings_of_python_2_stay_of_their_kind(encoding: str, tmp_path: Path) -> None:
+    saved = [python2.dumps(value, 2) for value in ("cuda:1", ["cuda:1", "x", "cuda:1"])]
+    blob = bytes_for("cuda:1", torch.ones(2), to_legacy)
+    (path := tmp_path / "made.pkl").write_bytes(b"".join(saved) + pickle.dumps(blob, 3))
+    out = tmp_path / "out.pkl"
+    report = relocate(path, out, to="cpu", values=True)
+    assert len(report.values_rewritten) == 3
+    with out.open("rb") as file:
+        values = [pickle.load(file, encoding=encoding) for _ in saved]
+    cpu: object = "cpu" if encoding == "ASCII" else b"cpu"
+    assert values == [cpu, [cpu, "x" if encoding == "ASCII" else b"x", cpu]]
 
 
 def test_what_follows_the_last_pickle_stays(tmp_path: Path) -> None:

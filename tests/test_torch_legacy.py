@@ -398,3 +398,20 @@ def test_bad_files_are_refused_in_a_line(name: str, tmp_path: Path, run_cli: Run
         assert done.stderr.startswith("ckptmove: ")
         assert done.stderr.count("\n") == 1
     assert [each.name for each in tmp_path.iterdir()] == ["made.pt"]
+
+
+def test_what_was_saved_to_one_file_again_is_read_too(tmp_path: Path) -> None:
+    saved = [{"w": torch.full((n,), n)} for n in (3, 2, 1)]
+    path, out = tmp_path / "made.pt", tmp_path / "out.pt"
+    with tagging("cuda:1"), path.open("wb") as file:
+        for each in saved:
+            torch.save(each, file, _use_new_zipfile_serialization=False)
+    assert [(e.name, e.device) for e in inspect(path).tensors] == [
+        (f"{n}.w", "cuda:1") for n in range(3)
+    ]
+    assert relocate(path, out, to="mps").moved == {"cuda:1→mps": Moved(3, 24 + 16 + 8)}
+    with having_every_device() as restored, out.open("rb") as file:
+        loaded = [torch.load(file, weights_only=True) for _ in saved]
+        assert file.read() == b""
+    assert set(restored.tags.values()) == {"mps"}
+    assert_same_tree(saved, loaded)

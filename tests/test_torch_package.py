@@ -208,3 +208,13 @@ def test_names_of_tensors_are_those_of_torch(tmp_path: Path) -> None:
     assert {spelled(entry.path) for entry in inspect(path).tensors} == named
     sections = {entry.section for entry in inspect(path).tensors}
     assert sections == {"model", "optimizer"}
+
+
+@pytest.mark.parametrize("nbytes", [100, 100_000])
+def test_a_pickle_without_a_suffix_may_hold_long_bytes(nbytes: int, tmp_path: Path) -> None:
+    held = torch.ones(3)
+    path = fill(tmp_path / "in.pt", model={"w": held, "raw": bytes(nbytes)}, **{"o.pkl": [held]})
+    assert [each.name for each in inspect(path).tensors] == ["p/model.w", "p/o.pkl.0"]
+    relocate(path, out := tmp_path / "out.pt", to="cuda:3")
+    assert b"cuda:3" in files(out)["p/model"]
+    assert set(inspect(out).devices) == {"cuda:3"}

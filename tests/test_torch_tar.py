@@ -346,6 +346,8 @@ HEADERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a folder": (lambda head: respelled(head, 156, b"5"), "no regular file"),
     "a sparse file": (lambda head: respelled(head, 156, b"S"), "no regular file"),
     "a global header": (lambda head: respelled(head, 156, b"g"), "no regular file"),
+    "a folder by its name": (lambda head: respelled(head, 0, b"x/" + bytes(8)), "no regular file"),
+    "the start of a name": (lambda head: respelled(head, 345, b"x"), "no regular file"),
     "a name that is there": (lambda head: respelled(head, 0, b"pickle\0\0\0"), "two members"),
 }
 

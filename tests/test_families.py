@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptmove import InputError, Manifest, TensorEntry, inspect, relocate
+from ckptmove import Manifest, TensorEntry, inspect, relocate
 from ckptmove.manifest import Role
 from tests.making.expected import Expected
 from tests.making.families import FAMILIES
@@ -22,14 +22,8 @@ from tests.sameness import assert_same_tree
 TAGS = ("cpu", "cuda:1", "mps")
 MOVES = (("cpu", "cuda:3"), ("cuda:1", "cpu"), ("mps", "cuda:3"))
 
-# Nothing but the caller knows where in the file such a checkpoint starts.
-UNREAD = {("legacy", "at_an_offset")}
 FILES = [
-    (family, name)
-    for family, makers in FAMILIES.items()
-    if family in READERS
-    for name in makers
-    if (family, name) not in UNREAD
+    (family, name) for family, makers in FAMILIES.items() if family in READERS for name in makers
 ]
 
 # -- how the names of the makers are spelled by us -------------------------------------------------
@@ -244,9 +238,3 @@ def test_there_and_back_is_the_same(family: str, name: str, made: Make, tmp_path
 def told(manifest: Manifest) -> Any:
     """All that a manifest says, but for what is the file's own."""
     return replace(manifest, path="", nbytes=0).to_json()
-
-
-def test_where_it_starts_is_not_guessed(tmp_path: Path) -> None:
-    FAMILIES["legacy"]["at_an_offset"](path := tmp_path / "made", "cuda:1")
-    with pytest.raises(InputError, match="is not a checkpoint"):
-        inspect(path)

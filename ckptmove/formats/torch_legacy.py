@@ -33,6 +33,8 @@ _MAGIC_HEADS = (b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a", b"\x80\x04", b"\x80\x0
 _MAGIC_TEXT = f"L{_MAGIC}L\n.".encode()  # in protocols 0 and 1
 _COUNT_NBYTES = 8
 _HEAD_NBYTES = 32  # within which the magic number ends
+_PROTO = 0x80
+_LATEST_START = 1 << 16  # of what torch saved, in bytes from the start of the file
 _MOST = 10_000  # checkpoints in one file
 
 
@@ -52,8 +54,8 @@ class TorchLegacy:
     )
 
     def sniff(self, glimpse: Glimpse) -> bool:
-        """A pickle of torch's magic number comes first."""
-        return starts(glimpse.head)
+        """A pickle of torch's magic number comes first, or after something that is no pickle."""
+        return start_of(glimpse) is not None
 
     def open(self, glimpse: Glimpse) -> LegacyContainer:
         """Read the pickles and where the storages lie."""
@@ -71,6 +73,19 @@ def starts(head: bytes) -> bool:
     )
 
 
+def start_of(glimpse: Glimpse) -> int | None:
+    """Where what torch saved starts: a program may have written something of its own before it."""
+    head = glimpse.head
+    if starts(head):
+        return 0
+    if glimpse.archive is not None or head[0] == _PROTO:
+        return None
+    source = glimpse.source
+    head = source.read(0, min(source.nbytes, _LATEST_START))
+    found = (head.find(magic + _MAGIC_BYTES) for magic in _MAGIC_HEADS[:2])
+    return min((at for at in found if at >= 0), default=None)
+
+
 class LegacyContainer(Container):
     """Five pickles and a tail of storages; and again, where several were saved to one file."""
 
@@ -84,7 +99,10 @@ class LegacyContainer(Container):
         self.opening = glimpse.opening
         self.folder = f"{self.opening.folder()}data/"
         self._extents: dict[str, Extent] = {}
-        end = self._read(0, self.folder)
+        start = start_of(glimpse) or 0
+        if start:
+            self.warnings.append(f"{start:,} bytes precede what torch saved")
+        end = self._read(start, self.folder)
         while end < self.source.nbytes and self._starts_again(end):
             if len(self.streams) == _MOST:
                 raise UnsupportedError(f"it holds more than {_MOST:,} checkpoints")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
@@ -75,14 +76,7 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[str]:
     if besides:
         yield ""
         yield "besides: " + listed(besides, len(besides) if full else _MOST_VALUES)
-    values = [(f"  {v.name}", v.value, v.kind) for v in manifest.values_naming_devices]
-    if values:
-        shown = values if full else values[:_MOST_VALUES]
-        yield ""
-        yield "values that name a device, which no loader changes:"
-        yield from table(shown)
-        if len(shown) < len(values):
-            yield f"  … {len(values) - len(shown):,} more"
+    yield from _named_devices(manifest, full)
     if manifest.objects:
         counted = [f"{name} ×{n}" if n > 1 else name for name, n in manifest.objects.items()]
         yield ""
@@ -93,6 +87,26 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[str]:
         yield "unknown callables, which loading would import: " + listed(
             names, len(names) if full else _MOST_VALUES
         )
+
+
+def _named_devices(manifest: Manifest, full: bool) -> Iterator[str]:
+    """The user's own values that name a device; of a program, how often it names each."""
+    own = [v for v in manifest.values_naming_devices if not v.follows]
+    if own:
+        shown = own if full else own[:_MOST_VALUES]
+        yield ""
+        yield "values that name a device, which no loader changes:"
+        yield from table((f"  {v.name}", v.value, v.kind) for v in shown)
+        if len(shown) < len(own):
+            yield f"  … {len(own) - len(shown):,} more"
+    graph = [v for v in manifest.values_naming_devices if v.follows]
+    if graph:
+        counted = Counter(v.value for v in graph).most_common()
+        counts = [f"{device} ×{n:,}" for device, n in counted]
+        yield ""
+        yield f"graph: {listed(counts)} (relocate changes it with the tensors)"
+        if full:
+            yield from table((f"  {v.name}", v.value, v.kind) for v in graph)
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:

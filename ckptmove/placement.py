@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -59,6 +59,8 @@ class Moves:
         meshes: index of a device mesh → the new kind of its devices.
         remotes: index of a device on which a shard is said to be → the new one.
         values: index of a value that names a device and is to be rewritten → the new device.
+        could_follow: index of a value that `values` would rewrite, and was not asked to.
+        left_behind: index of any other value of the user's that names a device that moves.
         kept: what torch has a device of its own for.
         warnings: what the user should know about the result.
     """
@@ -68,6 +70,8 @@ class Moves:
     meshes: dict[int, str] = field(default_factory=dict)
     remotes: dict[int, str] = field(default_factory=dict)
     values: dict[int, str] = field(default_factory=dict)
+    could_follow: list[int] = field(default_factory=list)
+    left_behind: list[int] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -108,6 +112,7 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
     if rules.values:
         _place_values(manifest, moves)
     _place_programs(manifest, rules, targets, moves)
+    _note_values(manifest, rules, moves)
     moves.warnings += _unheard(manifest, rules)
     moves.warnings += _consequences(manifest, rules, targets, moves)
     return moves
@@ -261,6 +266,28 @@ def _of_kind(goes: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, str]
     return {device: name for each in found for device, name in each.items()}
 
 
+def _note_values(manifest: Manifest, rules: Rules, moves: Moves) -> None:
+    """The user's own values that name a device that moves, and stay what they are."""
+    if not rules.values:
+        asked = replace(moves, values={})
+        _place_values(manifest, asked)
+        moves.could_follow += asked.values
+    left = _left_devices(manifest, moves)
+    taken = {*moves.values, *moves.could_follow}
+    for n, value in enumerate(manifest.values_naming_devices):
+        if value.value in left and not value.follows and n not in taken:
+            moves.left_behind.append(n)
+
+
+def _left_devices(manifest: Manifest, moves: Moves) -> set[str]:
+    """The devices that something leaves; `cuda` too, if that goes to one of another kind."""
+    went = [(manifest.storages[key].location, device) for key, device in moves.storages.items()]
+    went += [(manifest.tensors[n].device, device) for n, device in moves.tensors.items()]
+    left = {device for device, _ in went}
+    left.update(kind_of(old) for old, new in set(went) if kind_of(old) != kind_of(new))
+    return left
+
+
 def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
     """The rules that speak of nothing here, which is more often a slip than meant."""
     for glob, device in rules.place:
@@ -291,15 +318,15 @@ def _consequences(
             f"the optimizer at {_some(manifest.capturable)} is capturable, and torch asserts at "
             "the first step of such an optimizer on the CPU: set capturable=False after loading"
         )
-    named = [
-        value.name
-        for n, value in enumerate(manifest.values_naming_devices)
-        if value.kind.startswith("code") and n not in moves.values
-    ]
-    if named and moves:
+    values = manifest.values_naming_devices
+    follow = [n for n in moves.could_follow if values[n].kind.startswith("code")]
+    stay = [n for n in moves.left_behind if values[n].kind.startswith("code")]
+    if follow or stay:
+        named = [values[n].name for n in sorted(follow + stay)]
+        remedy = "; --values rewrites what torch.device(...) spells" if follow else ""
         yield (
             f"the code names devices itself, at {_some(named)}: moving the tensors does not move "
-            "those, and nor does map_location; --values rewrites what torch.device(...) spells"
+            f"those, and nor does map_location{remedy}"
         )
     if not rules.place and not rules.device_map:
         return

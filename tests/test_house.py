@@ -61,6 +61,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "formats.opening",
         "formats.base",
+        "formats.tree",
         "formats.checkpoint",
         "formats.torch_zip",
         "formats.torchscript",

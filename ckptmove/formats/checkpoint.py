@@ -9,12 +9,13 @@ from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
 from ..errors import WriteError
-from ..manifest import Manifest, spell
+from ..manifest import Manifest, Path
 from ..pickles.compare import difference
-from ..pickles.nodes import Dict, Node
+from ..pickles.nodes import Node
 from ..placement import Moves
 from ..plan import Plan
 from .base import Checkpoint
+from .tree import joined
 
 
 class PickledCheckpoint:
@@ -56,8 +57,8 @@ class PickledCheckpoint:
             remotes=tuple(device_text(each) or "" for each in contents.remotes),
             warnings=tuple(dict.fromkeys(self._warnings())),
             writer=container.writer,
-            tree=self._tree(),
-            nested=self.whole.grafts,
+            tree=joined(container.roots),
+            nested=self._nested(),
         )
 
     def _warnings(self) -> Iterator[str]:
@@ -70,13 +71,11 @@ class PickledCheckpoint:
                 "stay as they are"
             )
 
-    def _tree(self) -> Node:
-        roots = self.container.roots
-        if len(roots) == 1 and not roots[0][0]:
-            return roots[0][1]
-        tree = Dict()
-        tree.pairs = [(spell(path) if path else "module", root) for path, root in roots]
-        return tree
+    def _nested(self) -> dict[int, list[tuple[Path, Node]]]:
+        """What is saved in bytes, each as one tree."""
+        grafts = self.whole.grafts
+        trees = {id(roots): joined(roots) for roots in grafts.values()}
+        return {node: [((), trees[id(roots)])] for node, roots in grafts.items()}
 
     def plan_relocate(self, moves: Moves) -> Plan:
         """How to write it with other devices."""

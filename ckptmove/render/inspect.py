@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from ..contents.listing import children_of
 from ..contents.tensors import device_text
+from ..formats.tree import joined
 from ..manifest import Manifest, Path, TensorEntry, spell
 from ..pickles.nodes import (
     Call,
@@ -73,14 +75,7 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[str]:
     if besides:
         yield ""
         yield "besides: " + listed(besides, len(besides) if full else _MOST_VALUES)
-    values = [(f"  {v.name}", v.value, v.kind) for v in manifest.values_naming_devices]
-    if values:
-        shown = values if full else values[:_MOST_VALUES]
-        yield ""
-        yield "values that name a device, which no loader changes:"
-        yield from table(shown)
-        if len(shown) < len(values):
-            yield f"  … {len(values) - len(shown):,} more"
+    yield from _named_devices(manifest, full)
     if manifest.objects:
         counted = [f"{name} ×{n}" if n > 1 else name for name, n in manifest.objects.items()]
         yield ""
@@ -91,6 +86,26 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[str]:
         yield "unknown callables, which loading would import: " + listed(
             names, len(names) if full else _MOST_VALUES
         )
+
+
+def _named_devices(manifest: Manifest, full: bool) -> Iterator[str]:
+    """The user's own values that name a device; of a program, how often it names each."""
+    own = [v for v in manifest.values_naming_devices if not v.follows]
+    if own:
+        shown = own if full else own[:_MOST_VALUES]
+        yield ""
+        yield "values that name a device, which no loader changes:"
+        yield from table((f"  {v.name}", v.value, v.kind) for v in shown)
+        if len(shown) < len(own):
+            yield f"  … {len(own) - len(shown):,} more"
+    graph = [v for v in manifest.values_naming_devices if v.follows]
+    if graph:
+        counted = Counter(v.value for v in graph).most_common()
+        counts = [f"{device} ×{n:,}" for device, n in counted]
+        yield ""
+        yield f"graph: {listed(counts)} (relocate changes it with the tensors)"
+        if full:
+            yield from table((f"  {v.name}", v.value, v.kind) for v in graph)
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:
@@ -172,29 +187,54 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
         manifest: the whole manifest.
         select: globs on names; only what matches is shown, and what leads there.
     """
-    lines = list(_tree_lines(manifest))
+    lines = _tree_lines(manifest)
     if select:
         chosen: set[Path] = set()
         for path, _ in lines:
             if any(fnmatchcase(spell(path), glob) for glob in select):
                 chosen.update(path[:depth] for depth in range(len(path) + 1))
         lines = [line for line in lines if line[0] in chosen]
+    shown: set[Path] = set()
     for path, text in lines:
-        key = cut(spell(path[-1:]), _LONGEST_KEY)
-        label = f"{'  ' * (len(path) - 1)}{key}: " if path else ""
-        yield printable(label + text)
+        depth = len(path) - 1
+        while depth > 0 and path[:depth] not in shown:
+            depth -= 1
+        for n in range(depth + 1, len(path)):  # of several states, none has a line
+            shown.add(path[:n])
+            yield printable(f"{_label(path[:n])}:")
+        shown.add(path)
+        yield printable(f"{_label(path)}: {text}" if path else text)
 
 
-def _tree_lines(manifest: Manifest) -> Iterator[tuple[Path, str]]:
+def _label(path: Path) -> str:
+    """The last key, with the indent of its depth."""
+    return "  " * (len(path) - 1) + cut(spell(path[-1:]), _LONGEST_KEY)
+
+
+def _tree_lines(manifest: Manifest) -> list[tuple[Path, str]]:
+    """Path and text of each line; what is saved as raw bytes has no node, but a line as well."""
+    lines = list(_lines_of(manifest, manifest.tree))
+    shown = {path for path, _ in lines}
+    raw = [e.path for e in manifest.tensors if e.part_of is None and e.path not in shown]
+    if not raw:
+        return lines
+    tree = joined([((), manifest.tree), *((path, None) for path in raw)])
+    return list(_lines_of(manifest, tree))
+
+
+def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
     entries = {entry.path: entry for entry in manifest.tensors}
+    attributes = _attributes_of_tensors(manifest)
     first: dict[int, Path] = {}
-    todo: list[tuple[Node, Path]] = [(manifest.tree, ())]
+    todo: list[tuple[Node, Path]] = [(root, ())]
     while todo:
         node, path = todo.pop()
         entry = entries.get(path)
         before = first.setdefault(id(node), path) if _holds(node) else path
         if entry is not None:
             yield path, f"{entry.dtype}{shape(entry.shape)} {entry.device}"
+            if path in attributes:
+                todo.extend(reversed(list(_shown_children(attributes.pop(path), path))))
         elif before is not path:
             yield path, f"(the same as {cut(spell(before), _LONGEST_KEY)})"
         elif id(node) in manifest.nested:
@@ -203,6 +243,19 @@ def _tree_lines(manifest: Manifest) -> Iterator[tuple[Path, str]]:
         else:
             yield path, _value(node)
             todo.extend(reversed(list(_shown_children(node, path))))
+
+
+def _attributes_of_tensors(manifest: Manifest) -> dict[Path, Node]:
+    """Path of a tensor → the tensors that hang on it, which are listed right after it."""
+    found: dict[Path, list[tuple[Path, Node]]] = {}
+    around: list[Path] = []
+    for entry in manifest.tensors:
+        while around and entry.path[: len(around[-1])] != around[-1]:
+            around.pop()
+        if around and entry.path != around[-1] and entry.part_of is None:
+            found.setdefault(around[-1], []).append((entry.path[len(around[-1]) :], None))
+        around.append(entry.path)
+    return {path: joined(held) for path, held in found.items()}
 
 
 def _holds(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from ..placement import Moved
@@ -22,13 +23,10 @@ def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
     for move, moved in report.moved.items():
         yield f"{printable(move)}: {_moved(moved)}"
     yield from _kept(report, full)
-    for value in report.values_rewritten:
-        yield printable(f"rewrote {value.name}, which named {value.value}")
-    if report.values_naming_devices:
-        values = [f"{value.name} ({value.value})" for value in report.values_naming_devices]
-        some = listed(values, len(values) if full else _MOST_VALUES)
-        yield f"left as they are, values that name a device (see --values): {some}"
-    if report.destination is None:
+    yield from _values(report, full)
+    if report.destination is None and report.in_place:
+        yield "nothing to move, nothing to change"
+    elif report.destination is None:
         yield "nothing to move, nothing written; name a DST for a copy"
     elif report.method == "in-place":
         yield _in_place(report)
@@ -60,6 +58,30 @@ def _moved(moved: Moved) -> str:
         plural = "" if moved.tensors == 1 else "s"
         what.append(f"{moved.tensors:,} tensor{plural} that name their device themselves")
     return ", ".join(what)
+
+
+def _values(report: RelocateReport, full: bool) -> Iterator[str]:
+    """What else names a device: of a program how many places, of the user's values each."""
+    places: Counter[str] = Counter()
+    rewritten = []
+    for value, device in zip(report.values_rewritten, report.rewritten_to, strict=True):
+        if value.follows:
+            places[f"{value.value}→{device}"] += 1
+        if full or not value.follows:
+            rewritten.append(f"{value.name} ({value.value}→{device})")
+    for move, n in places.items():
+        yield printable(f"the program's graph: {n:,} place{'' if n == 1 else 's'} {move}")
+    follow, stay = (
+        [f"{value.name} ({value.value})" for value in values if not value.kind.startswith("code")]
+        for values in (report.values_could_follow, report.values_left_behind)
+    )  # of code there is a warning
+    for what, values in (
+        ("rewrote values that name a device", rewritten),
+        ("left as they are, values that --values rewrites", follow),
+        ("left as they are, values that can't be rewritten", stay),
+    ):
+        if values:
+            yield f"{what}: {listed(values, len(values) if full else _MOST_VALUES)}"
 
 
 def _kept(report: RelocateReport, full: bool) -> Iterator[str]:

@@ -41,13 +41,18 @@ class RelocateReport:
         moved: `cpu→cuda:0` → storages and bytes, and tensors that name their device themselves.
         kept: tensors that the rules named and that stay, with the reason.
         values_naming_devices: the user's own values that name a device and were left as they are.
-        values_rewritten: those that were rewritten (`values=True`).
+        values_rewritten: those that were rewritten (`values=True`), and what an exported program
+            names.
+        rewritten_to: the new device of each of these.
+        values_could_follow: those that were left and that `values=True` would have rewritten.
+        values_left_behind: those that name a device that moved and that it can't rewrite.
         unknown_callables: names that loading the file would import, and that are not known to be
             harmless; they were copied untouched.
         warnings: what the user should know, a sentence each.
         nbytes: the size of the source.
         bytes_written: the size of the destination; in place, what of it was written.
         seconds: how long it took.
+        in_place: whether the source itself was to be changed.
     """
 
     source: str
@@ -59,11 +64,15 @@ class RelocateReport:
     kept: tuple[Kept, ...] = ()
     values_naming_devices: tuple[NamedDevice, ...] = ()
     values_rewritten: tuple[NamedDevice, ...] = ()
+    rewritten_to: tuple[str, ...] = ()
+    values_could_follow: tuple[NamedDevice, ...] = ()
+    values_left_behind: tuple[NamedDevice, ...] = ()
     unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
     bytes_written: int = 0
     seconds: float = field(default=0.0, compare=False)
+    in_place: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data, the same as `ckptmove relocate --json` prints."""
@@ -84,12 +93,18 @@ class RelocateReport:
             },
             "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
             "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
-            "values_rewritten": [value.to_json() for value in self.values_rewritten],
+            "values_rewritten": [
+                {**value.to_json(), "to": device}
+                for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
+            ],
+            "values_could_follow": [value.to_json() for value in self.values_could_follow],
+            "values_left_behind": [value.to_json() for value in self.values_left_behind],
             "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
             "nbytes": self.nbytes,
             "bytes_written": self.bytes_written,
             "seconds": round(self.seconds, 3),
+            "in_place": self.in_place,
         }
 
 
@@ -173,7 +188,7 @@ def relocate(
             copied = _write(source, before, moves, plan, target, force, progress)
             bytes_written = plan.nbytes
         nbytes = source.nbytes
-    values_named = enumerate(manifest.values_naming_devices)
+    named = manifest.values_naming_devices
     return RelocateReport(
         source=source.path,
         destination=target,
@@ -182,13 +197,17 @@ def relocate(
         copied=copied,
         moved=moves.totals(manifest),
         kept=tuple(moves.kept),
-        values_naming_devices=tuple(v for n, v in values_named if n not in moves.values),
-        values_rewritten=tuple(manifest.values_naming_devices[n] for n in moves.values),
+        values_naming_devices=tuple(v for n, v in enumerate(named) if n not in moves.values),
+        values_rewritten=tuple(named[n] for n in moves.values),
+        rewritten_to=tuple(moves.values.values()),
+        values_could_follow=tuple(named[n] for n in moves.could_follow),
+        values_left_behind=tuple(named[n] for n in moves.left_behind),
         unknown_callables=manifest.unknown_callables,
         warnings=(*notes, *manifest.warnings, *moves.warnings),
         nbytes=nbytes,
         bytes_written=bytes_written,
         seconds=time.monotonic() - started,
+        in_place=in_place,
     )
 
 

@@ -12,6 +12,7 @@ from ckptmove.manifest import spell
 from ckptmove.render.inspect import summary, tree
 from ckptmove.render.text import cut, printable
 from tests.making.families import FAMILIES
+from tests.test_torchscript_v1 import model, write
 
 # Nothing but the caller knows where in the file such a checkpoint starts.
 UNREAD = {("legacy", "at_an_offset")}
@@ -62,3 +63,14 @@ def test_attributes_of_a_script_are_beside_its_other_pickles(tmp_path: Path) -> 
     FAMILIES["script"]["frozen"](tmp_path / "frozen.pt", "cuda:1")
     lines = list(tree(inspect(tmp_path / "frozen.pt")))
     assert lines[1:3] == ["CONSTANTS: dict of 6", "  c0: float32[3, 3] cuda:1"]
+
+
+def test_raw_tensors_without_a_pickle_have_lines(tmp_path: Path) -> None:
+    lines = list(tree(inspect(write(tmp_path / "made.pt", model()))))
+    assert lines[:4] == [
+        "dict of 3",
+        "weight: float32[2, 3] cuda:0",
+        "inner: dict of 2",
+        "  part: float32[2] cuda:0",
+    ]
+    assert lines[-2:] == ["CONSTANTS: dict of 1", "  c3: float32[0] cuda:0"]

@@ -38,12 +38,13 @@ def joined(roots: Sequence[tuple[Path, Node]]) -> Node:
         if placed and all(each.depth == len(each.path) for each in placed):
             outer.pairs.append((key, placed[-1].node))
             continue
-        tree, inner = Dict(), dict[tuple[type, str], list[_Placed]]()
+        tree, inner = Dict(), dict[str | tuple[type, str], list[_Placed]]()
         outer.pairs.append((key, tree))
         for each in (one for all_of in map(_opened, placed) for one in all_of):
             name = each.path[each.depth]
-            slot = type(name), spell((name,))  # numbers can be chosen to have all one hash
-            inner.setdefault(slot, []).append(each._replace(depth=each.depth + 1))
+            # numbers can be chosen to have all one hash
+            slot = name if isinstance(name, str) else (type(name), spell((name,)))
+            inner.setdefault(slot, []).append(_Placed(each.path, each.depth + 1, each.node))
         todo += [(tree, held[0].key, held) for held in reversed(inner.values())]
     return holder.pairs[0][1]
 

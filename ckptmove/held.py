@@ -11,7 +11,7 @@ import stat
 import time
 
 from .errors import InputError, WriteError
-from .journal import Change, journal_name
+from .journal import HEAD_NBYTES, UNFINISHED, Change, check_head, journal_name
 from .sink import read_at, write_at
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
@@ -30,6 +30,7 @@ class Held:
         folder, self.name = os.path.split(os.path.realpath(path))
         self.path = path
         self.journal = journal_name(self.name)
+        self._unfinished = self.journal + UNFINISHED
         self.folder = self.fd = -1
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
@@ -80,28 +81,35 @@ class Held:
 
     def has_journal(self) -> bool:
         """Whether there is one."""
+        return self._has(self.journal)
+
+    def _has(self, name: str) -> bool:
         try:
-            os.stat(self.journal, dir_fd=self.folder, follow_symlinks=False)
+            os.stat(name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
     def write_journal(self, data: bytes) -> None:
-        """Have it on disk, or raise OSError."""
+        """Have it on disk, and only then under its name; or raise OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self.journal, flags, 0o600, dir_fd=self.folder)
+        fd = os.open(self._unfinished, flags, 0o600, dir_fd=self.folder)
         try:
             write_at(fd, 0, data)
             os.fsync(fd)
         finally:
             os.close(fd)
+        if self.has_journal():  # where there are no locks, somebody else's
+            self.remove_unfinished()
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        os.rename(self._unfinished, self.journal, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         os.fsync(self.folder)
 
     def read_journal(self) -> bytes | None:
         """The journal's bytes; None if there is none any more.
 
         Raises:
-            InputError: it may be somebody else's trap.
+            InputError: it may be somebody else's trap, or is not of the file.
         """
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -110,18 +118,26 @@ class Held:
             return None
         try:
             found = os.fstat(fd)
-            trusted = (0, os.geteuid(), os.fstat(self.fd).st_uid)
+            file = os.fstat(self.fd)
+            trusted = (0, os.geteuid(), file.st_uid)
             if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
                 raise InputError("the journal beside it is not its owner's", path=self.path)
+            check_head(read_at(fd, 0, HEAD_NBYTES), found.st_size, file.st_size, file.st_ino)
             return read_at(fd, 0, found.st_size)
         finally:
             os.close(fd)
 
     def remove_journal(self) -> None:
         """Say that the file is what it is to be, for good."""
+        self.remove_unfinished()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.journal, dir_fd=self.folder)
         os.fsync(self.folder)
+
+    def remove_unfinished(self) -> None:
+        """Remove what was to become the journal of a change that was not begun then."""
+        if self._has(self._unfinished):
+            os.unlink(self._unfinished, dir_fd=self.folder)
 
     def put_back(self, changes: list[Change]) -> None:
         """Undo changes and have the file on disk, with what others undid but did not sync."""

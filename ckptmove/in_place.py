@@ -8,13 +8,14 @@ not locked is known to be left over.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from types import TracebackType
 from typing import NamedTuple
 
 from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
 from .held import Held, busy, is_locked, is_open_for_writing
-from .journal import Journal, journal_name
+from .journal import UNFINISHED, Journal, journal_name
 from .plan import Plan
 from .sink import failure_of, write_at
 from .source import Source
@@ -64,6 +65,7 @@ class InPlace:
                 raise RefusedError("its file system knows no locks", path=self.path, hint=_INSIST)
             if self._held.has_journal():
                 raise self._has_journal()
+            self._held.remove_unfinished()
         except OSError as error:
             self._held.close()
             raise failure_of(error, self.path) from error
@@ -107,7 +109,8 @@ class InPlace:
             WriteError: the bytes can't be written, or did not arrive.
         """
         held = self._held
-        journal = Journal.of(self.source.nbytes, self.plan.writes, self.source.read)
+        inode = os.fstat(held.fd).st_ino
+        journal = Journal.of(self.source.nbytes, inode, self.plan.writes, self.source.read)
         self._journal = journal
         try:
             held.write_journal(journal.to_bytes())
@@ -192,6 +195,8 @@ def check_in_place(source: Source, plan: Plan, *, force: bool) -> None:
 def undo(path: StrPath) -> Recovered:
     """Undo an interrupted change of a file; without a journal it is only looked for.
 
+    A journal that was not finished is removed, unless somebody is about to finish it.
+
     Raises:
         InputError: the journal is not that of the file as it is now, the file is gone, or another
             process is at it.
@@ -203,6 +208,8 @@ def undo(path: StrPath) -> Recovered:
     folder, name = os.path.split(real)
     beside = os.path.join(folder, journal_name(name))
     if not name or not os.path.lexists(beside):
+        if name and os.path.lexists(beside + UNFINISHED):
+            _remove_unfinished(path)
         return Recovered(path, "nothing")
     try:
         with Held(path, _PATIENCE) as held:
@@ -218,7 +225,7 @@ def undo(path: StrPath) -> Recovered:
     except InputError as error:
         error.about(path)
         if isinstance(error, CorruptError):
-            error.hint = f"if you have replaced it since, remove {beside}"
+            error.hint = f"if the file is whole, remove {beside}"
         raise
 
 
@@ -226,13 +233,18 @@ def _undo(held: Held) -> Recovered:
     data = held.read_journal()
     if data is None:
         return Recovered(held.path, "nothing")
-    journal = Journal.from_bytes(data)
-    made = [] if journal is None else journal.to_undo(os.fstat(held.fd).st_size, held.read)
+    made = Journal.from_bytes(data).to_undo(os.fstat(held.fd).st_size, held.read)
     held.put_back(made)
     held.remove_journal()
     if not made:
         return Recovered(held.path, "unchanged")
     return Recovered(held.path, "rolled-back", sum(len(change.old) for change in made))
+
+
+def _remove_unfinished(path: str) -> None:
+    with contextlib.suppress(OSError, InputError), Held(path) as held:
+        if held.locked:
+            held.remove_unfinished()
 
 
 def settle(path: StrPath) -> tuple[str, ...]:

@@ -2,19 +2,25 @@
 
     "ckptmove-undo-1\\n"  16 bytes; all numbers below are little-endian
     size of the file      8
+    its inode number      8
     its tail             32: SHA-256 of its last 64 KiB, as they were
     changes               8: how many, and for each
         at, nbytes       16
         old, new         nbytes each
-    seal                 32: SHA-256 of everything above, in every version
+    seal                 32: SHA-256 of everything above
 
-It lies beside the file, and is on disk before the first change is made. Hence a journal whose seal
-is broken is one that was never finished, and its file is untouched.
+It lies beside the file, and is on disk before the first change is made. Until it is, it has another
+name: what has that name was never finished, and its file is untouched. Hence a journal under its
+own name whose seal is broken is damaged, and may be all that there was to undo a change with.
 
-That a journal is whole does not make it that of the file: a file may have been replaced since. It
-is, if the size and the tail are those of the file, and each byte that was to change is the old one
-or the new one; a mixture is what an interrupted change leaves. The tail of a zip holds the
-checksums of its records, so that another file of the same layout is told apart.
+That a journal is whole does not make it that of the file: the file may have been replaced since, or
+the journal have come with a copy of the file, made by whoever knows its bytes. It is, if the inode
+number and the size are those of the file, its tail too, and each byte that was to change is the old
+one or the new one; a mixture is what an interrupted change leaves. The tail of a zip holds the
+checksums of its records, so that another file of the same layout is told apart. The number of the
+device is not in it: that of one and the same disk may be another after each start of the machine.
+Some file systems (FAT, some FUSE) number their files anew as well; a change that was interrupted
+before is refused there, and its journal kept.
 """
 
 from __future__ import annotations
@@ -29,14 +35,17 @@ from .errors import CorruptError, UnsupportedError
 from .plan import Write
 
 SUFFIX = ".ckptmove-journal"
+UNFINISHED = "-new"  # after the name of the journal, until it is whole
+MAGIC = b"ckptmove-undo-"  # of every version
 TAIL_NBYTES = 1 << 16
 
 _MAGIC = b"ckptmove-undo-1\n"
-_HEAD = struct.Struct("<16sQ32sQ")
+_HEAD = struct.Struct("<16sQQ32sQ")
 _CHANGE = struct.Struct("<QQ")
 _SEAL_NBYTES = 32
 _BLOCK = 512  # bytes compared at once: what a disk writes at least
 _LONGEST_NAME = 255  # bytes
+HEAD_NBYTES = _HEAD.size
 
 Read = Callable[[int, int], bytes]  # offset, nbytes → bytes
 
@@ -54,21 +63,23 @@ class Journal(NamedTuple):
 
     Attributes:
         nbytes: the size of the file, which stays.
+        inode: its number in its file system.
         tail: the digest of its last `TAIL_NBYTES`, as they were.
         changes: in order, without overlaps.
     """
 
     nbytes: int
+    inode: int
     tail: bytes
     changes: tuple[Change, ...]
 
     @classmethod
-    def of(cls, nbytes: int, writes: Iterable[Write], read: Read) -> Journal:
+    def of(cls, nbytes: int, inode: int, writes: Iterable[Write], read: Read) -> Journal:
         """The journal of writes that are about to be made to a file that `read` reads."""
         changes = tuple(_changes(writes, read))
         for left, right in pairwise(changes):  # else it could not be read back
             assert left.at + len(left.old) <= right.at
-        return cls(nbytes, _tail(nbytes, read), changes)
+        return cls(nbytes, inode, _tail(nbytes, read), changes)
 
     @property
     def changed_nbytes(self) -> int:
@@ -77,26 +88,24 @@ class Journal(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """As it is written to disk."""
-        parts = [_HEAD.pack(_MAGIC, self.nbytes, self.tail, len(self.changes))]
+        parts = [_HEAD.pack(_MAGIC, self.nbytes, self.inode, self.tail, len(self.changes))]
         for change in self.changes:
             parts += (_CHANGE.pack(change.at, len(change.old)), change.old, change.new)
         return b"".join((*parts, _digest(*parts)))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Journal | None:
-        """The journal that was written so, or None if it was never finished.
+    def from_bytes(cls, data: bytes) -> Journal:
+        """The journal that was written so.
 
         Raises:
             UnsupportedError: it is of another version.
-            CorruptError: it makes no sense.
+            CorruptError: it is damaged, or makes no sense.
         """
+        nbytes, inode, tail, count = _unpack_head(data)
         body = data[:-_SEAL_NBYTES]
-        if len(data) < _SEAL_NBYTES + len(_MAGIC) or _digest(body) != data[-_SEAL_NBYTES:]:
-            return None
-        if not body.startswith(_MAGIC):
-            raise UnsupportedError("its journal is of another version of ckptmove")
+        if _digest(body) != data[-_SEAL_NBYTES:]:
+            raise _damaged()
         try:
-            _, nbytes, tail, count = _HEAD.unpack_from(body)
             changes, at, end = [], _HEAD.size, 0
             for _ in range(count):
                 start, length = _CHANGE.unpack_from(body, at)
@@ -108,7 +117,9 @@ class Journal(NamedTuple):
                 at, end = at + 2 * length, start + length
         except struct.error as error:
             raise CorruptError("its journal makes no sense") from error
-        return cls(nbytes, tail, tuple(changes))
+        if at != len(body):
+            raise CorruptError("its journal makes no sense")
+        return cls(nbytes, inode, tail, tuple(changes))
 
     def to_undo(self, nbytes: int, read: Read) -> list[Change]:
         """The changes that were made, in part or whole, to a file of that size.
@@ -130,14 +141,57 @@ class Journal(NamedTuple):
         return made
 
 
+def check_head(head: bytes, journal_nbytes: int, nbytes: int, inode: int) -> None:
+    """Tell whether a journal is worth reading, by its first `HEAD_NBYTES`; it may be a trap.
+
+    Args:
+        head: how it begins.
+        journal_nbytes: its size.
+        nbytes: the size of the file that it is beside.
+        inode: the number of that file.
+
+    Raises:
+        UnsupportedError: it is of another version.
+        CorruptError: it is not of that file, or larger than one of its can be.
+    """
+    journaled_nbytes, journaled_inode, _, count = _unpack_head(head)
+    if journaled_inode != inode:
+        raise CorruptError("is not the file that its journal is of")
+    if journaled_nbytes != nbytes:
+        raise _stranger()
+    most = _HEAD.size + min(count, nbytes) * _CHANGE.size + 2 * nbytes + _SEAL_NBYTES
+    if journal_nbytes > most:  # changes do not overlap
+        raise _damaged()
+
+
+def _unpack_head(data: bytes) -> tuple[int, int, bytes, int]:
+    """The size of the file, its inode number, its tail, and how many changes there are."""
+    magic = data[: len(_MAGIC)]
+    if magic != _MAGIC and magic.startswith(MAGIC) and magic.endswith(b"\n"):
+        raise UnsupportedError("its journal is of another version of ckptmove")
+    if magic != _MAGIC or len(data) < _HEAD.size:
+        raise _damaged()
+    _, nbytes, inode, tail, count = _HEAD.unpack_from(data)
+    return nbytes, inode, tail, count
+
+
+def file_of(path: str) -> str | None:
+    """The file that a journal is beside, if its name says so."""
+    folder, journal = os.path.split(path)
+    name = journal.removesuffix(UNFINISHED)[1:].removesuffix(SUFFIX)
+    whole = journal_name(name)
+    return os.path.join(folder, name) if journal in (whole, whole + UNFINISHED) else None
+
+
 def journal_name(name: str) -> str:
     """The name of the journal beside a file: `.NAME.ckptmove-journal`.
 
-    Where that is longer than file systems allow, the start of NAME and a digest of it.
+    Where that, or that of an unfinished one, is longer than file systems allow, the start of NAME
+    and a digest of it.
     """
     whole = f".{name}{SUFFIX}"
     raw = os.fsencode(name)
-    if len(raw) + len(SUFFIX) < _LONGEST_NAME:
+    if len(raw) + len(SUFFIX + UNFINISHED) < _LONGEST_NAME:
         return whole
     return f".{os.fsdecode(raw[:200])}.{_digest(raw).hex()[:16]}{SUFFIX}"
 
@@ -188,6 +242,10 @@ def _digest(*parts: bytes | bytearray) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
+
+
+def _damaged() -> CorruptError:
+    return CorruptError("its journal is damaged")
 
 
 def _stranger() -> CorruptError:

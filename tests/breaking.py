@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.journal import Journal, journal_name
+from ckptmove.journal import UNFINISHED, Journal, journal_name
 from tests.checkpoints import MAKERS, save
 from tests.injecting import LOCKING, WRITING, Call, calls_of, command, run
 from tests.oracles import assert_same_checkpoint
@@ -30,6 +30,7 @@ class Scene:
         assert_same_checkpoint(self.path, folder / "out.pt", {"cuda:1": "cpu"})
         (folder / "out.pt").unlink()
         self.journal = folder / journal_name("in.pt")
+        self.unfinished = folder / (journal_name("in.pt") + UNFINISHED)
         self.command = command("relocate", "-q", self.path, "--to", "cpu", "--in-place")
         self.recover = command("recover", "-q", self.path)
 
@@ -45,14 +46,21 @@ class Scene:
         calls = calls_of(self.recover, self.folder, folder / "log", CHANGING)
         return list(without_imports(calls))
 
-    def reset(self, content: bytes | None = None, journal: bytes | None = None) -> None:
-        """The file as it was, or as it is said to be."""
+    def reset(
+        self,
+        content: bytes | None = None,
+        journal: bytes | None = None,
+        unfinished: bytes | None = None,
+    ) -> None:
+        """The file as it was, or as it is said to be; always the same inode."""
         for path in self.folder.iterdir():
             if path != self.path:
                 path.unlink()
         self.path.write_bytes(self.old if content is None else content)
         if journal is not None:
             self.journal.write_bytes(journal)
+        if unfinished is not None:
+            self.unfinished.write_bytes(unfinished)
 
     def journal_bytes(self) -> bytes:
         """The journal of the whole change."""
@@ -100,21 +108,22 @@ def journal(scene: Scene) -> bytes:
 def settlers(scene: Scene) -> Iterator[Callable[[], object]]:
     """Everything that settles a file, each with the file and the journal as they are now."""
     content = scene.path.read_bytes()
-    journal = scene.journal.read_bytes() if scene.journal.exists() else None
+    journal, unfinished = (
+        each.read_bytes() if each.exists() else None for each in (scene.journal, scene.unfinished)
+    )
     verbs: tuple[Callable[[], object], ...] = (
         lambda: ckptmove.recover(scene.path),
         lambda: ckptmove.inspect(scene.path),
         lambda: ckptmove.relocate(scene.path, to="cpu", dry_run=True),
     )
     for verb in verbs:
-        scene.reset(content, journal)
+        scene.reset(content, journal, unfinished)
         yield verb
 
 
 def half_written(scene: Scene, journal: bytes) -> bytes:
     """The file with half of each change that the journal holds."""
     found = Journal.from_bytes(journal)
-    assert found is not None
     content = bytearray(scene.old)
     for change in found.changes:
         half = change.new[: len(change.new) // 2]

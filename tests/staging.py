@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.journal import SUFFIX, Journal, journal_name
+from ckptmove.journal import SUFFIX, UNFINISHED, Journal, journal_name
 from ckptmove.plan import Write
 from tests.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
 
@@ -80,13 +80,20 @@ def journal_of(path: Path) -> Path:
     return path.with_name(journal_name(path.name))
 
 
+def unfinished_of(path: Path) -> Path:
+    """Where the journal of a file lies until it is whole."""
+    return path.with_name(journal_name(path.name) + UNFINISHED)
+
+
 def interrupted(path: Path, to: str = "cpu") -> bytes:
     """Leave a change in place half done, as a crash does; gives the file as it was."""
     out = path.with_name("other.tmp")
     ckptmove.relocate(path, out, to=to)
     old, new = path.read_bytes(), out.read_bytes()
     out.unlink()
-    journal = Journal.of(len(old), [Write(0, new)], lambda at, nbytes: old[at : at + nbytes])
+    inode = path.stat().st_ino
+    writes = [Write(0, new)]
+    journal = Journal.of(len(old), inode, writes, lambda at, nbytes: old[at : at + nbytes])
     journal_of(path).write_bytes(journal.to_bytes())
     with path.open("r+b") as file:
         for change in journal.changes:
@@ -97,8 +104,8 @@ def interrupted(path: Path, to: str = "cpu") -> bytes:
 
 
 def journals(folder: Path) -> list[str]:
-    """The journals that lie in a folder, or below."""
-    return [path.name for path in folder.rglob(f".*{SUFFIX}")]
+    """The journals that lie in a folder, or below; with those that were not finished."""
+    return [path.name for path in folder.rglob(f".*{SUFFIX}*")]
 
 
 def or_skip(*command: str | Path) -> None:

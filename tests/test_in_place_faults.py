@@ -144,7 +144,6 @@ def test_what_can_not_be_read_afterwards_is_undone(
 ) -> None:
     """Somebody else writes to the pickle meanwhile, where nothing was to change."""
     found = Journal.from_bytes(journal)
-    assert found is not None
     at = scene.old.index(b"\x80\x02") + 2
     assert not any(change.at <= at < change.at + len(change.old) for change in found.changes)
     synced = [call for call in calls if call.name == "fsync"][2]  # after journal and folder

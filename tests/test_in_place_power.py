@@ -17,7 +17,7 @@ import pytest
 import ckptmove
 from tests.checkpoints import MAKERS, save
 from tests.injecting import LOCKING, WRITING, Call, calls_of, command, needs_strace, run
-from tests.staging import interrupted, journal_of, journals, mounted, or_skip
+from tests.staging import interrupted, journal_of, journals, mounted, or_skip, unfinished_of
 
 CHANGING = (*WRITING, *LOCKING)
 
@@ -37,6 +37,7 @@ class Disk:
         """Have this on the disk, and nothing else."""
         self.path.write_bytes(content)
         journal_of(self.path).unlink(missing_ok=True)
+        unfinished_of(self.path).unlink(missing_ok=True)
         if journal is not None:
             journal_of(self.path).write_bytes(journal)
         for path in (self.path, self.path.parent, *([journal_of(self.path)] if journal else [])):
@@ -72,7 +73,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
 
 def some(calls: list[Call]) -> list[Call]:
     """Those that change something; the others leave the disk as it is."""
-    names = ("openat", "pwrite64", "fsync", "unlinkat")
+    names = ("openat", "pwrite64", "fsync", "rename", "renameat", "renameat2", "unlinkat")
     return [call for call in calls if call.name in names and "/lib" not in call.text]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -14,8 +16,8 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove import InputError
-from ckptmove.journal import SUFFIX, Journal, journal_name
+from ckptmove import CorruptError, InputError
+from ckptmove.journal import SUFFIX, UNFINISHED, Journal, journal_name
 from tests.checkpoints import MAKERS, save
 from tests.conftest import RunCli
 from tests.staging import (
@@ -27,6 +29,7 @@ from tests.staging import (
     mounted,
     or_skip,
     training_source,
+    unfinished_of,
     untouched,
 )
 
@@ -44,10 +47,10 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["run.pt", "ключ.pt", "a" * 237, "a" * 238, "я" * 127, ".hidden"])
+@pytest.mark.parametrize("name", ["run.pt", "ключ.pt", "a" * 233, "a" * 234, "я" * 127, ".hidden"])
 def test_whatever_its_name(name: str, run_pt: Path, run_cli: RunCli) -> None:
     path = run_pt.rename(run_pt.with_name(name))
-    assert len(os.fsencode(journal_name(name))) <= 255
+    assert len(os.fsencode(journal_name(name) + UNFINISHED)) <= 255
     old = interrupted(path)
     assert stat.S_IMODE(journal_of(path).stat().st_mode) == 0o644
     said = run_cli("recover", name, exit=0).stdout
@@ -97,17 +100,56 @@ def test_a_journal_without_a_change_is_removed(run_pt: Path, run_cli: RunCli) ->
     old = interrupted(run_pt)
     journal = journal_of(run_pt).read_bytes()
     run_pt.write_bytes(old)
-    for there in (journal, journal[:-1], b""):
-        journal_of(run_pt).write_bytes(there)
-        said = run_cli("recover", "run.pt", exit=0).stdout
-        assert said == (
-            "run.pt: as it was: an interrupted change in place left it so; removed its journal\n"
-        )
-        assert (run_pt.read_bytes(), journals(run_pt.parent)) == (old, [])
-    journal_of(run_pt).write_bytes(b"")
+    journal_of(run_pt).write_bytes(journal)
+    said = run_cli("recover", "run.pt", exit=0).stdout
+    assert said == (
+        "run.pt: as it was: an interrupted change in place left it so; removed its journal\n"
+    )
+    assert (run_pt.read_bytes(), journals(run_pt.parent)) == (old, [])
+    journal_of(run_pt).write_bytes(journal)
     assert ckptmove.inspect(run_pt).warnings == (
         "an interrupted change in place had left it as it was; removed its journal",
     )
+
+
+@pytest.mark.parametrize("there", [b"", b"ckptmove-undo-1\n", b"any"])
+def test_a_journal_that_was_not_finished_goes_silently(
+    there: bytes, run_pt: Path, run_cli: RunCli
+) -> None:
+    old, unfinished = run_pt.read_bytes(), unfinished_of(run_pt)
+    for command in ("inspect run.pt", "recover run.pt", "recover .", "relocate run.pt --to mps"):
+        unfinished.write_bytes(there)
+        done = run_cli(*command.split(), exit=0)
+        assert "journal" not in done.stdout + done.stderr
+        assert command.startswith("relocate") or "rolled" not in done.stdout
+        assert not unfinished.exists()
+        assert run_pt.read_bytes() == old
+    unfinished.write_bytes(there)
+    assert in_place(run_pt).warnings == ()
+    assert journals(run_pt.parent) == []
+
+
+def test_a_journal_in_the_making_is_left_to_its_maker(run_pt: Path, run_cli: RunCli) -> None:
+    unfinished_of(run_pt).touch()
+    with run_pt.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for command in ("inspect run.pt", "recover run.pt", "recover ."):
+            assert run_cli(*command.split(), exit=0).stderr == ""
+            assert unfinished_of(run_pt).exists()
+    assert ckptmove.recover(run_pt.parent).files == ()
+    assert not unfinished_of(run_pt).exists()
+
+
+def test_an_unfinished_journal_is_of_no_other_file(run_pt: Path, run_cli: RunCli) -> None:
+    """Nor is one without a file an error, nor what is no file at all."""
+    orphan = unfinished_of(run_pt.with_name("gone.pt"))
+    orphan.touch()
+    unfinished_of(run_pt).mkdir()
+    assert ckptmove.recover(run_pt.parent).files == ()
+    assert "is a journal (name" in run_cli("recover", orphan, exit=3).stderr
+    with pytest.raises(ckptmove.CkptmoveError, match=r"has a journal already|directory"):
+        in_place(run_pt)
+    assert len(journals(run_pt.parent)) == 2
 
 
 def test_a_directory_is_recovered_with_all_below(run_pt: Path, run_cli: RunCli) -> None:
@@ -148,9 +190,7 @@ def other_byte(path: Path, at: int) -> None:
 
 def first_change(path: Path) -> int:
     """Where the first change of the journal is."""
-    journal = Journal.from_bytes(journal_of(path).read_bytes())
-    assert journal is not None
-    return journal.changes[0].at
+    return Journal.from_bytes(journal_of(path).read_bytes()).changes[0].at
 
 
 STRANGERS: dict[str, Callable[[Path], object]] = {
@@ -169,11 +209,70 @@ def test_a_file_that_was_replaced_is_left_alone(kind: str, run_pt: Path, run_cli
     STRANGERS[kind](run_pt)
     for verb in (ckptmove.recover, ckptmove.inspect, in_place):
         hint = untouched(run_pt, partial(verb, run_pt), InputError, "is not as an interr")
-        assert hint == f"if you have replaced it since, remove {journal_of(run_pt)}"
+        assert hint == f"if the file is whole, remove {journal_of(run_pt)}"
     done = run_cli("recover", "run.pt", exit=3)
     assert done.stderr.count("\n") == 1
     journal_of(run_pt).unlink()
     ckptmove.recover(run_pt)
+
+
+@pytest.mark.parametrize("state", ["half", "new", "old"])
+def test_a_journal_of_another_file_of_the_same_bytes_is_refused(
+    state: str, run_pt: Path, tmp_path: Path
+) -> None:
+    """One that came with an archive, or a copy that was put back beside an old journal."""
+    old = interrupted(run_pt)
+    half, new = run_pt.read_bytes(), changed_whole(old, journal_of(run_pt))
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes({"half": half, "new": new, "old": old}[state])
+    copy.replace(run_pt)
+    for verb in (ckptmove.recover, ckptmove.inspect, in_place):
+        hint = untouched(
+            run_pt, partial(verb, run_pt), CorruptError, "is not the file that its journal is of"
+        )
+        assert hint == f"if the file is whole, remove {journal_of(run_pt)}"
+
+
+def changed_whole(old: bytes, journal: Path) -> bytes:
+    """What the change that the journal undoes would have made."""
+    content = bytearray(old)
+    for change in Journal.from_bytes(journal.read_bytes()).changes:
+        content[change.at : change.at + len(change.new)] = change.new
+    return bytes(content)
+
+
+def test_a_damaged_journal_is_kept(run_pt: Path, run_cli: RunCli) -> None:
+    interrupted(run_pt)
+    journal = journal_of(run_pt).read_bytes()
+    longer = journal[:-32] + b"\0"
+    damaged = [
+        longer + hashlib.sha256(longer).digest(),
+        journal[:-1],
+        b"",
+        journal + b"\0",
+        bytes(len(journal)),
+    ]
+    for at in (*range(0, 100, 5), len(journal) // 2, len(journal) - 40, len(journal) - 1):
+        damaged.append(journal[:at] + bytes([journal[at] ^ 1]) + journal[at + 1 :])
+        damaged.append(journal[:at])
+    for there in damaged:
+        journal_of(run_pt).write_bytes(there)
+        hint = untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "journal|left it")
+        assert str(journal_of(run_pt)) in hint or there[:14] == journal[:14]
+        assert journal_of(run_pt).read_bytes() == there
+    journal_of(run_pt).write_bytes(journal[:-1])
+    done = run_cli("inspect", "run.pt", exit=3)
+    assert "its journal is damaged (if the file is whole, remove " in done.stderr
+
+
+@pytest.mark.parametrize("kept", [0, 80, 10**6])
+def test_a_huge_journal_is_not_read(kept: int, run_pt: Path, run_cli: RunCli) -> None:
+    interrupted(run_pt)
+    os.truncate(journal_of(run_pt), min(kept, journal_of(run_pt).stat().st_size))
+    os.truncate(journal_of(run_pt), 300 << 30)
+    done = run_cli("inspect", "run.pt", exit=3)
+    assert "its journal is damaged" in done.stderr
+    untouched(run_pt, partial(ckptmove.recover, run_pt), CorruptError, "its journal is damaged")
 
 
 def test_a_file_that_is_gone_has_left_its_journal(run_pt: Path, run_cli: RunCli) -> None:
@@ -200,12 +299,16 @@ def test_a_destination_is_recovered_before_it_is_replaced(run_pt: Path, tmp_path
 def test_a_journal_is_no_file_to_be_recovered(run_pt: Path, run_cli: RunCli) -> None:
     interrupted(run_pt)
     assert "is a journal (name" in run_cli("recover", journal_of(run_pt), exit=3).stderr
-    assert journals(run_pt.parent)
+    shutil.copyfile(journal_of(run_pt), unfinished_of(run_pt))
+    for path in (journal_of(run_pt), unfinished_of(run_pt)):
+        said = run_cli("inspect", path.name, exit=3).stderr
+        assert said.endswith(": is a journal of ckptmove (ckptmove recover run.pt)\n")
+        assert f"(ckptmove recover {run_pt})" in run_cli("inspect", path, exit=3).stderr
+    said = run_cli("inspect", journal_of(run_pt).rename(run_pt.with_name("x.pt")), exit=3).stderr
+    assert "is a journal of ckptmove (ckptmove recover FILE, the one that it was beside)" in said
 
 
 def test_a_journal_of_another_version_is_kept(run_pt: Path) -> None:
-    import hashlib
-
     interrupted(run_pt)
     body = journal_of(run_pt).read_bytes()[:-32].replace(b"undo-1\n", b"undo-2\n", 1)
     journal_of(run_pt).write_bytes(body + hashlib.sha256(body).digest())

@@ -9,6 +9,8 @@ import gc
 
 from ..contents.streams import Container
 from ..errors import InputError, UnsupportedError
+from ..journal import MAGIC as JOURNAL_MAGIC
+from ..journal import file_of
 from ..source import Readable
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable
@@ -48,6 +50,7 @@ _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"BZh", "is compressed by bzip2", "decompress it first"),
     (0, b"\xfd7zXZ", "is compressed by xz", "decompress it first"),
     (0, b"\x28\xb5\x2f\xfd", "is compressed by zstd", "decompress it first"),
+    (0, JOURNAL_MAGIC, "is a journal of ckptmove", "ckptmove recover {file}"),
     (0, b"GGUF", "is a GGUF file", None),
     (0, b"\x89HDF", "is an HDF5 file", None),
     (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
@@ -100,5 +103,6 @@ def _stranger(glimpse: Glimpse) -> UnsupportedError:
         return UnsupportedError("is a zip file, but not one that torch.save wrote")
     for at, magic, what, hint in _STRANGERS:
         if glimpse.head[at:].startswith(magic):
-            return UnsupportedError(what, hint=hint)
+            file = file_of(glimpse.source.path) or "FILE, the one that it was beside"
+            return UnsupportedError(what, hint=hint and hint.format(file=file))
     return UnsupportedError("is not a checkpoint that ckptmove knows")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import CkptmoveError, InputError, StrPath
 from ..in_place import Recovered, undo
-from ..journal import SUFFIX, journal_name
+from ..journal import SUFFIX, UNFINISHED, journal_name
 
 SCHEMA = 1
 
@@ -55,7 +55,7 @@ def recover(path: StrPath) -> RecoverReport:
     """
     path = os.fspath(path)
     if not os.path.isdir(path):
-        if os.path.basename(path).endswith(SUFFIX):
+        if path.endswith((SUFFIX, SUFFIX + UNFINISHED)):
             raise InputError("is a journal", path=path, hint="name the file that it is beside")
         recovered = undo(path)
         if recovered.outcome == "nothing" and not os.path.exists(path):
@@ -64,7 +64,9 @@ def recover(path: StrPath) -> RecoverReport:
     files, failed = [], list[CkptmoveError]()
     for name in _files_with_journals(path):
         try:
-            files.append(undo(name))
+            recovered = undo(name)
+            if recovered.outcome != "nothing":  # but for a journal that was not finished
+                files.append(recovered)
         except CkptmoveError as error:  # the others come first
             failed.append(error)
     if failed:
@@ -79,6 +81,11 @@ def _files_with_journals(root: str) -> Iterator[str]:
     for folder, folders, names in os.walk(root, onerror=unreadable):
         folders.sort()
         journals = sorted(name for name in names if name.endswith(SUFFIX))
-        files = {journal_name(name): name for name in names} if journals else {}
+        unfinished = [name for name in names if name.endswith(SUFFIX + UNFINISHED)]
+        files = {journal_name(name): name for name in names} if journals or unfinished else {}
         for journal in journals:  # without its file, it is named after the journal
             yield os.path.join(folder, files.get(journal, journal[1 : -len(SUFFIX)]))
+        for name in unfinished:
+            journal = name.removesuffix(UNFINISHED)
+            if journal in files and journal not in journals:
+                yield os.path.join(folder, files[journal])

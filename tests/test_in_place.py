@@ -171,7 +171,7 @@ def test_a_pickle_that_can_not_keep_its_length(
             path,
             partial(in_place, path, force=force, **options),
             RefusedError,
-            "would not keep its length",
+            "do not fit",
         )
         assert "copy" in hint
     run_cli("relocate", path, "--to", "privateuseone:15", "--all", "--in-place", exit=4)

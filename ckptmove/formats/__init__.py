@@ -72,6 +72,9 @@ def read(source: Readable) -> Checkpoint:
         for format in FORMATS:
             if format.sniff(glimpse):
                 return format.read(glimpse)
+        legacy = TorchLegacy()
+        if legacy.sniff_behind(glimpse):
+            return legacy.read(glimpse)
         raise _stranger(glimpse)
     finally:
         if collecting:

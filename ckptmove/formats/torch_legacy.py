@@ -33,7 +33,6 @@ _MAGIC_HEADS = (b"\x80\x02\x8a\x0a", b"\x80\x03\x8a\x0a", b"\x80\x04", b"\x80\x0
 _MAGIC_TEXT = f"L{_MAGIC}L\n.".encode()  # in protocols 0 and 1
 _COUNT_NBYTES = 8
 _HEAD_NBYTES = 32  # within which the magic number ends
-_PROTO = 0x80
 _LATEST_START = 1 << 16  # of what torch saved, in bytes from the start of the file
 _MOST = 10_000  # checkpoints in one file
 
@@ -54,8 +53,12 @@ class TorchLegacy:
     )
 
     def sniff(self, glimpse: Glimpse) -> bool:
-        """A pickle of torch's magic number comes first, or after something that is no pickle."""
-        return start_of(glimpse) is not None
+        """A pickle of torch's magic number comes first."""
+        return starts(glimpse.head)
+
+    def sniff_behind(self, glimpse: Glimpse) -> bool:
+        """One comes after something that is no checkpoint."""
+        return glimpse.archive is None and start_of(glimpse) is not None
 
     def open(self, glimpse: Glimpse) -> LegacyContainer:
         """Read the pickles and where the storages lie."""
@@ -78,8 +81,6 @@ def start_of(glimpse: Glimpse) -> int | None:
     head = glimpse.head
     if starts(head):
         return 0
-    if glimpse.archive is not None or head[0] == _PROTO:
-        return None
     source = glimpse.source
     head = source.read(0, min(source.nbytes, _LATEST_START))
     found = (head.find(magic + _MAGIC_BYTES) for magic in _MAGIC_HEADS[:2])

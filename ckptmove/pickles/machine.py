@@ -25,7 +25,7 @@ MAX_CONTAINERS = 5_000_000
 #: copy for each use would let a small file ask for any amount of memory.
 _LONGEST_USE = 64
 _LONGEST_NAME = 2000  # characters of a module and a name in it
-_MOST_MARKS = 100_000  # that wait for their end
+_MOST_MARKS = 1_000_000  # that wait for their end
 
 
 class Machine(Literals):

@@ -47,6 +47,7 @@ _TRANSPARENT = {
     *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")),
     "torch.jit._pickle.restore_type_tag",
 }
+_SAFE_BITS = 60  # of a number that is its own hash
 _SETS = ("builtins.set", "builtins.frozenset")
 _MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
 _DEEPEST = 1000  # keys in a path; a pickler recurses and can't go nearly as deep
@@ -379,7 +380,7 @@ def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
         if _is_plain(key):
             if last[_hashed(key)] == n:
                 short = isinstance(key, str) and len(key) <= 1000  # a long one is shared
-                yield (str(key) if short else key,), value
+                yield (str(key) if short else _in_path(key),), value
         else:
             spelled = _spell_key(key, n)
             yield (spelled,), value
@@ -388,7 +389,12 @@ def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
 
 def _hashed(key: Key) -> Key:
     """What a key is looked up by: large numbers can be chosen to have all the same hash."""
-    return f"{key:x}" if isinstance(key, int) and key.bit_length() > 60 else key
+    return f"{key:x}" if isinstance(key, int) and key.bit_length() > _SAFE_BITS else key
+
+
+def _in_path(key: Key) -> Key:
+    """A key as paths have it, which are looked up too: large numbers as text."""
+    return spell((key,)) if isinstance(key, int) and key.bit_length() > _SAFE_BITS else key
 
 
 def _is_plain(key: Node) -> TypeGuard[Key]:

@@ -1,8 +1,8 @@
 """The manifest: what a checkpoint holds and where, whatever its format.
 
 All sizes and offsets are bytes, but for `TensorEntry.offset` and `stride`, which count elements as
-torch does. A path is the tuple of real keys that leads to a value (numbers of more than 60 bits, and
-keys that are no scalars, as text); a name is its dotted spelling.
+torch does. A path is the tuple of real keys that leads to a value (numbers of more than 60 bits,
+and keys that are no scalars, as text); a name is its dotted spelling.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ from typing import Protocol
 
 from .errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 
+#: The most that is read into memory at once and as a whole, in bytes.
+MAX_NBYTES = 512 << 20
+
 
 class Readable(Protocol):
     """What can be read by ranges. All sizes and offsets are bytes.

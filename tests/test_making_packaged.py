@@ -10,19 +10,7 @@ import pytest
 from torch.package.package_importer import PackageImporter
 
 from tests.making.expected import having_every_device, storage_bytes
-from tests.making.packaged import PACKAGED_MAKERS
-
-PICKLES = {
-    "state_dicts": {
-        "state": ("models", "state.pkl"),
-        "views": ("other", "views.pkl"),
-        "empty": ("other.deep", "empty"),
-    },
-    "module": {"net": ("models", "net")},
-    "optimizer": {"checkpoint": ("training", "checkpoint")},
-    "dtypes": {"all": ("all", "dtypes")},
-    "script": {"both": ("models", "both")},
-}
+from tests.making.packaged import PACKAGED_MAKERS, PICKLES
 
 
 @pytest.mark.parametrize("tag", ["cpu", "cuda:1"])

@@ -15,23 +15,13 @@ from torch.package.package_importer import PackageImporter
 from ckptmove import CorruptError, InputError, UnsupportedError, inspect, relocate
 from tests.conftest import RunCli
 from tests.making.expected import having_every_device, storage_bytes
-from tests.making.packaged import PACKAGED_MAKERS
+from tests.making.packaged import PACKAGED_MAKERS, PICKLES
 from tests.making.relaying import relay
 from tests.making.walking import named_tensors
 from tests.oracles import assert_sound_zip
 from tests.sameness import assert_same_tree
 
-PICKLES = {
-    "state_dicts": {
-        "state": ("models", "state.pkl"),
-        "views": ("other", "views.pkl"),
-        "empty": ("other.deep", "empty"),
-    },
-    "module": {"net": ("models", "net")},
-    "optimizer": {"checkpoint": ("training", "checkpoint")},
-    "dtypes": {"all": ("all", "dtypes")},
-}
-WHOLE = list(PICKLES)
+WHOLE = [name for name in PICKLES if name != "script"]
 
 
 def load(path: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:

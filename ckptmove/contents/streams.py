@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
@@ -27,6 +27,9 @@ from .code import Literal
 from .known import KNOWN
 from .pids import StorageId, TensorId
 
+#: By what a plain pickle loads a storage from bytes.
+LOADER = "torch.storage._load_from_bytes"
+_ENCODE = "_codecs.encode"
 _SPAN = 1 << 40  # how far the bases of two streams are apart
 _LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
 _NEAR = 4096  # bytes between two changes that are written as one
@@ -175,6 +178,7 @@ class Stream:
         data: its bytes, but for those that were passed over.
         nbytes: how many bytes of the source it takes.
         pickle: its nodes.
+        names: what it imports.
         nested: the containers in its bytes.
         unread: how many more there seem to be, in there and below, that can't be read.
     """
@@ -192,6 +196,7 @@ class Stream:
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
         self.pickle = walk(self.data, self.base, gaps)
+        self.names = {each.qualname for each in self.pickle.globals}
         self.nested: list[Nested] = []
         self.unread = 0
 
@@ -206,7 +211,7 @@ class Stream:
             elif blob.content is not None:
                 yield Candidate(blob, blob, Memory(blob.content, self.source.path))
         decoded: dict[int, bytes | None] = {}  # of each text, which may be decoded by many calls
-        for call in self.pickle.calls:
+        for call in self.calls_of(_ENCODE):
             text = _bytes_as_text(call)
             if text is not None:
                 if id(text) not in decoded:
@@ -214,6 +219,10 @@ class Stream:
                 content = decoded[id(text)]
                 if content is not None:
                     yield Candidate(text, call, Memory(content, self.source.path))
+
+    def calls_of(self, name: str) -> Sequence[Call]:
+        """Its calls, if one of a function of that name may be among them."""
+        return self.pickle.calls if name in self.names else ()
 
     def _payload_at(self, blob: Blob) -> int | None:
         """Where in the source the bytes lie, or None if they are spelled as text."""
@@ -305,7 +314,7 @@ def _any_between(sorted_offsets: list[int], start: int, end: int) -> bool:
 
 def _bytes_as_text(call: Call) -> Text | None:
     """The text of `_codecs.encode(text, 'latin1')`, as protocols up to 2 spell bytes."""
-    if call.qualname != "_codecs.encode" or not isinstance(call.args, Tuple):
+    if call.qualname != _ENCODE or not isinstance(call.args, Tuple):
         return None
     items = call.args.items
     if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in _LATIN_1:
@@ -352,7 +361,7 @@ def whole(container: Container) -> Whole:
             for nested in stream.nested:
                 found.grafts[id(nested.maker)] = nested.container.roots
     for stream in found.streams:
-        for call in stream.pickle.calls:
+        for call in stream.calls_of(LOADER):
             graft = found.grafts.get(id(loaded_from(call)))
             if graft is not None:
                 if call.built or call.pairs or call.items:
@@ -365,7 +374,7 @@ def whole(container: Container) -> Whole:
 
 
 def loaded_from(call: Call) -> Node:
-    """The bytes that a call of `torch.storage._load_from_bytes` loads; None for other calls."""
-    if call.qualname != "torch.storage._load_from_bytes" or not isinstance(call.args, Tuple):
+    """The bytes that a call of `LOADER` loads; None for other calls."""
+    if call.qualname != LOADER or not isinstance(call.args, Tuple):
         return None
     return call.args.items[0] if len(call.args.items) == 1 else None

@@ -11,6 +11,9 @@ from ..manifest import Key, Role
 from ..pickles.nodes import Call, Node, Text
 from .pids import StorageId
 
+#: The most dimensions of a tensor; torch has no bound on reading, numpy and autograd have this one.
+MOST_DIMENSIONS = 64
+
 
 class Child(NamedTuple):
     """A node that belongs to a tensor: a part of a composite, an attribute."""
@@ -63,10 +66,8 @@ def tensor_at(
     """
     dtype = dtype or storage.dtype or "uint8"
     numel = count_of(shape)
-    if numel:
-        last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-        if nbytes_of(last + 1, dtype) > storage.nbytes:
-            raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
+    if reach_of(shape, stride, offset, dtype) > storage.nbytes:
+        raise CorruptError(f"a tensor reaches outside its storage {storage.id!r}")
     return Tensor(
         dtype=dtype,
         shape=shape,
@@ -76,6 +77,14 @@ def tensor_at(
         offset=offset + storage.view_at,
         storage=storage.id,
     )
+
+
+def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: str) -> int:
+    """How many bytes a storage needs to have for a tensor that lies so in it."""
+    if 0 in shape:
+        return 0
+    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    return nbytes_of(last + 1, dtype)
 
 
 def count_of(shape: tuple[int, ...]) -> int:

@@ -15,12 +15,11 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest import Role
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
 from .pids import StorageId, TensorId, is_size
-from .strided import Child, Tensor, count_of, tensor_at
+from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 
 _DEEPEST = 16  # of tensors wrapped in each other
 _NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
 _VARIABLES = ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable")
-_MOST_DIMENSIONS = 64  # torch has no bound, but numpy has this one
 
 
 def device_text(node: Node) -> str | None:
@@ -221,7 +220,7 @@ class Recogniser:
 
     def _nested(self, args: list[Node], depth: int) -> Tensor:
         values, sizes = self._inner(args[0], depth), self._inner(args[1], depth)
-        if len(sizes.shape) != 2 or sizes.shape[1] > _MOST_DIMENSIONS:
+        if len(sizes.shape) != 2 or sizes.shape[1] > MOST_DIMENSIONS:
             raise _Malformed
         names = ("sizes", "strides", "offsets")
         parts = [Child(name, part, Role.SHAPE) for name, part in zip(names, args[1:], strict=False)]
@@ -360,7 +359,7 @@ def _sizes(node: Node) -> tuple[int, ...]:
     """A shape or stride: a tuple of sizes, or a `torch.Size` made of one."""
     if isinstance(node, Call) and node.qualname == "torch.Size":
         node = _items(node.args)[0]
-    if len(_items(node)) > _MOST_DIMENSIONS:
+    if len(_items(node)) > MOST_DIMENSIONS:
         raise _Malformed
     sizes = tuple(n for n in _items(node) if isinstance(n, int) and is_size(n))
     if len(sizes) != len(_items(node)):

@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..pickles.literals import may_be_checkpoint
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record, most_inflated
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 from .opening import Opening
 from .records import RecordsContainer, content_of
 from .torch_legacy import TorchLegacy
@@ -31,7 +31,7 @@ _NAME_NBYTES = 300  # within which the name of a zip's first record ends
 _BY_TORCH = (".data/", "data.pkl", "archive_format", "model.json")
 
 
-class ZipBundle:
+class ZipBundle(PickledFormat):
     """The format of zips that hold checkpoints."""
 
     name = "zip-bundle"
@@ -51,10 +51,10 @@ class ZipBundle:
         records = archive.records.values()
         return any(_is_checkpoint(archive, each, glimpse.opening) for each in records)
 
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
+    def open(self, glimpse: Glimpse) -> BundleContainer:
+        """Open every record that is a checkpoint."""
         assert glimpse.archive is not None
-        return PickledCheckpoint(self.name, BundleContainer(glimpse.archive, glimpse.opening))
+        return BundleContainer(glimpse.archive, glimpse.opening)
 
 
 class BundleContainer(RecordsContainer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -14,8 +15,22 @@ from ..pickles.compare import difference
 from ..pickles.nodes import Node
 from ..placement import Moves
 from ..plan import Plan
-from .base import Checkpoint
+from .base import Checkpoint, Glimpse
 from .tree import joined
+
+
+class PickledFormat(ABC):
+    """A format whose objects are pickles: it says how a file is opened, and the rest is here."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, glimpse: Glimpse) -> Container:
+        """Read everything but the tensors."""
+
+    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+        """Read everything but the tensors."""
+        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 class PickledCheckpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from ..contents.streams import Candidate, Container, Nested, Stream, loaded_from
+from ..contents.streams import LOADER, Candidate, Container, Nested, Stream, loaded_from
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..source import Readable
 
@@ -44,7 +44,7 @@ class Opening:
         """
         stream = Stream(source, start, next(self._streams))
         unread = self.unread
-        loaded = {id(loaded_from(call)) for call in stream.pickle.calls} - {id(None)}
+        loaded = {id(loaded_from(call)) for call in stream.calls_of(LOADER)} - {id(None)}
         opened: dict[int, Container | None] = {}
         for candidate in stream.candidates():
             needed = id(candidate.maker) in loaded

@@ -19,14 +19,14 @@ from ..contents.streams import Container
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..pickles.nodes import Node
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 
 _PROTO = 0x80
 _TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # what protocols 0 and 1 start with
 _MOST = 10_000  # pickles in one file
 
 
-class PlainPickle:
+class PlainPickle(PickledFormat):
     """The format of `pickle.dump`."""
 
     name = "pickle"
@@ -50,10 +50,6 @@ class PlainPickle:
     def open(self, glimpse: Glimpse) -> PickleContainer:
         """Read the pickles."""
         return PickleContainer(glimpse)
-
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 class PickleContainer(Container):

@@ -7,6 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
+from ..contents.strided import MOST_DIMENSIONS, reach_of
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, InputError
 from ..manifest import Extent, Path, Storage
@@ -19,9 +20,6 @@ from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
 from .documents import Document
 from .opening import Opening
-
-#: The longest compressed record that is looked into: it has to be inflated in memory.
-_MOST_DIMENSIONS = 64  # as torch::autograd counts them
 
 
 class View(NamedTuple):
@@ -63,11 +61,7 @@ class RecordsContainer(Container):
         self.documents: dict[str, Document] = {}
         self.by_torch = by_torch
         archive.check_layout()
-        unchecked = sum(record.unchecksummed for record in archive.records.values())
-        if unchecked:
-            self.warnings.append(f"{unchecked:,} of its records carry no checksum")
-        if archive.trailing_nbytes:
-            self.warnings.append(f"{archive.trailing_nbytes:,} bytes follow the end of the zip")
+        self.warnings += archive.oddities()
 
     def add(self, record: Record, path: Path, *, needed: bool) -> Container | None:
         """Open the checkpoint in a record.
@@ -106,15 +100,13 @@ class RecordsContainer(Container):
         Raises:
             CorruptError: the view reaches outside, or contradicts another of the same bytes.
         """
-        if len(view.shape) != len(view.stride) or len(view.shape) > _MOST_DIMENSIONS:
+        if len(view.shape) != len(view.stride) or len(view.shape) > MOST_DIMENSIONS:
             raise CorruptError(
                 f"{where} has {len(view.shape)} sizes and {len(view.stride)} strides"
             )
-        if view.numel and (record.nbytes or not fake):
-            steps = zip(view.shape, view.stride, strict=True)
-            last = view.offset + sum((n - 1) * step for n, step in steps)
-            if nbytes_of(last + 1, view.dtype) > record.nbytes:
-                raise CorruptError(f"{where} reaches outside the record {record.name!r}")
+        reach = reach_of(view.shape, view.stride, view.offset, view.dtype)
+        if reach > record.nbytes and (record.nbytes or not fake):
+            raise CorruptError(f"{where} reaches outside the record {record.name!r}")
         if record.nbytes % nbytes_of(1, view.dtype):
             raise CorruptError(f"the record {record.name!r} holds no whole number of {view.dtype}s")
         known = self.storages.get(key)

@@ -24,7 +24,7 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
 from ..pickles.nodes import Dict, List, Text
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -37,7 +37,7 @@ _LATEST_START = 1 << 16  # of what torch saved, in bytes from the start of the f
 _MOST = 10_000  # checkpoints in one file
 
 
-class TorchLegacy:
+class TorchLegacy(PickledFormat):
     """The format of `torch.save` before zip."""
 
     name = "torch-legacy"
@@ -63,10 +63,6 @@ class TorchLegacy:
     def open(self, glimpse: Glimpse) -> LegacyContainer:
         """Read the pickles and where the storages lie."""
         return LegacyContainer(glimpse)
-
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 def starts(head: bytes) -> bool:

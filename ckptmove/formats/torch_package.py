@@ -33,7 +33,7 @@ from ..plan import Plan
 from ..source import Memory
 from ..zips.archive import STORED, Archive, Record
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 from .opening import Opening
 from .torch_zip import ZipContainer, prefix_of
 
@@ -42,7 +42,7 @@ _PROTO, _NEWEST_PROTOCOL = 0x80, 5
 _STOP = b"."
 
 
-class TorchPackage:
+class TorchPackage(PickledFormat):
     """The format of `torch.package`."""
 
     name = "torch-package"
@@ -62,10 +62,6 @@ class TorchPackage:
         """Read the directory and the pickles."""
         assert glimpse.archive is not None
         return PackageContainer(glimpse.archive, glimpse.opening)
-
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 class PackageContainer(ZipContainer):

@@ -32,14 +32,14 @@ from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plan import Plan, edited
 from ..tars import BLOCK, Member, has_checksum, members_of, resized
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 
 _NEEDED = ("storages", "tensors", "pickle")
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
 _MOST_DIMENSIONS = 1024
 
 
-class TorchTar:
+class TorchTar(PickledFormat):
     """The format of `torch.save` in torch 0.1."""
 
     name = "torch-tar"
@@ -60,10 +60,6 @@ class TorchTar:
     def open(self, glimpse: Glimpse) -> TarContainer:
         """Read the pickles and where the storages lie."""
         return TarContainer(glimpse)
-
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 class TarContainer(Container):

@@ -28,7 +28,7 @@ from ..zips.archive import STORED, Archive, Record
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 from .opening import Opening
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
@@ -37,7 +37,7 @@ _LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are mor
 _LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
 
-class TorchZip:
+class TorchZip(PickledFormat):
     """The format of `torch.save`."""
 
     name = "torch-zip"
@@ -62,10 +62,6 @@ class TorchZip:
         """Read the directory and the pickle."""
         assert glimpse.archive is not None
         return TorchZipContainer(glimpse.archive, glimpse.opening)
-
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 def prefix_of(archive: Archive) -> str:
@@ -161,10 +157,7 @@ class ZipContainer(Container):
 
     def _warnings(self) -> list[str]:
         records = list(self.archive.records.values())
-        warnings = []
-        unchecked = sum(record.unchecksummed for record in records)
-        if unchecked:
-            warnings.append(f"{unchecked:,} of its records carry no checksum")
+        warnings = self.archive.oddities()
         packed = [r for r in records if r.method != STORED and not self.is_text(r)]
         if packed:
             warnings.append(
@@ -174,8 +167,6 @@ class ZipContainer(Container):
         order = self.archive.records.get(f"{self.prefix}byteorder")
         if order is not None and self.archive.read(order, at_most=64) == b"big":
             warnings.append("its tensors are big-endian")
-        if self.archive.trailing_nbytes:
-            warnings.append(f"{self.archive.trailing_nbytes:,} bytes follow the end of the zip")
         return warnings
 
     def is_text(self, record: Record) -> bool:

@@ -32,7 +32,7 @@ from ..manifest import NamedDevice, Path, Section
 from ..pickles.nodes import Node, Tuple
 from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse
-from .checkpoint import PickledCheckpoint
+from .checkpoint import PickledFormat
 from .opening import Opening
 from .torch_zip import ZipContainer, prefix_of
 
@@ -41,7 +41,7 @@ _MAX_CODE_NBYTES = 64 << 20  # of one record
 _OWN = ("__torch__", "torch.jit._pickle.")
 
 
-class TorchScript:
+class TorchScript(PickledFormat):
     """The format of `torch.jit.save`."""
 
     name = "torchscript"
@@ -65,10 +65,6 @@ class TorchScript:
         """Read the directory, the pickles and the code."""
         assert glimpse.archive is not None
         return ScriptContainer(glimpse.archive, glimpse.opening)
-
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
 
 
 class ScriptContainer(ZipContainer):

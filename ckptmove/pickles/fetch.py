@@ -13,11 +13,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..source import Readable
+from ..source import MAX_NBYTES, Readable
 from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
 
-#: The longest pickle that is read into memory, in bytes, without what is passed over.
-MAX_NBYTES = 512 << 20
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
 _LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count

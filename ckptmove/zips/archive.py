@@ -17,7 +17,7 @@ import zlib
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..source import Readable
+from ..source import MAX_NBYTES, Readable
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008
@@ -40,8 +40,6 @@ _WIDE_SIZES = struct.Struct("<QQ")
 _MAX_RATIO = 1032  # deflate can't do better
 _LOOSE_NBYTES, _LOOSE_RATIO = 1 << 20, 32  # of a compressed record
 _LOOSE_IN_ALL = 64 << 20  # of all that is inflated in a file, however often
-#: The longest pickle that is read into memory, in bytes.
-MAX_NBYTES = 512 << 20
 
 
 class Record(NamedTuple):
@@ -285,6 +283,14 @@ class Archive:
             if record.header_at < end:
                 raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
             end, before = self.data_at(record) + record.stored_nbytes, record.name
+
+    def oddities(self) -> list[str]:
+        """What is odd about any zip file, a sentence each."""
+        unchecked = sum(record.unchecksummed for record in self.records.values())
+        odd = [f"{unchecked:,} of its records carry no checksum"] if unchecked else []
+        if self.trailing_nbytes:
+            odd.append(f"{self.trailing_nbytes:,} bytes follow the end of the zip")
+        return odd
 
     def read_parsed(self, record: Record) -> bytes:
         """The content of a record that is to be parsed; the errors are those of `read`."""

@@ -39,7 +39,7 @@ def fits(archive: Archive, new: Mapping[str, Content]) -> bool:
     """Whether all new content can take the place of the old."""
     return all(
         archive.records[name].method == STORED
-        and (content.keeps_length if isinstance(content, Plan) else True)
+        and (isinstance(content, bytes) or content.keeps_length)
         and archive.records[name].nbytes == nbytes_of(content)
         for name, content in new.items()
     )

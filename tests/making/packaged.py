@@ -143,3 +143,16 @@ def _retagged(name: str, data: bytes, tag: str) -> bytes:
 PACKAGED_MAKERS: dict[str, FileMaker] = {
     make.__name__: make for make in (state_dicts, module, optimizer, dtypes, script)
 }
+
+#: Package → a name for each of its pickles, and where it is.
+PICKLES = {
+    "state_dicts": {
+        "state": ("models", "state.pkl"),
+        "views": ("other", "views.pkl"),
+        "empty": ("other.deep", "empty"),
+    },
+    "module": {"net": ("models", "net")},
+    "optimizer": {"checkpoint": ("training", "checkpoint")},
+    "dtypes": {"all": ("all", "dtypes")},
+    "script": {"both": ("models", "both")},
+}

@@ -47,7 +47,7 @@ def test_nothing_is_said_of_devices_that_stay(named: Path) -> None:
 
 
 def test_what_can_not_be_rewritten_is_told_apart(tmp_path: Path) -> None:
-    path = save(tmp_path / "made.pt", {"w": torch.ones(2), "a": {"cuda:0", "x"}})
+    path = save(tmp_path / "made.pt", {"w": torch.ones(2), "a": {"cuda:0"}})
     for values in (False, True):
         said = [line for line in lines(path, to="cpu", values=values) if "values" in line]
         assert said == ["left as they are, values that can't be rewritten: a.<args>.0.0 (cuda:0)"]

@@ -35,7 +35,8 @@ def _per_tensor(dtype: torch.dtype) -> torch.Tensor:
 
 def _per_channel(dtype: torch.dtype) -> torch.Tensor:
     scales, zero_points = torch.rand(4) + 0.1, torch.zeros(4)
-    return torch.quantize_per_channel(torch.randn(4, 6), scales, zero_points, 0, dtype)
+    # Rows of whole bytes, however small the elements: torch leaves the rest uninitialised.
+    return torch.quantize_per_channel(torch.randn(4, 8), scales, zero_points, 0, dtype)
 
 
 register("quantized_quint8", lambda: _per_tensor(torch.quint8))

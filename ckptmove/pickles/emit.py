@@ -8,7 +8,7 @@ not keep which of them were one object.
 Only opcodes that torch's `weights_only` unpickler and libtorch's both know are written (but LONG4,
 for integers of more than 255 bytes). What these lack is lowered:
 
-- bytes become `_codecs.encode(text, 'latin1')`, and a bytearray is made of such text;
+- bytes become `_codecs.encode(text, 'latin1')`, and a BYTEARRAY8 becomes `bytearray(bytes)`;
 - sets become `set([...])` and `frozenset([...])`;
 - names within a class become `getattr(class, name)`;
 - NEWOBJ_EX becomes `copyreg.__newobj_ex__(class, args, kwargs)`;
@@ -177,7 +177,9 @@ class _Emitter:
         return None
 
     def spell_blob(self, node: Blob) -> None:
-        self.slots[id(node)] = self.encoded(_content(node))
+        if node.content is None:
+            raise UnsupportedError("bytes within the pickle were passed over, and can't be written")
+        self.slots[id(node)] = self.encoded(node.content)
 
     def encoded(self, content: bytes) -> int:
         self.spell_name("_codecs", "encode")
@@ -211,7 +213,8 @@ class _Emitter:
             self.get(slot)
         for part in inner[known:]:
             self.spell_text(part)
-            slot = self.names[slot, part] = self.reduce(2)
+            key = (slot, part)
+            slot = self.names[key] = self.reduce(2)
         self.slots[id(node)] = slot
 
     def spell_name(self, module: str, name: str) -> int:
@@ -299,11 +302,8 @@ class _Emitter:
 
     def spell_call(self, node: Call) -> Iterator[Node]:
         self.slots[id(node)] = _OPEN
-        if node.opcode == "BYTEARRAY8":
-            self.slots[id(node)] = self.bytearray(node.args)
-        else:
-            yield from self.make(node)
-            self.slots[id(node)] = self.put()
+        yield from self.make(node)
+        self.slots[id(node)] = self.put()
         yield from self.append(node.items, alone=True)
         yield from self.set_items(node.pairs, len(node.pairs), alone=True)
         if node.built:
@@ -322,26 +322,6 @@ class _Emitter:
         bare = isinstance(node.args, Tuple) and not node.args.items
         new = node.opcode == "NEWOBJ" or (node.opcode in ("INST", "OBJ") and bare)
         self.out += b"\x81" if new else b"R"
-
-    def bytearray(self, args: Node) -> int:
-        content = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
-        if isinstance(content, Blob):
-            content = _content(content)
-        if not isinstance(content, bytes):
-            raise UnsupportedError("a bytearray is made of something that is not bytes")
-        self.spell_name("builtins", "bytearray")
-        if content:
-            self.spell_text(content.decode("latin-1"))
-            self.spell_text("latin-1")
-            return self.reduce(2)
-        self.out += b")R"
-        return self.put()
-
-
-def _content(blob: Blob) -> bytes:
-    if blob.content is None:
-        raise UnsupportedError("bytes within the pickle were passed over, and can't be written")
-    return blob.content
 
 
 def _line(text: str) -> bytes:

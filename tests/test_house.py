@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "pickles.reader",
         "pickles.literals",
+        "pickles.names",
         "pickles.machine",
         "pickles.scan",
         "zips.archive",
@@ -42,6 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.fetch",
         "pickles.fitting",
         "pickles.walk",
+        "pickles.emit",
         "pickles.compare",
         "pickles.splice",
         "pickles",

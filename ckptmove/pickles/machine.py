@@ -8,12 +8,12 @@ pushed from; and what a pickle may make us allocate is bounded.
 
 from __future__ import annotations
 
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Mapping
 from pickletools import opcodes
 
 from ..errors import UnsupportedError
 from .literals import Literals
+from .names import from_python2
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 
 #: The most opcodes of one pickle that are walked; a checkpoint of a million tensors has fewer.
@@ -199,11 +199,8 @@ class Machine(Literals):
     def push_global(self, module: str, name: str) -> None:
         if len(module) + len(name) > _LONGEST_NAME:
             raise self.fault("the pickle names a global at absurd length")
-        if self.protocol < 3:  # names as Python 2 had them
-            if (module, name) in NAME_MAPPING:
-                module, name = NAME_MAPPING[module, name]
-            else:
-                module = IMPORT_MAPPING.get(module, module)
+        if self.protocol < 3:
+            module, name = from_python2(module, name)
         node = Global(module, name, self.at)
         self.globals.append(node)
         self.push(node)

@@ -1,0 +1,340 @@
+"""Spell a graph of inert nodes as a pickle of protocol 2, the way torch.save does.
+
+It mirrors `save` of CPython's `Modules/_pickle.c`: the same opcodes in the same batches, the same
+things memoised in the same order, whether recalled or not. So the pickle of an ordinary object
+comes back as it was, byte for byte, but for strings: those are shared by value, since a walk does
+not keep which of them were one object.
+
+Only opcodes that torch's `weights_only` unpickler and libtorch's both know are written (but LONG4,
+for integers of more than 255 bytes). What these lack is lowered:
+
+- bytes become `_codecs.encode(text, 'latin1')`, and a BYTEARRAY8 becomes `bytearray(bytes)`;
+- sets become `set([...])` and `frozenset([...])`;
+- names within a class become `getattr(class, name)`;
+- NEWOBJ_EX becomes `copyreg.__newobj_ex__(class, args, kwargs)`;
+- INST and OBJ become NEWOBJ where there are no arguments, else REDUCE.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import UnsupportedError
+from .names import to_python2
+from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+
+_BATCH = 1000  # what an APPENDS or SETITEMS adds at most
+_MOST = 0xFFFF_FFFF  # bytes of a string or an integer; slots of the memo
+_TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
+_OPEN = -1  # in the place of a slot: its parts are being written
+
+
+def emit(root: Node) -> bytes:
+    """The pickle of a graph, which is not changed.
+
+    A node that is met again is recalled from the memo. Cycles may lead through what was appended
+    to, set on or given as a state to a list, a dict or an object that a call made.
+
+    Raises:
+        UnsupportedError: protocol 2 can't say it, at least without POP, which torch refuses: a
+            cycle through a tuple, a set, a persistent id or the arguments of a call; bytes that
+            were passed over; a name that has a newline, stands in a registry of the process that
+            wrote it, or would be read as another; a string of 4 GiB.
+    """
+    return _Emitter().run(root)
+
+
+class _Emitter:
+    """One pickle in the making.
+
+    Attributes:
+        out: its bytes.
+        filled: how many slots of the memo were filled.
+        slots: `id()` of a node → its slot.
+        texts, contents, names: the slots of what is shared by value. A name in a module stands
+            under both, a name in a class under the slot of the class and itself.
+        resolved: `id()` of a Persistent → the offset after it. CPython memoises none of them, so
+            one gets its PUT when it is met again.
+        late: those PUTs: their offsets in `out`, and what to insert there.
+    """
+
+    def __init__(self) -> None:
+        self.out = bytearray(b"\x80\2")
+        self.filled = 0
+        self.slots: dict[int, int] = {}
+        self.texts: dict[str, int] = {}
+        self.contents: dict[bytes, int] = {}
+        self.names: dict[tuple[str | int, str], int] = {}
+        self.resolved: dict[int, int] = {}
+        self.late: list[tuple[int, bytes]] = []
+        self.scalars: dict[type, Callable[[Any], None]] = {
+            type(None): self.spell_none,
+            bool: self.spell_bool,
+            int: self.spell_int,
+            float: self.spell_float,
+            str: self.spell_text,
+            Text: self.spell_text,
+            bytes: self.spell_bytes,
+        }
+        self.others: dict[type, Callable[[Any], Iterator[Node] | None]] = {
+            Blob: self.spell_blob,
+            Global: self.spell_global,
+            Persistent: self.spell_persistent,
+            Tuple: self.spell_tuple,
+            List: self.spell_list,
+            Set: self.spell_set,
+            Dict: self.spell_dict,
+            Call: self.spell_call,
+        }
+
+    def run(self, root: Node) -> bytes:
+        """Spell a node; each that is spelled may name parts that come before it goes on."""
+        scalars, others, slots = self.scalars, self.others, self.slots
+        unfinished: list[Iterator[Node]] = [iter([root])]
+        while unfinished:
+            for node in unfinished[-1]:
+                scalar = scalars.get(type(node))
+                if scalar is not None:
+                    scalar(node)
+                elif id(node) in slots:
+                    self.get(slots[id(node)])
+                else:
+                    parts = others[type(node)](node)
+                    if parts is not None:
+                        unfinished.append(parts)
+                        break
+            else:
+                unfinished.pop()
+        self.out += b"."
+        return self.with_late_puts()
+
+    def with_late_puts(self) -> bytes:
+        pieces: list[bytes | bytearray] = []
+        start = 0
+        for at, put in sorted(self.late):
+            pieces += [self.out[start:at], put]
+            start = at
+        return b"".join([*pieces, self.out[start:]])
+
+    # -- the memo ----------------------------------------------------------------------------
+
+    def put(self) -> int:
+        """Memoise what was written last; gives its slot."""
+        self.out += self.next_put()
+        return self.filled - 1
+
+    def next_put(self) -> bytes:
+        slot = self.filled
+        self.filled += 1
+        return b"q%c" % slot if slot < 256 else b"r" + _counted(slot)
+
+    def get(self, slot: int) -> None:
+        if slot == _OPEN:
+            raise UnsupportedError(
+                "an object is among the parts that it is made of, "
+                "which torch's safe unpickler has no opcodes for"
+            )
+        self.out += b"h%c" % slot if slot < 256 else b"j" + _counted(slot)
+
+    # -- numbers, text, bytes ----------------------------------------------------------------
+
+    def spell_none(self, _: None) -> None:
+        self.out += b"N"
+
+    def spell_bool(self, value: bool) -> None:
+        self.out += b"\x88" if value else b"\x89"
+
+    def spell_int(self, value: int) -> None:
+        if 0 <= value < 1 << 8:
+            self.out += b"K%c" % value
+        elif 0 <= value < 1 << 16:
+            self.out += b"M" + value.to_bytes(2, "little")
+        elif -1 << 31 <= value < 1 << 31:
+            self.out += b"J" + value.to_bytes(4, "little", signed=True)
+        else:
+            nbytes = (value if value >= 0 else ~value).bit_length() // 8 + 1
+            self.out += b"\x8a%c" % nbytes if nbytes < 256 else b"\x8b" + _counted(nbytes)
+            self.out += value.to_bytes(nbytes, "little", signed=True)
+
+    def spell_float(self, value: float) -> None:
+        self.out += b"G" + struct.pack(">d", value)
+
+    def spell_text(self, text: str) -> None:
+        if text in self.texts:
+            return self.get(self.texts[text])
+        encoded = text.encode("utf-8", "surrogatepass")
+        self.out += b"X" + _counted(len(encoded))
+        self.out += encoded
+        self.texts[text] = self.put()
+        return None
+
+    def spell_bytes(self, content: bytes) -> None:
+        if content in self.contents:
+            return self.get(self.contents[content])
+        self.contents[content] = self.encoded(content)
+        return None
+
+    def spell_blob(self, node: Blob) -> None:
+        if node.content is None:
+            raise UnsupportedError("bytes within the pickle were passed over, and can't be written")
+        self.slots[id(node)] = self.encoded(node.content)
+
+    def encoded(self, content: bytes) -> int:
+        self.spell_name("_codecs", "encode")
+        self.spell_text(content.decode("latin-1"))
+        self.spell_text("latin1")
+        return self.reduce(2)
+
+    def reduce(self, count: int) -> int:
+        """Call something with the `count` arguments written last; gives the slot of the result."""
+        self.out += _TUPLES[count]
+        self.put()
+        self.out += b"R"
+        return self.put()
+
+    # -- names and persistent ids ------------------------------------------------------------
+
+    def spell_global(self, node: Global) -> None:
+        """A name in a module, and names within what that names."""
+        if node.module == "copyreg extension":
+            raise UnsupportedError("the pickle names an object by its number in a registry")
+        name, *inner = node.name.split(".")
+        slot, known = self.names.get((node.module, name)), 0
+        while slot is not None and known < len(inner) and (slot, inner[known]) in self.names:
+            slot = self.names[slot, inner[known]]
+            known += 1
+        for _ in inner[known:]:
+            self.spell_name("builtins", "getattr")
+        if slot is None:
+            slot = self.spell_name(node.module, name)
+        else:
+            self.get(slot)
+        for part in inner[known:]:
+            self.spell_text(part)
+            key = (slot, part)
+            slot = self.names[key] = self.reduce(2)
+        self.slots[id(node)] = slot
+
+    def spell_name(self, module: str, name: str) -> int:
+        """A name in a module; gives its slot."""
+        slot = self.names.get((module, name))
+        if slot is not None:
+            self.get(slot)
+            return slot
+        old_module, old_name = to_python2(module, name)
+        self.out += b"c%b\n%b\n" % (_line(old_module), _line(old_name))
+        slot = self.names[module, name] = self.put()
+        return slot
+
+    def spell_persistent(self, node: Persistent) -> Iterator[Node] | None:
+        after = self.resolved.pop(id(node), None)
+        if after is None:
+            return self.resolve(node)
+        self.slots[id(node)] = slot = self.filled
+        self.late.append((after, self.next_put()))
+        self.get(slot)
+        return None
+
+    def resolve(self, node: Persistent) -> Iterator[Node]:
+        self.slots[id(node)] = _OPEN
+        yield node.pid
+        self.out += b"Q"
+        del self.slots[id(node)]
+        self.resolved[id(node)] = len(self.out)
+
+    # -- containers and calls ----------------------------------------------------------------
+
+    def spell_tuple(self, node: Tuple) -> Iterator[Node] | None:
+        if node.items:
+            return self.enclose(node)
+        self.out += b")"
+        return None
+
+    def enclose(self, node: Tuple) -> Iterator[Node]:
+        self.slots[id(node)] = _OPEN
+        opcode = _TUPLES.get(len(node.items))
+        if opcode is None:
+            self.out += b"("
+        yield from node.items
+        self.out += opcode or b"t"
+        self.slots[id(node)] = self.put()
+
+    def spell_list(self, node: List) -> Iterator[Node]:
+        self.out += b"]"
+        self.slots[id(node)] = self.put()
+        return self.append(node.items, alone=len(node.items) == 1)
+
+    def spell_set(self, node: Set) -> Iterator[Node]:
+        self.slots[id(node)] = _OPEN
+        self.spell_name("builtins", "frozenset" if node.frozen else "set")
+        self.out += b"]"
+        self.put()
+        yield from self.append(node.items, alone=len(node.items) == 1)
+        self.slots[id(node)] = self.reduce(1)
+
+    def spell_dict(self, node: Dict) -> Iterator[Node]:
+        self.out += b"}"
+        self.slots[id(node)] = self.put()
+        # CPython sees the end of a dict only by a batch that is not full.
+        end = len(node.pairs) + 1 if node.pairs else 0
+        return self.set_items(node.pairs, end, alone=len(node.pairs) == 1)
+
+    def append(self, items: list[Node], *, alone: bool) -> Iterator[Node]:
+        """Append in batches, the last of them `alone` if it is a single item."""
+        for start in range(0, len(items), _BATCH):
+            batch = items[start : start + _BATCH]
+            single = alone and len(batch) == 1
+            self.out += b"" if single else b"("
+            yield from batch
+            self.out += b"a" if single else b"e"
+
+    def set_items(self, pairs: list[tuple[Node, Node]], end: int, *, alone: bool) -> Iterator[Node]:
+        """Set in batches that start before `end`, the last of them `alone` if it is one pair."""
+        for start in range(0, end, _BATCH):
+            batch = pairs[start : start + _BATCH]
+            single = alone and len(batch) == 1
+            self.out += b"" if single else b"("
+            for pair in batch:
+                yield from pair
+            self.out += b"s" if single else b"u"
+
+    def spell_call(self, node: Call) -> Iterator[Node]:
+        self.slots[id(node)] = _OPEN
+        yield from self.make(node)
+        self.slots[id(node)] = self.put()
+        yield from self.append(node.items, alone=True)
+        yield from self.set_items(node.pairs, len(node.pairs), alone=True)
+        if node.built:
+            yield node.state
+            self.out += b"b"
+
+    def make(self, node: Call) -> Iterator[Node]:
+        if node.opcode == "NEWOBJ_EX":
+            self.spell_name("copyreg", "__newobj_ex__")
+            yield from (node.function, node.args, node.kwargs)
+            self.out += _TUPLES[3]
+            self.put()
+            self.out += b"R"
+            return
+        yield from (node.function, node.args)
+        bare = isinstance(node.args, Tuple) and not node.args.items
+        new = node.opcode == "NEWOBJ" or (node.opcode in ("INST", "OBJ") and bare)
+        self.out += b"\x81" if new else b"R"
+
+
+def _line(text: str) -> bytes:
+    try:
+        line = text.encode()
+    except UnicodeEncodeError:
+        line = b"\n"
+    if b"\n" in line:
+        raise UnsupportedError(f"a pickle of protocol 2 can't name {text!r:.100}")
+    return line
+
+
+def _counted(count: int) -> bytes:
+    if count > _MOST:
+        raise UnsupportedError("the pickle holds more than a pickle of protocol 2 can count")
+    return count.to_bytes(4, "little")

@@ -44,6 +44,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.walk",
         "pickles.compare",
         "pickles.splice",
+        "pickles.terms.spelling",
+        "pickles.terms.reading",
+        "pickles.terms.text",
+        "pickles.terms",
         "pickles",
     ),
     (

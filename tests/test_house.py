@@ -46,6 +46,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.emit",
         "pickles.compare",
         "pickles.splice",
+        "pickles.terms.spelling",
+        "pickles.terms.reading",
+        "pickles.terms.text",
+        "pickles.terms",
         "pickles",
     ),
     (

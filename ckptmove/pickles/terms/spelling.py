@@ -1,0 +1,239 @@
+"""From nodes to terms."""
+
+from __future__ import annotations
+
+import re
+import struct
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite, isnan
+from typing import Any, TypeAlias
+
+from ...errors import UnsupportedError
+from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
+
+#: A plain JSON value.
+Term: TypeAlias = Any
+#: The term of a call, a persistent id or a blob that the caller knows; None for any other.
+Leaf: TypeAlias = Callable[[Node], "dict[str, Any] | None"]
+
+#: Integers of more bits are not read right by every reader of JSON.
+MAX_BITS = 63
+_LONG = 64  # characters or bytes; what is longer is shared
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def to_terms(root: Node, leaf: Leaf) -> Term:
+    """The term of a graph.
+
+    Args:
+        root: the graph; it may be cyclic, and of any depth.
+        leaf: asked for each call, persistent id and blob, once and in order. What it gives is the
+            term, and what is below is left alone; at None it is spelled like everything else.
+
+    Raises:
+        UnsupportedError: the graph has bytes that were passed over, or names or calls what no
+            pickle that can be loaded does.
+    """
+    return _Spelling(root, leaf).run()
+
+
+def shareable(node: Node) -> bool:
+    """Whether it matters that a node is used more than once."""
+    if isinstance(node, Tuple):
+        return bool(node.items)
+    if isinstance(node, (str, bytes)):
+        return len(node) > _LONG
+    if isinstance(node, int):
+        return node.bit_length() > 8 * _LONG
+    if isinstance(node, Global):
+        return len(node.module) + len(node.name) > _LONG
+    return not (node is None or isinstance(node, float))
+
+
+def _flat(pairs: Iterable[tuple[Node, Node]]) -> list[Node]:
+    return [each for pair in pairs for each in pair]
+
+
+def _inside(node: Node) -> list[Node]:
+    """What a node holds, in the order of its term."""
+    if isinstance(node, (List, Tuple, Set)):
+        return node.items
+    if isinstance(node, Dict):
+        return _flat(node.pairs)
+    if isinstance(node, Call):
+        made_of = [node.function, node.args, node.kwargs]
+        return [*made_of, *node.items, *_flat(node.pairs), node.state]
+    return [node.pid] if isinstance(node, Persistent) else []
+
+
+class _Spelling:
+    """A graph on its way to terms.
+
+    Attributes:
+        leaves: `id()` of a node → the term that the caller gave for it.
+        many: `id()` of all that is used more than once.
+        numbers: of these, what was met → its number.
+        todo: nodes, and where their terms go: the next one at the end.
+    """
+
+    def __init__(self, root: Node, leaf: Leaf) -> None:
+        self.root = root
+        self.leaves: dict[int, Term] = {}
+        self.many: set[int] = set()
+        self.numbers: dict[int, int] = {}
+        self.todo: list[tuple[Node, Any, int | str]] = []
+        self.survey(leaf)
+
+    def survey(self, leaf: Leaf) -> None:
+        met: set[int] = set()
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            if not shareable(node):
+                continue
+            if id(node) in met:
+                self.many.add(id(node))
+                continue
+            met.add(id(node))
+            if isinstance(node, (Call, Persistent, Blob)):
+                term = leaf(node)
+                if term is not None:
+                    self.leaves[id(node)] = term
+                    continue
+            todo.extend(reversed(_inside(node)))
+
+    def run(self) -> Term:
+        whole: list[Term] = [None]
+        todo = self.todo
+        todo.append((self.root, whole, 0))
+        while todo:
+            node, place, key = todo.pop()
+            start = len(todo)
+            place[key] = self.spell(node)
+            todo[start:] = todo[start:][::-1]
+        return whole[0]
+
+    def put(self, node: Node, place: Term, key: int | str) -> None:
+        """Put a scalar's term in its place, or any other's later: it has a number to wait for."""
+        if isinstance(node, (bool, int, float, str)) and id(node) not in self.many:
+            place[key] = _scalar(node)
+        else:
+            place[key] = None
+            if node is not None:
+                self.todo.append((node, place, key))
+
+    def row(self, nodes: Sequence[Node]) -> list[Term]:
+        terms: list[Term] = [None] * len(nodes)
+        for index, node in enumerate(nodes):
+            self.put(node, terms, index)
+        return terms
+
+    def rows(self, pairs: Iterable[tuple[Node, Node]]) -> list[Term]:
+        return [self.row(pair) for pair in pairs]
+
+    def spell(self, node: Node) -> Term:
+        if id(node) not in self.many:
+            return self.bare(node)
+        number = self.numbers.get(id(node))
+        if number is not None:
+            return {"$": "again", "as": number}
+        number = self.numbers[id(node)] = len(self.numbers)
+        return {"$": "shared", "as": number, "of": self.bare(node)}
+
+    def bare(self, node: Node) -> Term:
+        known = self.leaves.get(id(node))
+        if known is not None:
+            return known
+        if isinstance(node, List):
+            return self.row(node.items)
+        if isinstance(node, Tuple):
+            return {"$": "tuple", "of": self.row(node.items)}
+        if isinstance(node, Set):
+            return {"$": "frozenset" if node.frozen else "set", "of": self.row(node.items)}
+        if isinstance(node, Dict):
+            return self.dictionary(node)
+        if isinstance(node, Call):
+            return self.call(node)
+        if isinstance(node, Persistent):
+            term: dict[str, Term] = {"$": "persistent"}
+            self.put(node.pid, term, "of")
+            return term
+        return _scalar(node)
+
+    def dictionary(self, node: Dict) -> Term:
+        keys = [key for key, _ in node.pairs if isinstance(key, str) and self.is_name(key)]
+        term: dict[str, Term] = dict.fromkeys(map(str, keys))
+        if len(term) != len(node.pairs):
+            return {"$": "dict", "of": self.rows(node.pairs)}
+        for key, (_, value) in zip(term, node.pairs, strict=True):
+            self.put(value, term, key)
+        return term
+
+    def is_name(self, key: str) -> bool:
+        """Whether a key may be one in JSON."""
+        return id(key) not in self.many and key != "$" and not has_surrogates(key)
+
+    def call(self, node: Call) -> Term:
+        term: dict[str, Term] = {"$": "call"}
+        function, args = node.function, node.args
+        if isinstance(function, str) or isinstance(args, List):
+            raise UnsupportedError("the tree has a call that no unpickler could make")
+        if isinstance(function, Global) and id(function) not in self.many:
+            term["of"] = _name(function)
+        else:
+            self.put(function, term, "of")
+        if not isinstance(args, Tuple) or id(args) in self.many:
+            self.put(args, term, "args")
+        elif args.items:
+            term["args"] = self.row(args.items)
+        if node.opcode != "REDUCE":
+            term["how"] = node.opcode
+        if node.kwargs is not None:
+            self.put(node.kwargs, term, "kwargs")
+        if node.items:
+            term["items"] = self.row(node.items)
+        if node.pairs:
+            term["pairs"] = self.rows(node.pairs)
+        if node.built:
+            self.put(node.state, term, "state")
+        return term
+
+
+def _scalar(node: Node) -> Term:
+    if node is None or isinstance(node, bool):
+        return node
+    if isinstance(node, str):
+        if has_surrogates(node):
+            return {"$": "text", "of": _base64(node.encode("utf-8", "surrogatepass"))}
+        return str(node)
+    if isinstance(node, int):
+        return node if node.bit_length() <= MAX_BITS else {"$": "int", "of": hex(node)}
+    if isinstance(node, float):
+        if isnan(node):
+            return {"$": "float", "of": f"0x{struct.pack('>d', node).hex()}"}
+        return node if isfinite(node) else {"$": "float", "of": str(node)}
+    if isinstance(node, Global):
+        return {"$": "name", "of": _name(node)}
+    content = node.content if isinstance(node, Blob) else node
+    if content is None:
+        raise UnsupportedError("the tree has bytes that were too many to be held")
+    if isinstance(content, bytes):
+        return {"$": "bytes", "of": _base64(content)}
+    raise TypeError(f"{type(node).__name__} is no node")
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode("ascii")
+
+
+def _name(node: Global) -> str:
+    name = f"{node.module}:{node.name}"
+    if ":" in node.module or has_surrogates(name):
+        raise UnsupportedError("the tree names a module as none can be named")
+    return name
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether text has what UTF-8 can't spell."""
+    return not text.isascii() and _SURROGATE.search(text) is not None

@@ -1,0 +1,96 @@
+"""The JSON of a term: written one way, and read strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import accumulate
+from math import isfinite
+
+from ...errors import CorruptError, UnsupportedError
+from .spelling import Term
+
+#: How deep the text may be: `json` recurses, and Python's stack is 1000 calls.
+MAX_DEPTH = 500
+#: The most lists and objects: these take up to a hundred bytes of memory each, but three of text.
+MAX_BRACKETS = 20_000_000
+_LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; what is written takes at most 20 and 24
+
+_STRING = re.compile('"[^"]*"?')
+_NO_BRACKET = re.compile(r"[^][{}]+")
+_STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+def spelled(term: Term) -> str:
+    """A term as JSON: in ASCII, without white space, the same for the same term.
+
+    Raises:
+        UnsupportedError: it is too deep or too large.
+    """
+    try:
+        text = json.dumps(term, separators=(",", ":"), allow_nan=False, check_circular=False)
+    except RecursionError:
+        raise UnsupportedError(_too_deep()) from None
+    excess = _excess(text)
+    if excess is not None:
+        raise UnsupportedError(excess)
+    return text
+
+
+def parsed(text: str) -> Term:
+    """What JSON text says, if all readers agree on it.
+
+    Raises:
+        CorruptError: it is no JSON, says something twice, holds numbers that are none or that no
+            double or 64-bit integer holds, or is too deep or too large.
+    """
+    excess = _excess(text)
+    if excess is not None:
+        raise CorruptError(excess)
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_int=_whole,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
+    except RecursionError:
+        raise CorruptError(_too_deep()) from None
+    except ValueError:
+        raise CorruptError("the saved tree is not JSON") from None
+
+
+def _too_deep() -> str:
+    return f"the saved tree is nested more than {MAX_DEPTH} levels deep in JSON"
+
+
+def _excess(text: str) -> str | None:
+    """What JSON text has too much of, or None."""
+    bare = text.replace("\\\\", "").replace('\\"', "") if "\\" in text else text
+    brackets = _NO_BRACKET.sub("", _STRING.sub("", bare))
+    if brackets.count("[") + brackets.count("{") > MAX_BRACKETS:
+        return f"the saved tree has more than {MAX_BRACKETS:,} lists and objects in JSON"
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
+        return _too_deep()
+    return None
+
+
+def _unique(pairs: list[tuple[str, Term]]) -> dict[str, Term]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise CorruptError("the saved tree has an object that says something twice")
+    return found
+
+
+def _whole(text: str) -> int:
+    if len(text) > _LONGEST_INT:
+        raise CorruptError("the saved tree has a number of absurd length")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text) if len(text) <= _LONGEST_FLOAT else float("inf")
+    if not isfinite(value):
+        raise CorruptError("the saved tree has a number that is none, or of absurd length")
+    return value

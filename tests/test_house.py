@@ -36,6 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips.amend",
         "zips",
         "tars",
+        "headers",
         "manifest",
     ),
     (
@@ -68,6 +69,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.torch_package",
         "formats.torch_legacy",
         "formats.torch_tar",
+        "formats.safetensors",
         "formats.pickle",
         "formats.documents",
         "formats.records",

@@ -1,7 +1,8 @@
 """The one table of tensor element types, by torch's names.
 
 Sources: torch/storage.py (`_dtype_to_storage_type_map`, `_new_dtypes`) for the storage classes;
-c10/core/ScalarType.h for the sizes.
+c10/core/ScalarType.h for the sizes; safetensors/src/tensor.rs (`Dtype`) and bindings/python/src/
+lib.rs (`parse_dtype_str`) for the names in safetensors.
 """
 
 from __future__ import annotations
@@ -75,6 +76,31 @@ ALIASES: dict[str, str] = {
     "cdouble": "complex128",
     "cfloat": "complex64",
     "chalf": "complex32",
+}
+
+#: The dtypes of safetensors, from the least aligned to the most, and torch's names of them. Those
+#: of the library's that are missing here (`F6_E2M3`, `F6_E3M2`) torch does not have.
+SAFETENSORS: dict[str, str] = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",  # counted singly there, in pairs by torch
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
 }
 
 

@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips.amend",
         "zips",
         "tars",
+        "headers",
         "manifest",
     ),
     (
@@ -74,6 +75,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.torch_package",
         "formats.torch_legacy",
         "formats.torch_tar",
+        "formats.safetensors",
         "formats.pickle",
         "formats.documents",
         "formats.records",

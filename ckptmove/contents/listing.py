@@ -40,7 +40,7 @@ from .tensors import Recogniser, device_text
 
 _WORTH_A_VISIT = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
 _LEAST_ROOM = 1 << 22  # for names and paths; a pickle of a few bytes may need some
-_ROOM_PER_BYTE = 64  # of the pickle, for names and paths
+_ROOM_PER_BYTE = 64  # of what describes the content, for names and paths
 _LONGEST_IN_KEY = 64  # characters of a text in a tuple that is a key and shown as it is
 #: What libtorch's pickler wraps around a list or dict to say its type.
 _TRANSPARENT = {
@@ -90,7 +90,8 @@ def contents_of(container: Container, found: Whole) -> Contents:
         CorruptError: a tensor makes no sense, or the tree is absurdly deep.
         UnsupportedError: a tensor is of a kind that is not known.
     """
-    listing = _Listing(found)
+    nbytes = sum(each.described_nbytes for each in container.everything())
+    listing = _Listing(found, nbytes)
     for path, root in container.roots:
         listing.run(root, path, _Context(container.section))
     for stream in found.streams:
@@ -109,9 +110,12 @@ def contents_of(container: Container, found: Whole) -> Contents:
 
 
 class _Listing:
-    def __init__(self, found: Whole) -> None:
+    def __init__(self, found: Whole, nbytes: int) -> None:
+        """Args:
+        found: all that the checkpoint holds.
+        nbytes: how many bytes say so.
+        """
         # From one node to another; an opcode makes two of these steps at most.
-        nbytes = sum(len(stream.data) for stream in found.streams)
         self.room = 2 * nbytes
         self.room_for_names = _LEAST_ROOM + _ROOM_PER_BYTE * nbytes
         self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}

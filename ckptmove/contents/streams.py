@@ -108,6 +108,11 @@ class Container:
         self.warnings: list[str] = []
         self.writer = ""
 
+    @property
+    def described_nbytes(self) -> int:
+        """How many bytes say what it holds, without those that are held: its pickles."""
+        return sum(len(stream.data) for stream in self.streams)
+
     def plan(self, spelling: Spelling) -> Plan:
         """How to write it with another spelling: as a patch, if it can keep its length."""
         return edited(self.source.start or 0, self.source.nbytes, self.changes(spelling))

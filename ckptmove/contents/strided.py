@@ -87,6 +87,15 @@ def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype
     return nbytes_of(last + 1, dtype)
 
 
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The stride that torch gives a tensor whose elements follow each other, in elements."""
+    stride, step = [0] * len(shape), 1
+    for n in reversed(range(len(shape))):
+        stride[n] = step
+        step *= max(1, shape[n])
+    return tuple(stride)
+
+
 def count_of(shape: tuple[int, ...]) -> int:
     """Elements of a shape, of which torch counts fewer than 2^63.
 

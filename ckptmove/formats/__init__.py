@@ -17,6 +17,7 @@ from .base import Carries, Checkpoint, Format, Glimpse, Nestable
 from .bundle import ZipBundle
 from .opening import Opening
 from .pickle import PlainPickle
+from .safetensors import SafetensorsFile
 from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
 from .torch_package import TorchPackage
@@ -35,6 +36,7 @@ FORMATS: tuple[Format, ...] = (
     TorchScriptV1(),
     TorchTar(),
     TorchLegacy(),
+    SafetensorsFile(),  # every other length of a header could also start a pickle
     PlainPickle(),
     ZipBundle(),
 )
@@ -54,7 +56,7 @@ _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"GGUF", "is a GGUF file", None),
     (0, b"\x89HDF", "is an HDF5 file", None),
     (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
-    (8, b'{"', "looks like safetensors, which carry no devices", None),
+    (8, b'{"', "looks like safetensors, of which only the beginning is there", "fetch it again"),
 )
 
 

@@ -1,0 +1,328 @@
+"""The header of a safetensors file: read strictly, and laid out as the library does.
+
+    8 bytes     N, the length of the header, little-endian, at most 100,000,000
+    N bytes     JSON: {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"}, …};
+                white space around it counts
+    the rest    the tensors, contiguous and little-endian, without gaps; offsets count from here
+
+What the library refuses is refused. So is what it lets through by accident, or torch can't load:
+a key that is said twice (readers would disagree), a tensor spelled as a list, a dtype spelled as an
+object, sizes beyond 63 bits even of an empty tensor, pairs of float4 that are cut apart.
+
+Sources: https://github.com/huggingface/safetensors, README.md (Format) and
+safetensors/src/tensor.rs (`read_metadata`, `Metadata::validate`, `prepare`); serde_json for its
+limits and its escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import isfinite
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
+
+from .dtypes import SAFETENSORS, nbytes_of
+from .errors import CorruptError, RefusedError, UnsupportedError
+from .source import Readable
+
+#: What the length of a header takes, in bytes.
+LENGTH_NBYTES = 8
+#: The longest header that the library reads, in bytes.
+LONGEST = 100_000_000
+#: What `json.loads` gives.
+Json: TypeAlias = Any
+#: The key that names no tensor.
+METADATA = "__metadata__"
+
+_DEEPEST = 127  # levels of JSON that serde_json reads
+_LONGEST_INTEGER = 20  # digits of a number of 64 bits
+_LARGEST = (1 << 63) - 1  # that torch counts
+_LONGEST_SHOWN = 100  # characters of a name in a message
+_ALIGNMENT = 8
+_FLOAT4 = "float4_e2m1fn_x2"
+_WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: down, and up again
+_NAMES = {torch: name for name, torch in SAFETENSORS.items()}
+_RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values()))}
+
+
+class Entry(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+        name: its name.
+        dtype: torch's name of its dtype.
+        shape: as torch has it: of float4, the last dimension counts pairs.
+        start: offset of its first byte in the file.
+        nbytes: its size.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+class Header(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        entries: the tensors by name, in the order of the header.
+        metadata: what is said of the whole; empty too where nothing is.
+        data_at: the offset where the header ends.
+    """
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+    data_at: int
+
+
+class Sized(NamedTuple):
+    """A tensor that is to be written: dtype and shape as torch has them, its size in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class LaidOut(NamedTuple):
+    """A file that is to be written.
+
+    Attributes:
+        head: the length and the header, which come first.
+        entries: where each tensor goes, by name, in the order of the file; they follow each other
+            without gaps.
+        nbytes: the size of the file.
+    """
+
+    head: bytes
+    entries: Mapping[str, Entry]
+    nbytes: int
+
+
+def read_header(source: Readable) -> Header:
+    """Read the header of a safetensors file, and check it against the length of the file.
+
+    Raises:
+        CorruptError: it is damaged, contradicts itself or the file, or is absurdly deep.
+        UnsupportedError: it has a tensor of a dtype that torch does not have.
+    """
+    if source.nbytes < LENGTH_NBYTES:
+        raise CorruptError("it is too short for a safetensors file")
+    length = int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
+    data_at = LENGTH_NBYTES + length
+    if length > LONGEST:
+        raise CorruptError(f"its header claims {length:,} bytes, and may have {LONGEST:,}")
+    if data_at > source.nbytes:
+        raise CorruptError(
+            f"its header claims {length:,} bytes, and {source.nbytes - LENGTH_NBYTES:,} are there: "
+            "the file is truncated or damaged"
+        )
+    root = _parsed(source.read(LENGTH_NBYTES, length))
+    if not isinstance(root, dict):
+        raise CorruptError("its header is no JSON object")
+    metadata = root.pop(METADATA, None) or {}
+    if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
+        raise CorruptError(f"the {METADATA} in its header is no object of strings")
+    entries = {name: _entry(name, said, data_at) for name, said in root.items()}
+    _check_coverage(entries, data_at, source.nbytes)
+    return Header(entries, metadata, data_at)
+
+
+def _parsed(content: bytes) -> Json:
+    if _depth(content) > _DEEPEST:
+        raise CorruptError(f"its header is nested more than {_DEEPEST} levels deep")
+    try:
+        root = json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_number,
+        )
+        if _ESCAPED_SURROGATE.search(content):
+            json.dumps(root, ensure_ascii=False).encode("utf-8")
+    except _Twice as error:
+        raise CorruptError(f"its header says {shown(error.args[0])} twice") from error
+    except UnicodeError as error:
+        raise CorruptError("its header holds text that is not text") from error
+    except ValueError as error:
+        raise CorruptError("its header is not JSON") from error
+    return root
+
+
+def _depth(content: bytes) -> int:
+    """How deep brackets are nested outside of strings, up to where this is no JSON any more."""
+    unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside = b"".join(unescaped.split(b'"')[::2]).translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(memoryview(outside).cast("b")), default=0)
+
+
+class _Twice(Exception):
+    """A key that occurs twice in an object."""
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counted = Counter(name for name, _ in pairs)
+        raise _Twice(counted.most_common(1)[0][0])
+    return found
+
+
+def _integer(digits: str) -> int | float:
+    """A whole number; as serde_json has it, a float where it is beyond 64 bits, or -0."""
+    whole = len(digits) <= _LONGEST_INTEGER and digits != "-0"
+    return int(digits) if whole else _number(digits)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError("not a number of JSON, or out of range")
+    return value
+
+
+def _entry(name: str, said: Json, data_at: int) -> Entry:
+    """What the header says of one tensor; where it ends up is not checked."""
+    if type(said) is not dict:
+        raise _fault(name, "is no object")
+    dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    torch_dtype = SAFETENSORS.get(dtype) if type(dtype) is str else None
+    if torch_dtype is None:
+        if dtype in _WITHOUT_TORCH:
+            raise UnsupportedError(f"the tensor {shown(name)} is of {dtype}, which torch lacks")
+        raise _fault(name, "has no known dtype")
+    if not _are_sizes(shape):
+        raise _fault(name, "has no proper shape")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise _fault(name, "has no proper data_offsets")
+    count = 1
+    for n in shape:
+        count *= n or 1  # so torch counts strides
+        if count > _LARGEST:
+            raise _fault(name, "claims more elements than there can be")
+    if torch_dtype == _FLOAT4:
+        if not shape or shape[-1] % 2:
+            raise _fault(name, "holds half a pair of float4")
+        shape[-1] //= 2
+        count //= 2
+    nbytes = 0 if 0 in shape else nbytes_of(count, torch_dtype)
+    begin, end = offsets
+    if end - begin != nbytes:
+        raise _fault(name, f"is {nbytes:,} bytes long, and its data_offsets are {begin} and {end}")
+    return Entry(name, torch_dtype, tuple(shape), data_at + begin, nbytes)
+
+
+def _are_sizes(said: Json) -> TypeGuard[list[int]]:
+    """Whether this is a list of whole numbers from 0 on."""
+    if type(said) is not list:
+        return False
+    for each in said:  # noqa: SIM110 (twice as fast as a generator)
+        if type(each) is not int or each < 0:
+            return False
+    return True
+
+
+def _check_coverage(entries: Mapping[str, Entry], data_at: int, nbytes: int) -> None:
+    """Check that the tensors follow each other, up to the end of the file."""
+    at = data_at
+    for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.nbytes)):
+        if entry.start != at:
+            how = "leaves a gap before it" if entry.start > at else "overlaps the one before it"
+            raise _fault(entry.name, how)
+        at += entry.nbytes
+    if at > nbytes:
+        raise CorruptError(
+            f"its tensors end at {at:,}, and the file at {nbytes:,}: it is truncated or damaged"
+        )
+    if at < nbytes:
+        raise CorruptError(f"{nbytes - at:,} bytes follow the last tensor")
+
+
+def _fault(name: str, what: str) -> CorruptError:
+    return CorruptError(f"the tensor {shown(name)} {what}")
+
+
+def shown(name: str) -> str:
+    """A name in a message: quoted, on one line, and not too long."""
+    return repr(name) if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]!r}…"
+
+
+def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None) -> LaidOut:
+    """Lay a file out byte for byte as the library does: most aligned first, then by name.
+
+    The library writes several metadata in any order; here they are sorted.
+
+    Args:
+        tensors: what is to be written, in any order.
+        metadata: what is to be said of the whole; None, unlike nothing, leaves no trace.
+
+    Raises:
+        RefusedError: two tensors have one name, or the header would be longer than can be read.
+        UnsupportedError: a dtype, shape or name has no form in safetensors.
+    """
+    said: dict[str, Json] = {}
+    if metadata is not None:
+        said[METADATA] = {key: metadata[key] for key in sorted(metadata)}
+        for key, value in metadata.items():
+            _check_text(key + value, f"the metadata {shown(key)}")
+    ordered, end = sorted(tensors, key=_order), 0
+    for tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        if tensor.name in said and tensor.name != METADATA:
+            raise RefusedError(f"two tensors would be named {shown(tensor.name)}")
+        said[tensor.name] = _said(tensor, start, end)
+    text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    padded = text + b" " * (-len(text) % _ALIGNMENT)
+    if len(padded) > LONGEST:
+        raise RefusedError(
+            f"the header would take {len(padded):,} bytes, and may take {LONGEST:,}",
+            hint="--max-shard-size spreads the tensors over several files; "
+            "fewer or shorter names take less, too",
+        )
+    at = LENGTH_NBYTES + len(padded)
+    entries = {}
+    for name, dtype, shape, nbytes in ordered:
+        entries[name] = Entry(name, dtype, shape, at, nbytes)
+        at += nbytes
+    return LaidOut(len(padded).to_bytes(LENGTH_NBYTES, "little") + padded, entries, at)
+
+
+def _order(tensor: Sized) -> tuple[int, str]:
+    """By what tensors are sorted. UTF-8, which the library compares, sorts as code points do."""
+    rank = _RANK.get(tensor.dtype)
+    if rank is None:
+        raise UnsupportedError(
+            f"the tensor {shown(tensor.name)} is of {tensor.dtype}, which safetensors lacks"
+        )
+    return rank, tensor.name
+
+
+def _said(tensor: Sized, start: int, end: int) -> dict[str, Json]:
+    """What the header says of a tensor, in the library's order."""
+    name, shape = tensor.name, list(tensor.shape)
+    if name == METADATA:
+        raise UnsupportedError(f"safetensors can't hold a tensor named {METADATA!r}")
+    _check_text(name, f"the name {shown(name)}")
+    if tensor.dtype == _FLOAT4:
+        if not shape:
+            raise UnsupportedError(f"safetensors can't hold {shown(name)}, a single pair of float4")
+        shape[-1] *= 2
+    return {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UnsupportedError(
+            f"safetensors can't spell {what}: it holds half of a character"
+        ) from error

@@ -21,6 +21,36 @@ class Write(NamedTuple):
     data: bytes
 
 
+class Gather(NamedTuple):
+    """Write the elements of a strided view, in row-major order, at offset `at` of the destination.
+
+    Attributes:
+        at, nbytes: the range of the destination.
+        source: which of the sources the view is in.
+        source_at, source_nbytes: the region of that source in which the view lies.
+        dtype: of its elements, by torch's name.
+        shape: elements per dimension.
+        stride, offset: in elements, the latter from the start of the region.
+        conj, neg: whether the imaginary part, or the value, is to be negated.
+        big_endian: whether the region's elements are.
+        to: the dtype that they are cast to, by torch's name; None keeps their bits.
+    """
+
+    at: int
+    nbytes: int
+    source: int
+    source_at: int
+    source_nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool = False
+    neg: bool = False
+    big_endian: bool = False
+    to: str | None = None
+
+
 class Checksum(NamedTuple):
     """What the bytes `[at, at + nbytes)` of the destination must add up to, as zip's CRC-32.
 

@@ -90,6 +90,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle",
         "formats",
     ),
+    ("runtime", "runtime.gather"),
     ("verbs.inspect", "verbs.relocate", "verbs.recover", "verbs"),
     (
         "render.text",
@@ -183,7 +184,7 @@ class Wall:
             raise ImportError(name + " is not to be imported")
 sys.meta_path.insert(0, Wall())
 import importlib
-for module in {modules()!r}:
+for module in {[name for name in modules() if name.split(".")[0] != "runtime"]!r}:
     if module != "__main__":
         importlib.import_module("ckptmove." + module if module else "ckptmove")
 """

@@ -10,9 +10,9 @@ import signal
 import stat
 import time
 
+from .copier import read_at, write_at
 from .errors import InputError, WriteError
 from .journal import HEAD_NBYTES, UNFINISHED, Change, check_head, journal_name
-from .sink import read_at, write_at
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 

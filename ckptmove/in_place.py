@@ -13,11 +13,12 @@ import os
 from types import TracebackType
 from typing import NamedTuple
 
+from .copier import write_at
+from .destination import failure_of
 from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
 from .held import Held, busy, is_locked, is_open_for_writing
 from .journal import UNFINISHED, Journal, journal_name
 from .plan import Plan
-from .sink import failure_of, write_at
 from .source import Source
 
 _INSIST = "--force insists"

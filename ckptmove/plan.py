@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
 class Copy(NamedTuple):
-    """Copy `nbytes` from offset `source_at` of the source to offset `at` of the destination."""
+    """Copy `nbytes` from offset `source_at` of a source to offset `at` of the destination.
+
+    `source` says which of the sources, here and everywhere below.
+    """
 
     source_at: int
     nbytes: int
     at: int
+    source: int = 0
 
 
 class Write(NamedTuple):
@@ -19,6 +23,43 @@ class Write(NamedTuple):
 
     at: int
     data: bytes
+
+
+class Gather(NamedTuple):
+    """Write the elements of a strided view, in row-major order, at offset `at` of the destination.
+
+    Attributes:
+        at, nbytes: the range of the destination.
+        source: which of the sources the view is in.
+        source_at, source_nbytes: the region of that source in which the view lies.
+        dtype: of its elements, by torch's name.
+        shape: elements per dimension.
+        stride, offset: in elements, the latter from the start of the region.
+        conj, neg: whether the imaginary part, or the value, is to be negated.
+        big_endian: whether the region's elements are.
+        to: the dtype that they are cast to, by torch's name; None keeps their bits.
+    """
+
+    at: int
+    nbytes: int
+    source: int
+    source_at: int
+    source_nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool = False
+    neg: bool = False
+    big_endian: bool = False
+    to: str | None = None
+
+
+class Measure(NamedTuple):
+    """A range of the destination whose CRC-32 is wanted once its bytes are there."""
+
+    at: int
+    nbytes: int
 
 
 class Checksum(NamedTuple):
@@ -34,6 +75,7 @@ class Checksum(NamedTuple):
     crc32: int
     name: str
     source_at: int
+    source: int = 0
 
 
 class Check(NamedTuple):
@@ -49,6 +91,7 @@ class Check(NamedTuple):
     nbytes: int
     source_at: int
     checksum: Checksum | None
+    source: int = 0
 
 
 class Plan(NamedTuple):
@@ -61,6 +104,11 @@ class Plan(NamedTuple):
         copies: in the order of the destination, without overlaps.
         writes: over and between the copies.
         checksums: of ranges that lie within one copy and outside the writes, in order.
+        gathers: between the copies, in order.
+        measures: ranges whose CRC-32s `seal` needs, in order and without overlaps; outside of
+            copies, gathers and writes there are zeros.
+        seal: CRC-32s of the measures → the last writes, outside of all measures, in places where
+            nothing else is.
     """
 
     method: str
@@ -68,6 +116,9 @@ class Plan(NamedTuple):
     copies: tuple[Copy, ...]
     writes: tuple[Write, ...]
     checksums: tuple[Checksum, ...] = ()
+    gathers: tuple[Gather, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
 
     @property
     def keeps_length(self) -> bool:
@@ -76,8 +127,8 @@ class Plan(NamedTuple):
 
     @property
     def is_clone(self) -> bool:
-        """Whether the destination starts as a copy of the whole source, byte for byte."""
-        return self.copies == (Copy(0, self.nbytes, 0),)
+        """Whether the destination starts as a copy of a whole source, byte for byte."""
+        return len(self.copies) == 1 and self.copies[0][:3] == (0, self.nbytes, 0)
 
     def checks(self) -> Iterator[Check]:
         """How each copied byte that stays is verified, in the order of the destination."""
@@ -95,15 +146,15 @@ class Plan(NamedTuple):
             while n < len(cuts) and cuts[n][0] < end:
                 start, stop, checksum = cuts[n]
                 if start > at:
-                    yield Check(at, start - at, at + shift, None)
+                    yield Check(at, start - at, at + shift, None, copy.source)
                 if checksum is not None:
-                    yield Check(start, stop - start, start + shift, checksum)
+                    yield Check(start, stop - start, start + shift, checksum, copy.source)
                 at = max(at, stop)
                 if stop > end:  # it goes on in what the next copy brings
                     break
                 n += 1
             if at < end:
-                yield Check(at, end - at, at + shift, None)
+                yield Check(at, end - at, at + shift, None, copy.source)
 
 
 class Edit(NamedTuple):
@@ -175,11 +226,11 @@ def _moved(start: int, nbytes: int, edits: list[Edit]) -> Plan:
     return Plan("relay", at, tuple(copies), tuple(writes), tuple(checksums))
 
 
-def carry_out(plan: Plan, content: bytes) -> bytes:
-    """What a plan makes of bytes that are in memory."""
+def carry_out(plan: Plan, *contents: bytes) -> bytes:
+    """What a plan of copies and writes makes of sources that are in memory."""
     made = bytearray(plan.nbytes)
-    for source_at, nbytes, at in plan.copies:
-        made[at : at + nbytes] = content[source_at : source_at + nbytes]
+    for source_at, nbytes, at, source in plan.copies:
+        made[at : at + nbytes] = contents[source][source_at : source_at + nbytes]
     for at, data in plan.writes:
         made[at : at + len(data)] = data
     return bytes(made)

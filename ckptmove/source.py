@@ -95,7 +95,7 @@ class Source:
 
     Used as a context, it closes the file, and names it in errors that name none.
 
-    All sizes and offsets are bytes. Nothing is mapped: a mapping of a file that somebody
+    All sizes and offsets are bytes. Nothing is mapped here: a mapping of a file that somebody
     truncates kills the process, a short `pread` is an error with a name.
     """
 
@@ -171,6 +171,20 @@ class Source:
             start += len(part)
             nbytes -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """Fill the buffer with the bytes from `start` on. Raises as `read`."""
+        _check_range(self, start, len(buffer))
+        left = memoryview(buffer)
+        while left:
+            try:
+                nbytes = os.preadv(self.fd, [left], start)
+            except OSError as error:
+                raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
+            if not nbytes:
+                raise CorruptError("the file shrank while it was read", path=self.path)
+            start += nbytes
+            left = left[nbytes:]
 
     def window(self, start: int, nbytes: int) -> Window:
         """As `Readable.window`."""

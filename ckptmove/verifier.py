@@ -1,7 +1,8 @@
 """Verify what a plan has copied, while it is still being copied.
 
 A record with a checksum is proved by it, which also finds damage in the source; everything else is
-compared with the source, byte for byte.
+compared with its source, byte for byte. What was written or gathered is none of its business: who
+does that reads it back at once. But measures span such bytes too, so those are read here as well.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 
 from .errors import CorruptError, WriteError
-from .plan import Check, Plan
+from .plan import Check, Measure, Plan
 from .source import Source
 
 #: Called with how many bytes were copied and verified since the last call.
@@ -26,10 +28,10 @@ _BUFFER = 1 << 17  # bytes read at once: more than a processor's cache holds is 
 class Verifier:
     """Follows the copying, and verifies what is there: by checksum, else against the source."""
 
-    def __init__(self, plan: Plan, source: Source, fd: int, path: str) -> None:
+    def __init__(self, plan: Plan, sources: Sequence[Source], fd: int, path: str) -> None:
         self._path = path
         self._plan = plan
-        self._source = source
+        self._sources = sources
         self._fd = fd
         self._marks: SimpleQueue[int | None] = SimpleQueue()
         self._mark = 0
@@ -37,6 +39,7 @@ class Verifier:
         self._thread = threading.Thread(target=self._run, name="ckptmove-verify", daemon=True)
         self._error: BaseException | None = None
         self.done = self._taken = 0
+        self._measured = _Measured(plan.measures)
         self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
 
     def __enter__(self) -> Verifier:
@@ -76,61 +79,108 @@ class Verifier:
         if self._error is not None:
             raise self._error
 
+    @property
+    def crcs(self) -> Sequence[int]:
+        """The CRC-32s of the measures, once it has finished."""
+        return self._measured.crcs
+
     def _run(self) -> None:
+        done = 0
         try:
             for check in self._plan.checks():
-                if not self._verify(check):
-                    return
+                self._measure(done, check.at)
+                self._verify(check)
+                done = check.at + check.nbytes
+            self._measure(done, self._plan.nbytes)
+        except _Stopped:
+            pass
         except BaseException as error:
             self._error = error
 
-    def _verify(self, check: Check) -> bool:
-        crc32, end = 0, check.at + check.nbytes
-        for at in range(check.at, end, _BUFFER):
-            nbytes = min(_BUFFER, end - at)
-            if not self._wait_for(at + nbytes):
-                return False
-            view = memoryview(self._buffer)[:nbytes]
-            if os.preadv(self._fd, [view], at) != nbytes:
-                raise self._lost("the bytes that were written can't be read back")
+    def _measure(self, start: int, end: int) -> None:
+        """Measure what needs no other check, where it is to be measured at all."""
+        for _, at, stop in self._measured.within(start, end):
+            for _ in self._read_back(at, stop):
+                pass
+
+    def _verify(self, check: Check) -> None:
+        crc32 = 0
+        source = self._sources[check.source]
+        for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = zlib.crc32(view, crc32)
-            elif not self._same_in_source(check.source_at + at - check.at, nbytes):
-                raise self._lost(f"the {nbytes:,} bytes at offset {at:,} did not arrive")
-            self.done += nbytes
+            elif not self._same_in(source, check.source_at + at - check.at, len(view)):
+                raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
+            self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
             self._blame(check)
-        return True
 
-    def _same_in_source(self, at: int, nbytes: int) -> bool:
+    def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """What is there, piece by piece, as soon as it is; measured on the way."""
+        for at in range(start, end, _BUFFER):
+            view = memoryview(self._buffer)[: min(_BUFFER, end - at)]
+            self._wait_for(at + len(view))
+            if os.preadv(self._fd, [view], at) != len(view):
+                raise self._lost("the bytes that were written can't be read back")
+            self._measured.add(at, view)
+            yield at, view
+
+    def _same_in(self, source: Source, at: int, nbytes: int) -> bool:
         other = memoryview(self._other)[:nbytes]
-        if os.preadv(self._source.fd, [other], at) != nbytes:
-            raise CorruptError("the file shrank while it was read", path=self._source.path)
+        if os.preadv(source.fd, [other], at) != nbytes:
+            raise CorruptError("the file shrank while it was read", path=source.path)
         if nbytes == _BUFFER:
             return self._buffer == self._other
         return self._buffer[:nbytes] == self._other[:nbytes]
 
-    def _wait_for(self, end: int) -> bool:
+    def _wait_for(self, end: int) -> None:
         while self._mark < end and not self._stopped:
             mark = self._marks.get()
             if mark is None:
-                return False
+                raise _Stopped
             self._mark = mark
-        return not self._stopped
+        if self._stopped:
+            raise _Stopped
 
     def _blame(self, check: Check) -> None:
         """Say who is at fault where a checksum does not match."""
         assert check.checksum is not None
+        source = self._sources[check.source]
         crc32 = 0
         for at in range(check.source_at, check.source_at + check.nbytes, _BUFFER):
             nbytes = min(_BUFFER, check.source_at + check.nbytes - at)
-            crc32 = zlib.crc32(self._source.read(at, nbytes), crc32)
+            crc32 = zlib.crc32(source.read(at, nbytes), crc32)
         if crc32 != check.checksum.crc32:
             raise CorruptError(
                 f"the record {check.checksum.name!r} is damaged: its checksum is wrong",
-                path=self._source.path,
+                path=source.path,
             )
         raise self._lost(f"the record {check.checksum.name!r} did not arrive as it was")
 
     def _lost(self, message: str) -> WriteError:
         return WriteError(message, path=self._path)
+
+
+class _Stopped(Exception):
+    """Nobody wants to know any more."""
+
+
+class _Measured:
+    """The CRC-32s of the measures, of bytes that come by from the start to the end."""
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self.crcs = [0] * len(measures)
+        self._measures = measures
+        self._ends = [measure.at + measure.nbytes for measure in measures]
+
+    def within(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The measures that a range meets: which, and from where to where they do."""
+        for n in range(bisect_right(self._ends, start), len(self._ends)):
+            if self._measures[n].at >= end:
+                return
+            yield n, max(start, self._measures[n].at), min(end, self._ends[n])
+
+    def add(self, at: int, view: memoryview) -> None:
+        """Take the bytes from an offset on into account."""
+        for n, start, end in self.within(at, at + len(view)):
+            self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])

@@ -64,7 +64,19 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents.listing",
         "contents",
     ),
-    ("rules", "placement", "verifier", "sink", "journal", "held", "in_place"),
+    (
+        "rules",
+        "placement",
+        "copier",
+        "verifier",
+        "destination",
+        "unnamed",
+        "sink",
+        "folder",
+        "journal",
+        "held",
+        "in_place",
+    ),
     (
         "formats.opening",
         "formats.base",
@@ -86,6 +98,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle",
         "formats",
     ),
+    ("runtime", "runtime.gather"),
     ("verbs.inspect", "verbs.relocate", "verbs.recover", "verbs"),
     (
         "render.text",
@@ -179,7 +192,7 @@ class Wall:
             raise ImportError(name + " is not to be imported")
 sys.meta_path.insert(0, Wall())
 import importlib
-for module in {modules()!r}:
+for module in {[name for name in modules() if name.split(".")[0] != "runtime"]!r}:
     if module != "__main__":
         importlib.import_module("ckptmove." + module if module else "ckptmove")
 """

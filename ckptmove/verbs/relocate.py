@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
+from ..destination import check_destination, check_room
 from ..device import parse
 from ..errors import InputError, StrPath, UsageError, WriteError
 from ..in_place import InPlace, check_in_place, settle
@@ -18,7 +19,7 @@ from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
 from ..plan import Plan
 from ..rules import Device, rules_of
-from ..sink import Staged, check_destination, check_room
+from ..sink import Staged
 from ..source import Source
 from ..verifier import Progress
 
@@ -181,8 +182,8 @@ def relocate(
         elif in_place:
             bytes_written = _change(source, before, moves, plan, force)
         elif dry_run:
-            check_destination(target, source, force=force)
-            check_room(target, plan, source)
+            check_destination(target, [source], force=force)
+            check_room(target, [plan], [source])
         else:
             settle(target)
             copied = _write(source, before, moves, plan, target, force, progress)
@@ -229,7 +230,7 @@ def _write(
     progress: Progress | None,
 ) -> str:
     """Write, verify, commit; gives how the bytes were copied."""
-    with Staged(target, source, force=force) as staged:
+    with Staged(target, [source], force=force) as staged:
         copied = staged.write(plan, progress)
         _check(staged.reopen(), before, moves)
         staged.commit()

@@ -1,0 +1,99 @@
+"""Bytes on their way to a file: copied from another by the kernel, written, read back."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+
+from .errors import CorruptError
+from .plan import Copy
+from .source import Source
+
+#: What a file system says that can't do a thing at all.
+NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
+_STRIDE = 64 << 20  # bytes handed to the kernel at once
+_BUFFER = 1 << 20  # bytes read at once
+_COMPARED = 1 << 17  # bytes read back at once: more than a processor's cache holds is slower
+
+
+class Copier:
+    """Copies extents of the sources, by the kernel where it can, and keeps holes."""
+
+    def __init__(self, sources: Sequence[Source], fd: int) -> None:
+        self.sources = sources
+        self.fd = fd
+        self.method = "kernel" if hasattr(os, "copy_file_range") else "read"
+
+    def copy(self, copy: Copy) -> Iterator[int]:
+        """Copy one extent; gives again and again how much of it is done."""
+        source = self.sources[copy.source]
+        for start, end in source.data_ranges(copy.source_at, copy.source_at + copy.nbytes):
+            at = start
+            while at < end:
+                to = copy.at + at - copy.source_at
+                moved = self._move(source, at, min(_STRIDE, end - at), to)
+                if moved == 0:
+                    raise CorruptError("the file shrank while it was read", path=source.path)
+                start_writeback(self.fd, to, moved)
+                at += moved
+                yield at - copy.source_at
+        yield copy.nbytes  # with the hole that may be at the end
+
+    def _move(self, source: Source, start: int, nbytes: int, at: int) -> int:
+        if self.method == "kernel":
+            try:
+                return os.copy_file_range(source.fd, self.fd, nbytes, start, at)
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+                self.method = "read"
+        data = os.pread(source.fd, min(nbytes, _BUFFER), start)
+        return os.pwrite(self.fd, data, at)
+
+
+def start_writeback(fd: int, at: int, nbytes: int) -> None:
+    """Have the disk begin with what was written, while the rest is: the fsync then waits less.
+
+    This is what the advice does to dirty pages on Linux (mm/fadvise.c); elsewhere it may do
+    nothing, and nothing depends on it.
+    """
+    if nbytes >= _BUFFER and hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, at, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def write_at(fd: int, at: int, data: bytes | memoryview) -> None:
+    """Write all of it at an offset, however little is taken at once."""
+    view = memoryview(data)
+    while view:
+        taken = os.pwrite(fd, view, at)
+        view, at = view[taken:], at + taken
+
+
+def read_at(fd: int, at: int, nbytes: int) -> bytes:
+    """The bytes at an offset; fewer where the file ends."""
+    parts = []
+    while nbytes:
+        part = os.pread(fd, nbytes, at)
+        if not part:
+            break
+        parts.append(part)
+        at, nbytes = at + len(part), nbytes - len(part)
+    return b"".join(parts)
+
+
+def holds_at(fd: int, at: int, data: bytes | memoryview) -> bool:
+    """Whether these bytes can be read at an offset."""
+    view = memoryview(data)
+    buffer = bytearray(min(len(view), _COMPARED))
+    while view:
+        part, view = view[:_COMPARED], view[_COMPARED:]
+        if len(part) < len(buffer):
+            del buffer[len(part) :]
+        # that a bytearray stands first makes it one memcmp; two views are compared by element
+        if os.preadv(fd, [buffer], at) != len(part) or buffer != part:
+            return False
+        at += len(part)
+    return True

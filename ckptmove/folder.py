@@ -1,0 +1,197 @@
+"""A directory that appears whole, with all its files verified, or not at all.
+
+Its files are written into a directory of another name beside it, which takes the final name once
+everything in it is on disk, in one step. Where that name is a directory with something in it, two
+steps are needed: the old one is moved aside, and removed when the new one is in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from types import TracebackType
+
+from .destination import Destination, exists, failure_of, hidden_name, mode_from, mode_of
+from .errors import RefusedError, StrPath, WriteError
+from .source import Source
+from .unnamed import Unnamed
+
+_NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
+_TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
+
+
+class StagedFolder:
+    """A directory in the making. Used as a context, it is gone at the end unless committed.
+
+    Attributes:
+        path: what it will be.
+        hidden: where it is until then.
+    """
+
+    def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+        """Create the directory under a name of its own.
+
+        Raises:
+            RefusedError: as `check_folder`, or nothing can be written there.
+            WriteError: it can't be created.
+        """
+        check_folder(destination, sources, force=force)
+        self.path = _without_slash(destination)
+        self.sources = sources
+        self.force = force
+        self._destination = Destination(self.path)
+        self._aside = hidden_name(self._destination.name)
+        self._beside = os.path.dirname(os.path.abspath(self.path))
+        self.hidden = os.path.join(self._beside, self._destination.hidden)
+        self._folders = [self._destination.hidden]
+        self._files: list[Unnamed] = []
+        try:
+            self._mkdir(self._destination.hidden)
+        except BaseException as error:  # a signal may come after the directory did
+            self._remove(self._destination.hidden)
+            self._destination.close()
+            if isinstance(error, OSError):
+                raise failure_of(error, self.path) from error
+            raise
+
+    def _mkdir(self, name: str) -> None:
+        mode = mode_from(self.sources)
+        os.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700, dir_fd=self._destination.folder)
+
+    def _remove(self, name: str) -> None:
+        shutil.rmtree(os.path.join(self._beside, name), ignore_errors=True)
+
+    def _has(self, name: str) -> bool:
+        return os.path.lexists(os.path.join(self._beside, name))
+
+    def __enter__(self) -> StagedFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            for file in self._files:
+                with contextlib.suppress(OSError):
+                    file.close()
+            if self._has(self._aside):
+                self._put_back(error)
+        finally:
+            self._remove(self._destination.hidden)
+            self._destination.close()
+
+    def _put_back(self, error: BaseException | None) -> None:
+        """Give what was moved aside its name again, or remove it where the new one has that."""
+        if not self._has(self._destination.hidden):
+            self._remove(self._aside)
+            return
+        try:
+            self._destination.rename(self._aside, self._destination.name)
+        except OSError as failed:
+            raise WriteError(
+                f"{error}; putting back what was there failed too: {failed.strerror}",
+                path=self.path,
+                hint=f"it is in {os.path.join(self._beside, self._aside)}",
+            ) from error
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def file(self, name: str) -> Unnamed:
+        """A new file in it, to be written; used as a context, it is open no longer than that.
+
+        Args:
+            name: relative to the directory, with `/` between its parts; directories are made.
+
+        Raises:
+            RefusedError: the name leads elsewhere, or nowhere.
+            WriteError: the file can't be created, or is there already.
+        """
+        path = os.path.join(self.path, name)
+        parts = name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts):
+            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
+        try:
+            folder = self._destination.hidden
+            for part in parts[:-1]:
+                folder = os.path.join(folder, part)
+                if folder not in self._folders:
+                    self._mkdir(folder)
+                    self._folders.append(folder)
+            inside = os.path.join(folder, parts[-1])
+            file = Unnamed(inside, self._destination.folder, path, self.sources)
+        except (OSError, ValueError) as error:
+            raise failure_of(error, path) from error
+        self._files.append(file)
+        return file
+
+    # -- committing ----------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Give the directory its name, for good; its files were put on disk as they were written.
+
+        Raises:
+            RefusedError: the name was taken meanwhile.
+            WriteError: the file system refused.
+        """
+        try:
+            for folder in reversed(self._folders):
+                self._sync(folder)
+            self._take_name()
+        except OSError as error:
+            if error.errno in _TAKEN:
+                raise exists(self.path) from error
+            raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
+        self._destination.sync()
+        if self._has(self._aside):
+            self._remove(self._aside)
+
+    def _sync(self, name: str) -> None:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._destination.folder)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _take_name(self) -> None:
+        """Rename, which also takes the place of an empty directory, and of nothing else."""
+        hidden, name = self._destination.hidden, self._destination.name
+        try:
+            self._destination.rename(hidden, name)
+        except OSError as error:
+            if not self.force or error.errno not in _NOT_EMPTY:
+                raise
+            self._destination.rename(name, self._aside)
+            self._destination.rename(hidden, name)
+
+
+def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+    """Raises RefusedError if the directory must not be written, before anything is."""
+    path = _without_slash(destination)
+    if os.path.basename(path) in ("", ".", ".."):
+        raise RefusedError("the destination is no name for a directory", path=path)
+    mode = mode_of(path, sources)
+    if mode is None:
+        return
+    if not stat.S_ISDIR(mode):
+        raise RefusedError("the destination exists and is no directory", path=path)
+    inside = os.path.join(os.path.realpath(path), "")
+    if any(os.path.realpath(source.path).startswith(inside) for source in sources):
+        raise RefusedError("the source lies in the destination", path=path)
+    try:
+        taken = bool(os.listdir(path))
+    except OSError as error:
+        raise failure_of(error, path) from error
+    if taken and not force:
+        raise exists(path)
+
+
+def _without_slash(path: StrPath) -> str:
+    path = os.fspath(path)
+    return path.rstrip("/") or path

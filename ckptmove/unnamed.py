@@ -1,0 +1,173 @@
+"""Carry out a plan in a new file, and verify every byte of it. Who made the file names it."""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from types import TracebackType
+
+from .copier import Copier, holds_at, start_writeback, write_at
+from .destination import failure_of, mode_from, refuse_if_full
+from .errors import WriteError
+from .plan import Copy, Gather, Plan
+from .source import Source
+from .verifier import Progress, Verifier
+
+_FICLONE = 0x40049409  # linux/fs.h
+
+
+class Unnamed:
+    """A file in the making. Used as a context, it is closed at the end."""
+
+    def __init__(self, name: str, folder: int, path: str, sources: Sequence[Source]) -> None:
+        """Create the file.
+
+        Args:
+            name: for the time being, in the open directory `folder`.
+            path: what it will be, for messages.
+            sources: what plans copy from.
+
+        Raises:
+            OSError: it can't be created.
+        """
+        self.path = path
+        self.sources = sources
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.fd = os.open(name, flags, mode_from(sources) | 0o200, dir_fd=folder)
+
+    def __enter__(self) -> Unnamed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OSError as error_at_end:
+            if kind is None:
+                raise WriteError(
+                    f"closing failed: {error_at_end.strerror}", path=self.path
+                ) from error_at_end
+
+    def close(self) -> None:
+        """Close the file, if it isn't."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def write(self, plan: Plan, progress: Progress | None = None) -> str:
+        """Carry out the plan and verify every byte; gives how the bytes were copied.
+
+        Args:
+            plan: what to write.
+            progress: called with bytes as they are copied and verified; they add up to the size.
+
+        Returns:
+            `reflink` (the file system shares the blocks), `kernel` or `read` and write.
+
+        Raises:
+            CorruptError: a source is damaged, by its own checksums, or changed meanwhile.
+            RefusedError: there is no room.
+            WriteError: the bytes can't be written, or did not arrive.
+        """
+        report = _Report(progress)
+        try:
+            cloned = self._reflink(plan)
+            if not cloned:
+                refuse_if_full(os.fstatvfs(self.fd), [plan], self.sources, self.path)
+                os.ftruncate(self.fd, plan.nbytes)
+            copier = Copier(self.sources, self.fd)
+            with Verifier(plan, self.sources, self.fd, self.path) as verifier:
+                writes = deque(sorted(plan.writes, key=attrgetter("at")))
+                for end in (plan.nbytes,) if cloned else self._fill(plan, copier, report):
+                    while writes and writes[0].at + len(writes[0].data) <= end:
+                        self._put(*writes.popleft())
+                    verifier.written(min(end, writes[0].at) if writes else end)
+                    report(verifier.take_done())
+                assert not writes, "the plan writes beyond its end"
+                os.fsync(self.fd)
+                verifier.finish(report)
+            if plan.seal is not None:
+                for write in plan.seal(verifier.crcs):
+                    self._put(*write)
+                os.fsync(self.fd)
+            report(plan.nbytes - report.nbytes)
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        for source in self.sources:
+            source.check_unchanged()
+        return "reflink" if cloned else copier.method
+
+    def _reflink(self, plan: Plan) -> bool:
+        if not plan.is_clone:
+            return False
+        source = self.sources[plan.copies[0].source]
+        if source.nbytes != plan.nbytes:
+            return False
+        try:
+            fcntl.ioctl(self.fd, _FICLONE, source.fd)
+        except OSError:
+            return False
+        return True
+
+    def _fill(self, plan: Plan, copier: Copier, report: Progress) -> Iterator[int]:
+        """Copy and gather; gives again and again up to where all is there, but for writes."""
+        parts: Iterator[Copy | Gather] = heapq.merge(
+            plan.copies, plan.gathers, key=attrgetter("at")
+        )
+        for part in parts:
+            if isinstance(part, Copy):
+                yield from (part.at + done for done in copier.copy(part))
+            else:
+                yield from self._gather(part, report)
+        yield plan.nbytes
+
+    def _gather(self, gather: Gather, report: Progress) -> Iterator[int]:
+        from .runtime.gather import gathered  # what needs no gather needs no torch
+
+        at, left = gather.at, gather.nbytes
+        for chunk in gathered(self.sources[gather.source], gather):
+            nbytes = memoryview(chunk).nbytes
+            left -= nbytes
+            if left < 0:
+                break
+            if nbytes:
+                self._put(at, memoryview(chunk).cast("B"))
+                start_writeback(self.fd, at, nbytes)
+                at += nbytes
+                report(nbytes)
+                yield at
+        if left:
+            raise WriteError(
+                f"what was gathered for offset {gather.at:,} is not {gather.nbytes:,} bytes",
+                path=self.path,
+            )
+
+    def _put(self, at: int, data: bytes | memoryview) -> None:
+        write_at(self.fd, at, data)
+        if not holds_at(self.fd, at, data):
+            raise WriteError("the bytes that were written can't be read back", path=self.path)
+
+    def reopen(self) -> Source:
+        """The file as it stands, to be read like any other."""
+        return Source(os.dup(self.fd), self.path)
+
+
+class _Report:
+    """Tells of progress, and knows how much it has told."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.nbytes = 0
+        self._progress = progress
+
+    def __call__(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        if self._progress is not None:
+            self._progress(nbytes)

@@ -260,7 +260,7 @@ class _Reading:
         if isinstance(inner, dict) and inner.get("$") in ("shared", "again"):
             raise _malformed(term)
         node = self.node(inner)
-        if node is self.empty or not shareable(node):
+        if not shareable(node):
             raise _malformed(term)
         self.shared.append(node)
         self.open.add(number)

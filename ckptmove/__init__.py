@@ -1,11 +1,13 @@
-"""ckptmove: inspect and relocate PyTorch checkpoints without unpickling them.
+"""ckptmove: inspect, relocate and convert PyTorch checkpoints without unpickling them.
 
 import ckptmove
 
 print(ckptmove.inspect("in.pt").verdict)
 ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
+ckptmove.convert("in.pt", "out.safetensors")
 """
 
+from .drafts.draft import Loss
 from .errors import (
     CheckFailed,
     CkptmoveError,
@@ -30,6 +32,7 @@ from .manifest import (
     Total,
 )
 from .placement import Kept, Moved
+from .verbs.convert import ConvertReport, convert
 from .verbs.inspect import inspect
 from .verbs.recover import RecoverReport, recover
 from .verbs.relocate import RelocateReport, relocate
@@ -41,11 +44,13 @@ __all__ = [
     "Alias",
     "CheckFailed",
     "CkptmoveError",
+    "ConvertReport",
     "CorruptError",
     "DeviceError",
     "Extent",
     "InputError",
     "Kept",
+    "Loss",
     "Manifest",
     "Moved",
     "NamedDevice",
@@ -63,6 +68,7 @@ __all__ = [
     "UsageError",
     "WriteError",
     "__version__",
+    "convert",
     "inspect",
     "recover",
     "relocate",

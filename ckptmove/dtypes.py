@@ -103,6 +103,23 @@ SAFETENSORS: dict[str, str] = {
     "U64": "uint64",
 }
 
+#: dtypes whose elements mean nothing without a scale, which a tensor keeps elsewhere.
+QUANTIZED = frozenset(("qint32", "qint8", "quint8", "quint4x2", "quint2x4"))
+
+#: dtypes that safetensors has no name for: the dtype that carries their bytes, and the size of the
+#: last dimension that this adds, 0 if none.
+CARRIERS: dict[str, tuple[str, int]] = {
+    "complex128": ("float64", 2),
+    "complex32": ("float16", 2),
+    "qint32": ("int32", 0),
+    "qint8": ("int8", 0),
+    "quint8": ("uint8", 0),
+    "bits16": ("uint16", 0),
+    **{f"bits{kind}": ("uint8", 0) for kind in ("8", "1x8", "2x4", "4x2")},
+    **{f"int{n}": ("int8", 0) for n in range(1, 8)},
+    **{f"uint{n}": ("uint8", 0) for n in range(1, 8)},
+}
+
 
 def storage_element_nbytes(dtype: str) -> int:
     """Bytes that a typed storage counts per element; sub-byte types count whole bytes."""

@@ -19,6 +19,7 @@ import click
 from .. import __version__
 from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
+from .convert import convert
 from .inspect import inspect
 from .recover import recover
 from .relocate import relocate
@@ -39,11 +40,12 @@ _ISSUES = "please report it, with the output of the same command and -v"
 @click.version_option(__version__, prog_name="ckptmove")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Inspect and relocate PyTorch checkpoints without unpickling them.
+    """Inspect, relocate and convert PyTorch checkpoints without unpickling them.
 
     \b
     ckptmove inspect run.pt
     ckptmove relocate run.pt --to cuda:0
+    ckptmove convert run.pt run.safetensors
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -52,6 +54,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(inspect)
 cli.add_command(relocate)
+cli.add_command(convert)
 cli.add_command(recover)
 
 

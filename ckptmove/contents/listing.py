@@ -58,6 +58,7 @@ class Contents:
 
     def __init__(self) -> None:
         self.tensors: list[TensorEntry] = []
+        self.nodes: list[Node] = []  # of each tensor
         self.values: list[NamedDevice] = []
         self.objects: Counter[str] = Counter()
         self.aliases: list[Alias] = []
@@ -234,6 +235,7 @@ class _Listing:
         if tensor.spelled:
             self.contents.spelled[len(self.contents.tensors)] = tensor.spelled
         self.contents.tensors.append(entry)
+        self.contents.nodes.append(node)
         if self.first.setdefault(id(node), path) is not path:
             return  # what hangs on it was listed there; tensors may hang on each other in a ring
         self.take_steps(len(tensor.children))

@@ -89,13 +89,20 @@ class Container:
         ids: what each persistent id of a storage says, by the `id()` of its node.
         tensors: what each persistent id of a tensor says, likewise.
         storages: by id.
+        blobs: `id()` of bytes in what was saved that are not held in memory → what holds them.
         named: devices that are named elsewhere than in its pickles, and where.
         warnings: what is odd about it.
         writer: what is known of who wrote it.
         section: what its tensors serve where nothing else tells.
+        beside: what there is besides, that no graph of nodes holds, in a few words; or "".
+        program: whether what it holds is a program, of which the graph shows but the data.
+        big_endian: whether the elements of its storages are.
     """
 
     section = Section.OTHER
+    beside = ""
+    program = False
+    big_endian = False
 
     def __init__(self, source: Readable) -> None:
         self.source = source
@@ -105,6 +112,7 @@ class Container:
         self.tensors: dict[int, TensorId] = {}
         self.storages: dict[str, Storage] = {}
         self.named: list[tuple[NamedDevice, Literal]] = []
+        self.blobs: dict[int, Readable] = {}
         self.warnings: list[str] = []
         self.writer = ""
 
@@ -125,6 +133,18 @@ class Container:
             if None not in found:
                 break
         return changes
+
+    def content(self, storage: str) -> bytes:
+        """The bytes of a storage that do not lie in the file as they are.
+
+        Raises:
+            CorruptError: they can't be read.
+        """
+        raise CorruptError(f"the storage {storage!r} can't be read")
+
+    def crc32(self, storage: str) -> int:
+        """The checksum of a storage's bytes, if the file has one; 0 if not."""
+        return 0
 
     def is_known(self, name: str) -> bool:
         """Whether a name that a pickle imports is known to be harmless."""
@@ -224,6 +244,13 @@ class Stream:
                 content = decoded[id(text)]
                 if content is not None:
                     yield Candidate(text, call, Memory(content, self.source.path))
+
+    def passed_over(self) -> Iterator[tuple[Blob, Readable]]:
+        """The bytes in it that are not held in memory, and where they lie."""
+        for blob in self.pickle.blobs:
+            at = self._payload_at(blob)
+            if blob.content is None and at is not None:
+                yield blob, self.source.window(at, blob.nbytes)
 
     def calls_of(self, name: str) -> Sequence[Call]:
         """Its calls, if one of a function of that name may be among them."""

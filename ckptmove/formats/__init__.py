@@ -5,15 +5,19 @@ To add a format, write one file here that says what `base.Format` asks for, and 
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..contents.streams import Container
-from ..errors import InputError, UnsupportedError
+from ..drafts.draft import Draft
+from ..errors import InputError, StrPath, UnsupportedError
 from ..journal import MAGIC as JOURNAL_MAGIC
 from ..journal import file_of
-from ..source import Readable
+from ..source import Readable, Source
 from ..zips.archive import LOCAL_MAGIC, Archive
-from .base import Carries, Checkpoint, Format, Glimpse, Nestable
+from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
 from .bundle import ZipBundle
 from .opening import Opening
 from .pickle import PlainPickle
@@ -26,7 +30,17 @@ from .torch_zip import TorchZip
 from .torchscript import TorchScript
 from .torchscript_v1 import TorchScriptV1
 
-__all__ = ["FORMATS", "Carries", "Checkpoint", "Format", "Glimpse", "read"]
+__all__ = [
+    "FORMATS",
+    "WRITABLE",
+    "Carries",
+    "Checkpoint",
+    "Format",
+    "Glimpse",
+    "WritableFormat",
+    "opened",
+    "read",
+]
 
 FORMATS: tuple[Format, ...] = (
     TorchPackage(),
@@ -40,6 +54,9 @@ FORMATS: tuple[Format, ...] = (
     PlainPickle(),
     ZipBundle(),
 )
+
+#: In which a checkpoint can be written, the usual first.
+WRITABLE: tuple[WritableFormat, ...] = (SafetensorsFile(), TorchZip())
 
 #: What may lie within the bytes of a pickle.
 _NESTED: tuple[Nestable, ...] = (TorchZip(), TorchScript(), TorchLegacy(), PlainPickle())
@@ -81,6 +98,33 @@ def read(source: Readable) -> Checkpoint:
     finally:
         if collecting:
             gc.enable()
+
+
+class Opened(NamedTuple):
+    """A checkpoint that is open.
+
+    Attributes:
+        checkpoint: what was read.
+        source: the file.
+    """
+
+    checkpoint: Checkpoint
+    source: Source
+
+    def draft(self) -> Draft:
+        """As `Checkpoint.draft`."""
+        return self.checkpoint.draft(self.source)
+
+
+@contextlib.contextmanager
+def opened(path: StrPath) -> Iterator[Opened]:
+    """A checkpoint of any format, open for as long as the context is.
+
+    Raises:
+        InputError: as `read`, or it can't be opened.
+    """
+    with Source.open(path) as source:
+        yield Opened(read(source), source)
 
 
 def _open_nested(source: Readable, opening: Opening) -> Container | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from ..contents.streams import Container
+from ..drafts.draft import Draft
 from ..manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
-from ..source import Readable
+from ..source import Readable, Source
 from ..zips.archive import Archive
 from .opening import Opening
+from .writing import Manner, Writing
 
 
 class Carries(NamedTuple):
@@ -54,6 +56,13 @@ class Checkpoint(Protocol):
     def manifest(self) -> Manifest:
         """What it holds."""
 
+    def draft(self, source: Source) -> Draft:
+        """What it holds, to be written in another form; it is of no use afterwards.
+
+        Args:
+            source: the file that it was read from.
+        """
+
     def plan_relocate(self, moves: Moves) -> Plan:
         """How to write it with other devices."""
 
@@ -90,3 +99,16 @@ class Nestable(Format, Protocol):
 
     def open(self, glimpse: Glimpse) -> Container:
         """Read everything but the tensors."""
+
+
+class WritableFormat(Format, Protocol):
+    """A format in which checkpoints can be written.
+
+    Attributes:
+        folder_stem: what its files are named like in a folder of a model.
+    """
+
+    folder_stem: str
+
+    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+        """How to write a draft."""

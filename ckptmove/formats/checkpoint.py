@@ -9,12 +9,15 @@ from functools import cached_property
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
-from ..errors import WriteError
-from ..manifest import Manifest, Path
+from ..drafts.canonical import canonical, state_dict
+from ..drafts.draft import Draft, Loss, Stored
+from ..errors import UnsupportedError, WriteError
+from ..manifest import Manifest, Path, Storage
 from ..pickles.compare import difference
 from ..pickles.nodes import Node
 from ..placement import Moves
 from ..plan import Plan
+from ..source import MAX_NBYTES, Readable, Source
 from .base import Checkpoint, Glimpse
 from .tree import joined
 
@@ -114,6 +117,59 @@ class PickledCheckpoint:
             spelling.spell(contents.value_nodes[n], device)
         return spelling
 
+    def draft(self, source: Source) -> Draft:
+        """What it holds, to be written in another form; the checkpoint is of no use afterwards.
+
+        Of a program this is a state dict of its tensors.
+
+        Args:
+            source: the file that it was read from.
+
+        Raises:
+            CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
+        """
+        container = self.container
+        storages, origins = self.whole.storages, self._origins()
+        if container.program:
+            graph = state_dict(self.manifest)
+        else:
+            graph = canonical(self.manifest.tree, self.whole.ids, self.whole.tensors, storages)
+        stored = {key: _stored(origins[key], storages[key]) for key in graph.storages}
+        packed = sum(len(each.content or b"") for each in stored.values())
+        if packed > MAX_NBYTES:
+            raise UnsupportedError(
+                f"{packed:,} bytes of its storages are compressed: too many to hold in memory",
+                hint="unpack it and save it anew",
+            )
+        return Draft(
+            path=source.path,
+            format=self.format,
+            graph=graph,
+            stored=stored,
+            sources=[source],
+            section=container.section,
+            blobs=self._blobs(),
+            losses=[
+                Loss(f"<{each.beside}>", "has no place in other formats")
+                for each in container.everything()
+                if each.beside
+            ],
+            warnings=list(self.manifest.warnings),
+        )
+
+    def _blobs(self) -> dict[int, Readable]:
+        """The bytes that are not held in memory."""
+        found: dict[int, Readable] = {}
+        for each in self.container.everything():
+            found.update(each.blobs)
+        for stream in self.whole.streams:
+            found.update((id(blob), window) for blob, window in stream.passed_over())
+        return found
+
+    def _origins(self) -> dict[str, Container]:
+        """Which container holds each storage."""
+        return {key: each for each in self.container.everything() for key in each.storages}
+
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
         """Compare pickles and storages with those of what was written.
 
@@ -138,6 +194,22 @@ class PickledCheckpoint:
         frames = [each.frame(spelling) for each in self.container.everything()]
         if not same or frames != [each.frame() for each in other.container.everything()]:
             raise WriteError("what was written has other storages than the source")
+
+
+def _stored(container: Container, storage: Storage) -> Stored:
+    """Where the bytes of a storage come from."""
+    if storage.extent is None and storage.nbytes:
+        content = container.content(storage.id)
+        return Stored(storage.id, storage.location, storage.dtype, len(content), content=content)
+    return Stored(
+        id=storage.id,
+        location=storage.location,
+        dtype=storage.dtype,
+        nbytes=storage.nbytes,
+        start=0 if storage.extent is None else storage.extent.start,
+        crc32=container.crc32(storage.id),
+        big_endian=container.big_endian,
+    )
 
 
 def _difference(old: Stream, new: Stream, spelling: Spelling) -> str | None:

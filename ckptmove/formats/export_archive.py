@@ -16,7 +16,7 @@ from .documents import Json, member
 from .export_graph import Place, device_text, walk
 from .opening import Opening
 from .records import RecordsContainer, View
-from .torch_zip import prefix_of
+from .zip_container import prefix_of
 
 OLD_PROGRAM = "serialized_exported_program.json"
 _OLD_PARTS: tuple[tuple[str, Path], ...] = (
@@ -72,6 +72,9 @@ class ExportContainer(RecordsContainer):
         objects: how many objects there are whose content is not known.
     """
 
+    beside = "its program"
+    program = True
+
     def __init__(self, archive: Archive, opening: Opening) -> None:
         """Read all but the tensors.
 
@@ -124,7 +127,8 @@ class ExportContainer(RecordsContainer):
             elif short.startswith(_COMPILED):
                 self._note_compiled(record, short)
         known = self.archive.records.get(f"{self.prefix}byteorder")
-        if known is not None and self._text("byteorder") == "big":
+        self.big_endian = known is not None and self._text("byteorder") == "big"
+        if self.big_endian:
             self.warnings.append("its tensors are big-endian")
         self._look_at_others(_HARMLESS)
         self.writer = ", ".join(dict.fromkeys([*filter(None, [self.writer]), "pt2 archive 0"]))

@@ -12,7 +12,7 @@ from ..dtypes import nbytes_of
 from ..errors import CorruptError, InputError
 from ..manifest import Extent, Path, Storage
 from ..plan import Plan, carry_out
-from ..source import Memory, Readable
+from ..source import MAX_NBYTES, Memory, Readable
 from ..zips.amend import amend
 from ..zips.archive import DEFLATED, STORED, Archive, Record, most_inflated
 from ..zips.content import Content
@@ -59,6 +59,7 @@ class RecordsContainer(Container):
         self.folder = opening.folder()
         self.parts: dict[str, Container] = {}
         self.documents: dict[str, Document] = {}
+        self._held: dict[str, Record] = {}  # that of each raw storage
         self.by_torch = by_torch
         archive.check_layout()
         self.warnings += archive.oddities()
@@ -112,10 +113,20 @@ class RecordsContainer(Container):
         known = self.storages.get(key)
         if known is not None and (known.location, known.dtype) != (view.device, view.dtype):
             raise CorruptError(f"the record {record.name!r} is described in two ways")
+        self._held[key] = record
         extent = None
         if self.source.start is not None and record.method == STORED:
             extent = Extent(self.source.start + self.archive.data_at(record), record.nbytes)
         self.storages[key] = Storage(key, view.device, record.nbytes, view.dtype, extent)
+
+    def content(self, storage: str) -> bytes:
+        """As `Container.content`."""
+        return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
+
+    def crc32(self, storage: str) -> int:
+        """As `Container.crc32`."""
+        record = self._held[storage]
+        return record.crc32 if record.method == STORED else 0
 
     def read_document(self, record: Record) -> Document:
         """Read the JSON in a record.

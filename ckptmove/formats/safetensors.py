@@ -14,21 +14,22 @@ https://github.com/huggingface/safetensors, README.md (Format).
 
 from __future__ import annotations
 
-from ..contents.pids import StorageId
 from ..contents.streams import Container, Spelling
-from ..contents.strided import MOST_DIMENSIONS, contiguous_stride
-from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..contents.strided import MOST_DIMENSIONS
+from ..drafts.draft import Draft
+from ..drafts.leaves import Reader
+from ..drafts.trees import TREE, read_tree
 from ..errors import UnsupportedError
-from ..headers import LENGTH_NBYTES, Entry, Header, read_header, shown
+from ..headers import LENGTH_NBYTES, read_header, shown
 from ..manifest import Extent, Section, Storage
-from ..pickles.nodes import Call, Dict, Global, Node, Persistent, Text, Tuple
 from ..plan import Plan
+from ..source import Readable
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
+from .safetensors_writing import planned
+from .writing import Manner, Writing
 
 _SPACE = b" \t\n\r"  # that JSON may start with
-_LOCATION = "cpu"
-_CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 #: What libraries say under `format`, and what they are for.
 _WRITERS = {
     "pt": "PyTorch",
@@ -44,6 +45,7 @@ class SafetensorsFile(PickledFormat):
 
     name = "safetensors"
     suffixes: tuple[str, ...] = (".safetensors",)
+    folder_stem = "model"
     summary = "safetensors and the libraries that save with it: transformers, diffusers, …"
     refused = (
         "to relocate it, since it carries no devices; headers that say something twice; `F6_E2M3` "
@@ -68,15 +70,22 @@ class SafetensorsFile(PickledFormat):
         """Read the header."""
         return SafetensorsContainer(glimpse)
 
+    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+        """How to write a draft as one file, or as several with an index.
+
+        Raises:
+            UnsupportedError: a name or the tree has no form in safetensors.
+            RefusedError: bytes are shared and must not be, or the header would be too long.
+        """
+        return planned(draft, manner)
+
 
 class SafetensorsContainer(Container):
-    """The tensors that a header names.
+    """The tensors that a header names, and the tree that it tells of them, if it does.
 
     Attributes:
         header: what it says.
     """
-
-    section = Section.MODEL
 
     def __init__(self, glimpse: Glimpse) -> None:
         """Read the header.
@@ -87,48 +96,38 @@ class SafetensorsContainer(Container):
         super().__init__(glimpse.source)
         glimpse.opening.folder()
         self.header = read_header(self.source)
-        self.roots = [((), self._root(self.header))]
+        for name, entry in self.header.entries.items():
+            if len(entry.shape) > MOST_DIMENSIONS:
+                raise UnsupportedError(
+                    f"the tensor {shown(name)} has {len(entry.shape)} dimensions"
+                )
+        reader, root = read_tree(self.header.entries, self.header.metadata.get(TREE), self.warnings)
+        self.section = Section.OTHER if reader.terms else Section.MODEL
+        self.roots = [((), root)]
+        self._graph = reader.graph  # its nodes are known by their `id()`
+        self.ids = reader.graph.ids
+        self.blobs = {known: self._window(name) for known, name in reader.blobs.items()}
+        self.storages = {name: self._storage(reader, name) for name in reader.graph.storages}
         made_for = _WRITERS.get(self.header.metadata.get("format", ""))
-        self.writer = f"a library for {made_for}" if made_for else ""
+        self.writer = (
+            "ckptmove" if reader.terms else f"a library for {made_for}" if made_for else ""
+        )
 
     @property
     def described_nbytes(self) -> int:
         """The length of the header."""
         return self.header.data_at
 
-    def _root(self, header: Header) -> Node:
-        """What was saved: a dict of the tensors, in the order of the header."""
-        root = Dict()
-        root.pairs = [(Text(name, 0), self._tensor(each)) for name, each in header.entries.items()]
-        return root
+    def _window(self, name: str) -> Readable:
+        entry = self.header.entries[name]
+        return self.source.window(entry.start, entry.nbytes)
 
-    def _tensor(self, entry: Entry) -> Call:
-        """A tensor as a pickle would rebuild it, all of a storage of its own; that is noted."""
-        name, dtype, shape, start, nbytes = entry
-        if len(shape) > MOST_DIMENSIONS:
-            raise UnsupportedError(f"the tensor {shown(name)} has {len(shape)} dimensions")
-        cls = _CLASSES.get(dtype)
-        typed = None if cls is None else dtype
-        location = Text(_LOCATION, 0)
-        count = nbytes if typed is None else nbytes // storage_element_nbytes(typed)
-        pid: list[Node] = [
-            Text("storage", 0),
-            Global("torch", cls or "UntypedStorage", 0),
-            Text(name, 0),
-            location,
-            count,
-        ]
-        storage = Persistent(Tuple(pid, 0), 0)
-        extent = None if self.source.start is None else Extent(self.source.start + start, nbytes)
-        self.ids[id(storage)] = StorageId(name, name, location, typed, nbytes, nbytes)
-        self.storages[name] = Storage(name, _LOCATION, nbytes, typed, extent)
-        sizes, strides = Tuple([*shape], 0), Tuple([*contiguous_stride(shape)], 0)
-        hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
-        args: list[Node] = [storage, 0, sizes, strides, False, hooks]
-        if typed is None:
-            args.append(Global("torch", dtype, 0))
-        rebuild = "_rebuild_tensor_v3" if typed is None else "_rebuild_tensor_v2"
-        return Call(Global("torch._utils", rebuild, 0), Tuple(args, 0), "REDUCE", 0)
+    def _storage(self, reader: Reader, name: str) -> Storage:
+        entry, said = self.header.entries[name], reader.graph.ids[id(reader.graph.storages[name])]
+        extent = None
+        if self.source.start is not None:
+            extent = Extent(self.source.start + entry.start, entry.nbytes)
+        return Storage(name, str(said.location), entry.nbytes, said.dtype, extent)
 
     def plan(self, spelling: Spelling) -> Plan:
         """Never: there is no device to spell.

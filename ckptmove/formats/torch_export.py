@@ -35,7 +35,7 @@ from .checkpoint import PickledCheckpoint
 from .documents import Changes, Json
 from .export_archive import OLD_PROGRAM, ExportContainer
 from .export_graph import Place
-from .torch_zip import prefix_of
+from .zip_container import prefix_of
 
 _MOST_REASONS = 3
 

@@ -171,6 +171,10 @@ class LegacyContainer(Container):
         start = self.source.start
         return None if start is None else Extent(start + found.start, found.nbytes)
 
+    def content(self, storage: str) -> bytes:
+        """As `Container.content`."""
+        return self.source.read(*self._extents[storage])
+
     def frame(self, spelling: Spelling | None = None) -> object:
         """The order of the storages."""
         return list(self._extents)

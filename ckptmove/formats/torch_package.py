@@ -35,7 +35,7 @@ from ..zips.archive import STORED, Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 from .opening import Opening
-from .torch_zip import ZipContainer, prefix_of
+from .zip_container import ZipContainer, prefix_of
 
 _STORAGES = ".data/"
 _PROTO, _NEWEST_PROTOCOL = 0x80, 5
@@ -66,6 +66,8 @@ class TorchPackage(PickledFormat):
 
 class PackageContainer(ZipContainer):
     """A package: pickles that share storages."""
+
+    beside = "its modules"
 
     def __init__(self, archive: Archive, opening: Opening) -> None:
         """Read the pickles.

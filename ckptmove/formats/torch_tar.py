@@ -222,6 +222,10 @@ class TarContainer(Container):
                 changes += resized(self.source, member, member.nbytes + growth)
         return edited(self.source.start or 0, self.source.nbytes, changes)
 
+    def content(self, storage: str) -> bytes:
+        """As `Container.content`."""
+        return self.source.read(*self._extents[storage.removeprefix(self.folder)])
+
     def frame(self, spelling: Spelling | None = None) -> object:
         """The members, and what the numbers stand for."""
         parts = {n: (each.key, each.view_at, each.nbytes) for n, each in self._storages.items()}

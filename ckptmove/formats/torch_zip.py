@@ -18,23 +18,30 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 
 from __future__ import annotations
 
-from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Container, Spelling, Stream
-from ..errors import CorruptError, UnsupportedError
-from ..manifest import Extent
-from ..plan import Plan, carry_out, edited
-from ..source import Memory
-from ..zips.archive import STORED, Archive, Record
-from ..zips.layout import ALIGNMENT
-from ..zips.rewrite import rewrite
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+
+from ..drafts.canonical import held_by, nodes_of
+from ..drafts.draft import Draft, Pieces, Stored
+from ..errors import UnsupportedError, WriteError
+from ..pickles.emit import emit
+from ..pickles.nodes import Blob, Persistent, Tuple
+from ..plan import Measure, Write
+from ..source import MAX_NBYTES, Source
+from ..zips.archive import STORED, Archive
+from ..zips.layout import LaidOut, Member, directory, lay_out
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 from .opening import Opening
+from .writing import Manner, Writing, assembled
+from .zip_container import ZipContainer, prefix_of
 
-_NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
-_NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
+#: The small records, as torch 2.13 has them, before and after the storages.
+_BEFORE = {".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
+_VERSION = b"3\n"
+_ID_NBYTES = 40
 _LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
-_LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
 
 class TorchZip(PickledFormat):
@@ -42,6 +49,7 @@ class TorchZip(PickledFormat):
 
     name = "torch-zip"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
+    folder_stem = "pytorch_model"
     summary = "torch.save, torch 1.6 and newer, or 1.4 when asked for it"
     refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
@@ -63,148 +71,120 @@ class TorchZip(PickledFormat):
         assert glimpse.archive is not None
         return TorchZipContainer(glimpse.archive, glimpse.opening)
 
+    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+        """How to write a draft as torch.save would.
 
-def prefix_of(archive: Archive) -> str:
-    """The folder that torch takes all records from: that of the first directory entry."""
-    first = next(iter(archive.records), "")
-    return first[: first.find("/") + 1]
-
-
-class ZipContainer(Container):
-    """A zip file with pickles in records, and a record for each storage, as torch lays it out."""
-
-    def __init__(self, archive: Archive, opening: Opening) -> None:
-        super().__init__(archive.source)
-        self.archive = archive
-        self.opening = opening
-        self.folder = opening.folder()
-        self.prefix = prefix_of(archive)
-        self.pickled: list[Record] = []  # the record of each stream
-        archive.check_layout()
-        self._check_records()
-        self.warnings += self._warnings()
-
-    def _check_records(self) -> None:
-        records, prefix = self.archive.records, self.prefix
-        for name in records:
-            if not name.startswith(prefix):
-                raise CorruptError(f"the record {name!r} is outside {prefix!r}")
-        version = records.get(f"{prefix}version") or records.get(f"{prefix}.data/version")
-        if version is None:
-            raise CorruptError("the record 'version' is missing, without which torch loads nothing")
-        self._version = version
-        text = self.archive.read(version, at_most=64).strip()
-        if not text.isdigit() or not 1 <= int(text) <= _NEWEST_VERSION:
-            raise UnsupportedError(f"its format version is not one of 1 to {_NEWEST_VERSION}")
-        order = records.get(f"{prefix}byteorder")
-        if order is not None and self.archive.read(order, at_most=64) not in (b"little", b"big"):
-            raise CorruptError("its byte order is neither little nor big")
-        for name in _NAMES:  # torch finds a record whatever the case of its name
-            for found in records:
-                wanted = f"{prefix}{name}"
-                if found != wanted and found.casefold() == wanted.casefold():
-                    raise CorruptError(f"torch would take the record {found!r} for {name!r}")
-
-    def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
-        """Read a pickle and the storages it names.
-
-        Args:
-            name: of the record, without the prefix.
-            folder: where the storages' records are, without the prefix, e.g. `data/`.
-            path: under which it is shown.
-        """
-        stream = self.add_pickle(name, path)
-        self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
-        self.storages = storages_of(self.ids.values(), self.extent)
-
-    def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
-        """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
-        record = self.archive.records[f"{self.prefix}{name}"]
-        content = Memory(self.archive.read_parsed(record), self.source.path)
-        stream = self.opening.stream(content)
-        if stream.pickle.textual:
-            raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
-        self.streams.append(stream)
-        self.pickled.append(record)
-        self.roots.append((path, stream.pickle.root))
-        if stream.nbytes != content.nbytes:
-            rest = content.nbytes - stream.nbytes
-            self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
-        return stream
-
-    def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
-        """Where the record of a storage lies in the file, or None where it is compressed.
+        The records and their order are those of torch 2.13; the pickle names storages by number.
 
         Raises:
-            CorruptError: there is none, or it is of another size.
+            UnsupportedError: the pickle can't say what is saved.
         """
-        name = self.prefix + storage.id.removeprefix(self.folder) + suffix
-        record = self.archive.records.get(name)
-        if record is None:
-            raise CorruptError(f"the storage {storage.key!r} is missing")
-        if storage.whole_nbytes != record.nbytes and not self.may_be_left_out(storage, record):
-            raise CorruptError(
-                f"the storage {storage.key!r} should be {storage.whole_nbytes:,} bytes long, "
-                f"and is {record.nbytes:,}"
-            )
-        if self.source.start is None or record.method != STORED:
-            return None
-        return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
+        _fill(draft)
+        stored = _numbered(draft)
+        pickle = emit(draft.graph.root)
+        prefix = f"{manner.stem}/"
+        fixed: dict[str, bytes] = {"data.pkl": pickle, **_BEFORE}
+        members = [_member(prefix + name, content) for name, content in fixed.items()]
+        first = len(members)
+        members += [
+            Member(f"{prefix}data/{n}", STORED, _known_crc(each), each.nbytes, each.nbytes)
+            for n, each in enumerate(stored)
+        ]
+        members.append(_member(f"{prefix}version", _VERSION))
+        members.append(_member(f"{prefix}.data/serialization_id", b"0" * _ID_NBYTES))
+        laid = lay_out(members)
+        pieces = Pieces()
+        for place in laid:
+            pieces.write(place.at, place.header)
+        for place, content in zip(laid, fixed.values(), strict=False):
+            pieces.write(place.data_at, content)
+        pieces.write(laid[-2].data_at, _VERSION)
+        measured: list[int] = []
+        for n, each in enumerate(stored):
+            at = laid[first + n].data_at
+            pieces.put(each, 0, each.nbytes, at, each.dtype or "uint8")
+            if each.nbytes and not members[first + n].crc32:
+                measured.append(first + n)
+        end = laid[-1].end
+        nbytes = end + len(directory(laid, end))
+        plan = assembled(nbytes, pieces)._replace(
+            measures=tuple(Measure(laid[n].data_at, members[n].nbytes) for n in measured),
+            seal=lambda crcs: _sealed(laid, dict(zip(measured, crcs, strict=True))),
+        )
 
-    def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
-        """Whether the bytes of a storage need not be there."""
-        return False
+        def check(files: Mapping[str, Source]) -> None:
+            _check(files[""], pickle, stored)
 
-    def _warnings(self) -> list[str]:
-        records = list(self.archive.records.values())
-        warnings = self.archive.oddities()
-        packed = [r for r in records if r.method != STORED and not self.is_text(r)]
-        if packed:
-            warnings.append(
-                f"{len(packed):,} of its records are compressed: torch.load(mmap=True) would take "
-                "compressed bytes for tensors"
-            )
-        order = self.archive.records.get(f"{self.prefix}byteorder")
-        if order is not None and self.archive.read(order, at_most=64) == b"big":
-            warnings.append("its tensors are big-endian")
-        return warnings
+        return Writing({"": plan}, len(draft.listed().tensors), {}, (), check)
 
-    def is_text(self, record: Record) -> bool:
-        """Whether a record holds no tensor, so that it may be compressed."""
-        return record.name == f"{self.prefix}data.pkl"
 
-    def plan(self, spelling: Spelling) -> Plan:
-        """Patch a clone if the pickles can keep their lengths, else lay the zip out anew."""
-        for exact in (True, False):
-            new: dict[str, bytes] = {}
-            for record, stream in zip(self.pickled, self.streams, strict=True):
-                changes = stream.edits(spelling, exact=exact and record.method == STORED)
-                if changes is None:
-                    break
-                if changes:
-                    assert isinstance(stream.source, Memory)
-                    plan = edited(0, stream.source.nbytes, changes)
-                    new[record.name] = carry_out(plan, stream.source.content)
-            else:
-                break
-        return rewrite(self.archive, {**new, **self.replaced(spelling)}, self._alignment())
+def _fill(draft: Draft) -> None:
+    """Read the bytes that were passed over: the pickle has to hold them."""
+    for node in nodes_of(draft.graph.root):
+        for held in held_by(node):
+            if isinstance(held, Blob) and held.content is None:
+                window = draft.blobs[id(held)]
+                if window.nbytes > MAX_NBYTES:
+                    raise UnsupportedError(f"{window.nbytes:,} bytes are too many for a pickle")
+                held.content = window.read(0, window.nbytes)
 
-    def replaced(self, spelling: Spelling) -> dict[str, bytes]:
-        """Other records that change."""
-        return {}
 
-    def _alignment(self) -> int:
-        record = self.archive.records.get(f"{self.prefix}.storage_alignment")
-        if record is None:
-            return ALIGNMENT
-        text = self.archive.read(record, at_most=64).strip()
-        if not text.isdigit() or not 1 <= int(text) <= _LARGEST_ALIGNMENT:
-            raise CorruptError("the record '.storage_alignment' is not a number that makes sense")
-        return int(text)
+def _numbered(draft: Draft) -> list[Stored]:
+    """Name the storages by numbers, in the order of the pickle."""
+    graph, stored = draft.graph, list[Stored]()
+    for node in nodes_of(graph.root):
+        found = graph.ids.get(id(node))
+        if found is not None and isinstance(node, Persistent) and isinstance(node.pid, Tuple):
+            node.pid.items[2] = graph.text(str(len(stored)))
+            stored.append(draft.stored[found.id])
+        elif isinstance(node, Persistent):
+            raise UnsupportedError("it refers to something outside that is no storage")
+    return stored
 
-    def frame(self, spelling: Spelling | None = None) -> object:
-        """The names of the records, in order."""
-        return list(self.archive.records)
+
+def _member(name: str, content: bytes) -> Member:
+    return Member(name, STORED, zlib.crc32(content), len(content), len(content))
+
+
+def _known_crc(stored: Stored) -> int:
+    """The checksum of a storage as it will be, or 0 where it must be measured."""
+    if stored.content is not None:
+        return zlib.crc32(stored.content)
+    return 0 if stored.is_made else stored.crc32
+
+
+def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:
+    """What can only be written once all checksums are known: descriptors, and the directory.
+
+    The identity is a number as torch makes one: of the names of the records, and of what is in
+    them.
+    """
+    members = [
+        place.member if n not in crcs else place.member._replace(crc32=crcs[n])
+        for n, place in enumerate(laid)
+    ]
+    names = hashlib.sha256("\0".join(each.name.partition("/")[2] for each in members).encode())
+    sums = hashlib.sha256(b"".join(each.crc32.to_bytes(4, "little") for each in members[:-1]))
+    numbers = (int.from_bytes(each.digest()[:8], "little") for each in (names, sums))
+    identity = b"".join(str(number).zfill(20).encode() for number in numbers)
+    members[-1] = _member(members[-1].name, identity)
+    laid = lay_out(members)
+    end = laid[-1].end
+    writes = [
+        Write(place.end - len(place.descriptor), place.descriptor)
+        for place in laid
+        if place.descriptor
+    ]
+    return [*writes, Write(laid[-1].data_at, identity), Write(end, directory(laid, end))]
+
+
+def _check(source: Source, pickle: bytes, stored: Sequence[Stored]) -> None:
+    """Raises WriteError unless a file that was written can be read, and says what it should."""
+    archive = Archive(source)
+    record = archive.records[f"{prefix_of(archive)}data.pkl"]
+    archive.check_layout()
+    if archive.read(record, at_most=len(pickle)) != pickle:
+        raise WriteError("what was written holds another pickle than it should")
 
 
 class TorchZipContainer(ZipContainer):

@@ -34,7 +34,7 @@ from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 from .opening import Opening
-from .torch_zip import ZipContainer, prefix_of
+from .zip_container import ZipContainer, prefix_of
 
 _PICKLES = ("data", "constants", "traced_inputs", "bytecode")
 _MAX_CODE_NBYTES = 64 << 20  # of one record
@@ -71,6 +71,8 @@ class ScriptContainer(ZipContainer):
     """A module, its constants, and its code."""
 
     section = Section.MODEL
+    beside = "its code"
+    program = True
 
     def __init__(self, archive: Archive, opening: Opening) -> None:
         """Read the pickles and the code.

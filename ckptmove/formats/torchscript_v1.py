@@ -38,7 +38,7 @@ from .checkpoint import PickledCheckpoint
 from .documents import Json, member
 from .opening import Opening
 from .records import RecordsContainer, View
-from .torch_zip import prefix_of
+from .zip_container import prefix_of
 
 #: caffe2/proto/caffe2.proto, `TensorProto.DataType`, by name.
 _DTYPES = {
@@ -100,6 +100,9 @@ class ScriptV1Container(RecordsContainer):
         said: the devices that code and pickled attributes name.
         riddles: why it can't be relocated, a clause each.
     """
+
+    beside = "its code"
+    program = True
 
     def __init__(self, archive: Archive, opening: Opening) -> None:
         """Read the JSON, the attributes and the code.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from ..placement import Moved
+from ..placement import Kept, Moved
 from ..verbs.relocate import RelocateReport
 from .text import listed, printable, size
 
@@ -22,7 +22,7 @@ def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
     """
     for move, moved in report.moved.items():
         yield f"{printable(move)}: {_moved(moved)}"
-    yield from _kept(report, full)
+    yield from what_stays(report.kept, full=full)
     yield from _values(report, full)
     if report.destination is None and report.in_place:
         yield "nothing to move, nothing to change"
@@ -84,9 +84,10 @@ def _values(report: RelocateReport, full: bool) -> Iterator[str]:
             yield f"{what}: {listed(values, len(values) if full else _MOST_VALUES)}"
 
 
-def _kept(report: RelocateReport, full: bool) -> Iterator[str]:
+def what_stays(kept_ones: Iterable[Kept], *, full: bool) -> Iterator[str]:
+    """What was named and stays, a line for each reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for kept in report.kept:
+    for kept in kept_ones:
         reasons.setdefault((kept.device, kept.why), []).append(kept.name)
     for (device, why), names in reasons.items():
         shown = names if full else names[:1]

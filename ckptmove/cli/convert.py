@@ -1,0 +1,152 @@
+"""ckptmove convert"""
+
+from __future__ import annotations
+
+import click
+
+from ..errors import UsageError
+from ..render.convert import conversion
+from ..verbs.convert import PRESETS
+from ..verbs.convert import convert as convert_checkpoint
+from .options import (
+    emit,
+    emit_json,
+    needs_source,
+    output_options,
+    progress_bar,
+    source_argument,
+    warn,
+)
+
+
+@click.command()
+@source_argument
+@click.argument("dst", type=click.Path(), required=False)
+@click.option("--format", metavar="FORMAT", help="safetensors or torch-zip; else by DST's suffix.")
+@click.option("--preset", metavar="NAME", help=f"Options by name: {', '.join(PRESETS)}; see below.")
+@click.option(
+    "--select", multiple=True, metavar="GLOB", help="Only what is so called, and below. Repeatable."
+)
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB", help="All but what is so called. Repeatable."
+)
+@click.option("--root", metavar="NAME", help="Make what has this name all there is.")
+@click.option(
+    "--rename",
+    multiple=True,
+    metavar="s/OLD/NEW/",
+    help="Substitute in the keys of state dicts. Repeatable, in turn.",
+)
+@click.option("--strip-prefix", metavar="PREFIX", help="Take it from the keys of state dicts.")
+@click.option("--add-prefix", metavar="PREFIX", help="Put it before the keys of state dicts.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="[GLOB=]DTYPE",
+    help="Cast the model's floating tensors, or those of these names. Repeatable.",
+)
+@click.option("--keep-dtype", multiple=True, metavar="GLOB", help="Never cast these. Repeatable.")
+@click.option("--to", metavar="DEVICE", help="Tag tensors with a device, as relocate does.")
+@click.option(
+    "--shared",
+    type=click.Choice(["keep", "duplicate", "error"]),
+    help="What becomes of shared bytes: written once (the default), under each name, or refused.",
+)
+@click.option("--bare", is_flag=True, default=None, help="Tensors alone, no tree to lead back.")
+@click.option(
+    "--metadata", multiple=True, metavar="KEY=VALUE", help="Further text in the header. Repeatable."
+)
+@click.option("--max-shard-size", metavar="SIZE", help="A folder of files of at most, e.g., 5GB.")
+@click.option("--drop", multiple=True, metavar="GLOB", help="Accept these losses. Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
+@click.option("--force", is_flag=True, help="Replace an existing destination.")
+@output_options
+def convert(
+    src: str | None,
+    dst: str | None,
+    format: str | None,
+    preset: str | None,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
+    root: str | None,
+    rename: tuple[str, ...],
+    strip_prefix: str | None,
+    add_prefix: str | None,
+    dtypes: tuple[str, ...],
+    keep_dtype: tuple[str, ...],
+    to: str | None,
+    shared: str | None,
+    bare: bool | None,
+    metadata: tuple[str, ...],
+    max_shard_size: str | None,
+    drop: tuple[str, ...],
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    no_progress: bool,
+) -> None:
+    """Write a checkpoint as safetensors, or as torch.save would, and lose nothing of it.
+
+    Nothing in the file is executed. In safetensors the tensors have the names that the model gives
+    them; all else (optimizer settings, epochs, objects, aliases) is kept as text in the header, and
+    comes back with the way back. SRC is not changed; DST appears whole and verified, or not at all.
+
+    GLOB speaks of dotted names, and of all that is below them; the name of a section (model,
+    optimizer, scheduler, rng) will do where nothing is called so.
+
+    \b
+    --preset lightning   --root state_dict --strip-prefix model
+    --preset hf          --select model --bare
+    --preset deploy      --select model --bare --to cpu
+                         --rename 's/^(module\\.|_orig_mod\\.)+//'
+
+    \b
+    ckptmove convert run.pt run.safetensors
+    ckptmove convert run.safetensors again.pt
+    ckptmove convert run.pt model.safetensors --preset hf
+    ckptmove convert run.pt shards/ --select model --dtype bf16 --max-shard-size 5GB
+    """
+    path = needs_source(src)
+    if dst is None:
+        raise UsageError("no destination is given", hint="ckptmove convert SRC DST")
+    shown = not (quiet or no_progress or dry_run)
+    with progress_bar("convert", path, shown=shown) as progress:
+        report = convert_checkpoint(
+            path,
+            dst,
+            format=format,
+            preset=preset,
+            select=select,
+            exclude=exclude,
+            root=root,
+            rename=rename,
+            strip_prefix=strip_prefix,
+            add_prefix=add_prefix,
+            dtype={glob: dtype for glob, _, dtype in (text.rpartition("=") for text in dtypes)},
+            keep_dtype=keep_dtype,
+            to=to,
+            shared=shared,
+            bare=bare,
+            metadata=dict(_metadata(text) for text in metadata),
+            max_shard_size=max_shard_size,
+            drop=drop,
+            dry_run=dry_run,
+            force=force,
+            progress=progress,
+        )
+    if as_json:
+        emit_json(report.to_json())
+    elif not quiet:
+        emit(conversion(report, full=verbose))
+    if not quiet:
+        warn(path, report.warnings)
+
+
+def _metadata(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--metadata {text!r} is not of the form KEY=VALUE")
+    return key, value

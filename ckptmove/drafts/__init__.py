@@ -1,0 +1,1 @@
+"""Checkpoints about to be written in another form: one graph, whatever file it comes from."""

@@ -1,0 +1,339 @@
+"""A saved object as one graph in one spelling, however its file spelled it.
+
+Each storage is `('storage', class, id, location, elements)`, the persistent id of torch.save since
+1.6; each plain tensor a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` where its dtype
+has no storage class. What older formats put elsewhere (tensors by number, parts of storages,
+classes with their source, storages loaded from bytes) is brought into these forms; all other nodes
+stay what they are. Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from ..contents.pids import StorageId, TensorId
+from ..contents.strided import Tensor, reach_of
+from ..contents.tensors import Recogniser
+from ..dtypes import QUANTIZED, STORAGE_CLASSES, storage_element_nbytes
+from ..errors import UnsupportedError
+from ..manifest import Manifest, Storage
+from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple, named
+from ..pickles.nodes import Mapping as MappingNode
+
+V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
+_PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
+_FLAGS = ("conj", "neg")
+_CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
+Composite = Tuple | List | Set | Dict | Call | Persistent
+
+
+class Graph:
+    """A graph in canonical form.
+
+    Attributes:
+        root: what was saved.
+        ids: what each persistent id of a storage says, by `id()` of its node.
+        storages: the one node that stands for each storage, by its id.
+    """
+
+    def __init__(self, root: Node) -> None:
+        self.root = root
+        self.ids: dict[int, StorageId] = {}
+        self.storages: dict[str, Persistent] = {}
+        self._at = 0
+
+    def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> Persistent:
+        """The node of a storage, made where it is asked for first."""
+        if key not in self.storages:
+            self.storages[key] = Persistent(Tuple([], 0), 0)
+            self.retype(key, dtype, nbytes, location)
+        return self.storages[key]
+
+    def retype(self, key: str, dtype: str | None, nbytes: int, location: str) -> None:
+        """Have a storage be of another dtype, size or location."""
+        node = self.storages[key]
+        cls = _CLASSES.get(dtype or "")
+        known = dtype if cls is not None else None
+        element = 1 if known is None else storage_element_nbytes(known)
+        kind = Global("torch.storage", "UntypedStorage", 0) if cls is None else None
+        text = self.text(location)
+        node.pid = Tuple(
+            [
+                self.text("storage"),
+                kind or Global("torch", str(cls), 0),
+                self.text(key),
+                text,
+                nbytes // element,
+            ],
+            0,
+        )
+        self.ids[id(node)] = StorageId(key, key, text, known, nbytes, nbytes)
+
+    def text(self, value: str) -> Text:
+        """A string of its own: each use can be told from the others."""
+        self._at += 1
+        return Text(value, -self._at)
+
+    def tensor(
+        self,
+        storage: Persistent,
+        dtype: str,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        *,
+        requires_grad: bool = False,
+        flags: Mapping[str, bool] | None = None,
+    ) -> Call:
+        """A plain tensor.
+
+        Args:
+            storage: the node of its storage.
+            dtype: its own.
+            shape, stride, offset: in elements, the latter from the start of the storage.
+            requires_grad: as saved.
+            flags: of `conj` and `neg` those that are set.
+        """
+        node = Call(None, None, "REDUCE", 0)
+        hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, hooks)
+        if flags:
+            assert isinstance(node.args, Tuple)
+            metadata = Dict()
+            metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
+            node.args.items.append(metadata)
+        return node
+
+    def respell(
+        self,
+        node: Call,
+        storage: Persistent,
+        dtype: str,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        requires_grad: Node,
+        hooks: Node,
+        metadata: tuple[Node, ...] = (),
+    ) -> None:
+        """Have a call rebuild this plain tensor; the arguments are those of `tensor`."""
+        sizes = [Tuple(list(each), 0) for each in (shape, stride)]
+        typed = self.ids[id(storage)].dtype == dtype
+        node.function = Global("torch._utils", V2 if typed else V3, 0)
+        items: list[Node] = [storage, offset, *sizes, requires_grad, hooks]
+        node.args = Tuple([*items, *([] if typed else [Global("torch", dtype, 0)]), *metadata], 0)
+
+
+def is_plain(node: Node) -> bool:
+    """Whether a node of a canonical graph is a plain tensor."""
+    return (
+        isinstance(node, Call)
+        and isinstance(node.function, Global)
+        and node.function.module == "torch._utils"
+        and node.function.name in (V2, V3)
+        and not (node.built or node.pairs or node.items or node.kwargs)
+    )
+
+
+def flags_of(node: Call) -> dict[str, bool] | None:
+    """Which of `conj` and `neg` a plain tensor has set, or None if it has more to say."""
+    items = node.args.items if isinstance(node.args, Tuple) else []
+    rest = items[7 if node.qualname == f"torch._utils.{V3}" else 6 :]
+    if not rest or rest == [None]:
+        return {}
+    if len(rest) > 1 or not isinstance(rest[0], Dict):
+        return None
+    found = {str(key): bool(value) for key, value in rest[0].pairs if isinstance(key, str)}
+    return found if found.keys() <= set(_FLAGS) and len(found) == len(rest[0].pairs) else None
+
+
+def is_untouched(node: Call) -> bool:
+    """Whether a plain tensor has no hooks."""
+    hooks = node.args.items[5] if isinstance(node.args, Tuple) else None
+    return hooks is None or (
+        isinstance(hooks, Call)
+        and hooks.qualname == "collections.OrderedDict"
+        and not (hooks.pairs or hooks.built or hooks.items)
+        and isinstance(hooks.args, Tuple)
+        and not hooks.args.items
+    )
+
+
+def canonical(
+    root: Node,
+    ids: Mapping[int, StorageId],
+    tensors: Mapping[int, TensorId],
+    storages: Mapping[str, Storage],
+) -> Graph:
+    """Bring a graph into canonical form; its nodes are changed, not copied.
+
+    Args:
+        root: what was saved.
+        ids: what each node says that stands for a storage, by its `id()`.
+        tensors: what each persistent id of a tensor says, likewise.
+        storages: by id.
+
+    Raises:
+        CorruptError: a tensor makes no sense.
+        UnsupportedError: part of a storage is used in a way that has no canonical form.
+    """
+    return _Canoniser(root, ids, tensors, storages).run()
+
+
+class _Canoniser:
+    def __init__(
+        self,
+        root: Node,
+        ids: Mapping[int, StorageId],
+        tensors: Mapping[int, TensorId],
+        storages: Mapping[str, Storage],
+    ) -> None:
+        self.graph = Graph(root)
+        self.stored = storages
+        self.old = ids
+        self.tensors = tensors
+        self.recogniser = Recogniser(ids, tensors)
+        self.kept: list[Node] = [root]  # so that no other node takes the `id()` of one
+        self.new: dict[int, Node] = {}
+
+    def run(self) -> Graph:
+        self.graph.root = self.replaced(self.graph.root)
+        for _ in nodes_of(self.graph.root, self.enter):
+            pass  # each was entered
+        return self.graph
+
+    def enter(self, node: Composite) -> None:
+        """Replace what a node holds."""
+        if isinstance(node, Call):
+            self.tensor(node)
+            node.function, node.args = self.replaced(node.function), self.replaced(node.args)
+            node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
+        if isinstance(node, MappingNode):
+            node.pairs = [(self.replaced(k), self.replaced(v)) for k, v in node.pairs]
+        if isinstance(node, (Tuple, List, Set, Call)):
+            node.items = [self.replaced(each) for each in node.items]
+
+    def replaced(self, node: Node) -> Node:
+        if not isinstance(node, (Persistent, Call)):
+            return node
+        known = id(node)
+        if known not in self.new:
+            self.kept.append(node)
+            self.new[known] = self.counterpart(node)
+        return self.new[known]
+
+    def counterpart(self, node: Persistent | Call) -> Node:
+        found = self.old.get(id(node))
+        if found is not None:
+            if found.view_at or found.nbytes != found.whole_nbytes:
+                raise UnsupportedError("a part of a storage is used as a storage of its own")
+            return self.storage(found)
+        if isinstance(node, Persistent) and id(node) in self.tensors:
+            said = self.tensors[id(node)]
+            tensor = self.recogniser.outside(node)
+            assert tensor is not None
+            return self.graph.tensor(
+                self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
+            )
+        return named(node)
+
+    def storage(self, found: StorageId) -> Persistent:
+        stored = self.stored[found.id]
+        return self.graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
+
+    def tensor(self, node: Call) -> None:
+        """Bring a plain tensor into its form."""
+        if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
+            return
+        items = node.args.items
+        if not items or id(items[0]) not in self.old:
+            return
+        tensor = self.recogniser.tensor(node)
+        assert isinstance(tensor, Tensor)
+        self.kept.append(node.args)
+        found = self.old[id(items[0])]
+        grad: Node = items[4] if len(items) > 4 else False
+        hooks: Node = items[5] if len(items) > 5 else None
+        if hooks is None:
+            hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+        rest = items[7:] if node.qualname.endswith(V3) else items[6:]
+        shape, stride = tensor.shape, tensor.stride
+        self.graph.respell(
+            node,
+            self.storage(found),
+            tensor.dtype,
+            shape,
+            stride,
+            tensor.offset,
+            grad,
+            hooks,
+            tuple(rest),
+        )
+
+
+def nodes_of(
+    root: Node,
+    enter: Callable[[Composite], None] | None = None,
+    skip: Collection[int] = (),
+) -> Iterator[Composite]:
+    """Every composite node that can be reached, each once, in the order of a pickle.
+
+    Args:
+        root: where to begin.
+        enter: called with each before what it holds is looked at.
+        skip: `id()` of nodes that are not to be looked into; asked after a node was given.
+    """
+    met: set[int] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if not isinstance(node, (Tuple, List, Set, Dict, Call, Persistent)) or id(node) in met:
+            continue
+        met.add(id(node))
+        if enter is not None:
+            enter(node)
+        yield node
+        if id(node) not in skip:
+            todo.extend(reversed(list(held_by(node))))
+
+
+def held_by(node: Composite) -> Iterator[Node]:
+    """Everything that a node holds."""
+    if isinstance(node, Persistent):
+        yield node.pid
+        return
+    if isinstance(node, Call):
+        yield node.function
+        yield node.args
+        yield node.kwargs
+    if isinstance(node, (Tuple, List, Set, Call)):
+        yield from node.items
+    if isinstance(node, MappingNode):
+        for key, value in node.pairs:
+            yield key
+            yield value
+    if isinstance(node, Call):
+        yield node.state
+
+
+def state_dict(manifest: Manifest) -> Graph:
+    """The tensors of a program as a state dict: what a module of the same parts would give.
+
+    Composite tensors are left out, as are those without bytes.
+    """
+    graph = Graph(Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0))
+    assert isinstance(graph.root, Call)
+    taken: dict[str, str] = {}
+    for entry in manifest.tensors:
+        storage = manifest.storages.get(entry.storage or "")
+        plain = entry.layout == "strided" and entry.kind in ("tensor", "parameter")
+        if storage is None or not plain or entry.part_of is not None or entry.dtype in QUANTIZED:
+            continue
+        if reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) > storage.nbytes:
+            continue  # example inputs, whose bytes are not written
+        name = entry.state_key or entry.name
+        name = entry.name if taken.setdefault(name, entry.name) != entry.name else name
+        node = graph.storage(storage.id, storage.dtype, storage.nbytes, storage.location)
+        call = graph.tensor(node, entry.dtype, entry.shape, entry.stride, entry.offset)
+        graph.root.pairs.append((graph.text(name), call))
+    return graph

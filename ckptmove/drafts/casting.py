@@ -1,0 +1,158 @@
+"""Decide which tensors are cast to another dtype, and have a graph say so.
+
+Only floating tensors of the model are cast unless a rule names others: never integers, never states
+of random number generators, the optimizer only by name. A storage is cast as a whole, so the
+tensors on it must agree. What a composite tensor is made of stays, since it is no number by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from ..contents.tensors import Recogniser
+from ..dtypes import ALIASES, BITS
+from ..errors import RefusedError, UsageError
+from ..manifest import Section, TensorEntry
+from ..pickles.nodes import Call, Node, Persistent, Tuple
+from .canonical import is_plain, nodes_of
+from .draft import Draft
+
+_SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_FLOATING = ("float64", "float32", "float16", "bfloat16")
+_TARGETS = (*_FLOATING, "float8_e4m3fn", "float8_e5m2")
+
+
+class Casts(NamedTuple):
+    """Rules about dtypes, checked.
+
+    Attributes:
+        model: of the model's floating tensors, or None to leave them.
+        named: (glob on names, dtype); of several that match, the last.
+        keep: globs on names of what is never cast.
+    """
+
+    model: str | None
+    named: tuple[tuple[str, str], ...]
+    keep: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return self.model is not None or bool(self.named)
+
+    def wanted(self, entry: TensorEntry) -> str | None:
+        """The dtype that a tensor shall be cast to, or None."""
+        names = [entry.name] if entry.state_key is None else [entry.name, entry.state_key]
+        if entry.dtype not in _FLOATING or entry.part_of is not None or entry.layout != "strided":
+            return None
+        if any(fnmatchcase(name, glob) for glob in self.keep for name in names):
+            return None
+        for glob, dtype in reversed(self.named):
+            if any(fnmatchcase(name, glob) for name in names):
+                return dtype
+        return self.model if entry.section is Section.MODEL else None
+
+
+def casts_of(dtype: Mapping[str, str] | str | None, keep: Iterable[str]) -> Casts:
+    """Check the rules of a user.
+
+    Args:
+        dtype: that of the model's floating tensors; or globs on names and the dtype of each, with
+            `""` for the model.
+        keep: globs on names.
+
+    Raises:
+        UsageError: a dtype is none that tensors can be cast to.
+    """
+    rules = {"": dtype} if isinstance(dtype, str) else dict(dtype or {})
+    known = {glob: _dtype(name) for glob, name in rules.items()}
+    model = known.pop("", None)
+    return Casts(model, tuple(known.items()), tuple(keep))
+
+
+def _dtype(name: str) -> str:
+    name = str(name).removeprefix("torch.")
+    full = _SHORT.get(name) or ALIASES.get(name) or name
+    if full not in _TARGETS:
+        raise UsageError(
+            f"{name!r} is no dtype to cast to", hint=f"one of bf16, fp16, {', '.join(_TARGETS)}"
+        )
+    return full
+
+
+def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts) -> dict[str, int]:
+    """Have storages of a draft be of other dtypes.
+
+    Args:
+        draft: the draft; it is changed.
+        tensors: what it holds, and the node of each.
+        casts: the rules.
+
+    Returns:
+        `float32→bfloat16` → how many tensors.
+
+    Raises:
+        RefusedError: tensors of one storage shall not all be cast alike.
+    """
+    recogniser = Recogniser(draft.graph.ids)
+    wanted: dict[str, tuple[str | None, str]] = {}  # storage → dtype, and the name that says so
+    users: dict[str, list[Call]] = {}
+    counts: dict[str, int] = {}
+    for entry, node in tensors:
+        if entry.storage is None:
+            continue
+        dtype = casts.wanted(entry)
+        plain = [each for each in nodes_of(node) if is_plain(each)]
+        if len(plain) != 1:  # a storage itself, or what only its own function can read
+            dtype = None
+        before, name = wanted.setdefault(entry.storage, (dtype, entry.name))
+        if before != dtype:
+            raise RefusedError(
+                f"{name!r} and {entry.name!r} share a storage: they can't be of different dtypes",
+                hint="--keep-dtype both, or neither",
+            )
+        if dtype not in (None, entry.dtype):
+            counts[f"{entry.dtype}→{dtype}"] = counts.get(f"{entry.dtype}→{dtype}", 0) + 1
+            users.setdefault(entry.storage, []).extend(c for c in plain if isinstance(c, Call))
+    for storage, calls in users.items():
+        dtype, name = wanted[storage]
+        assert dtype is not None
+        once = list({id(each): each for each in calls}.values())
+        _retype(draft, storage, dtype, once, recogniser, name)
+    return counts
+
+
+def _retype(
+    draft: Draft, id: str, dtype: str, calls: list[Call], recogniser: Recogniser, name: str
+) -> None:
+    """Have one storage, and the tensors on it, be of another dtype."""
+    stored = draft.stored[id]
+    if stored.content is not None:
+        raise RefusedError(f"{name!r} can't be cast: its bytes are compressed in the source")
+    found = [(call, recogniser.tensor(call)) for call in calls]
+    before = {tensor.dtype for _, tensor in found if tensor is not None}
+    if len(before) != 1:
+        raise RefusedError(f"{name!r} can't be cast: its bytes are seen in several dtypes")
+    old = before.pop()
+    nbytes = stored.nbytes * BITS[dtype] // BITS[old]
+    draft.stored[id] = stored._replace(dtype=dtype, nbytes=nbytes, cast_from=old, crc32=0)
+    graph = draft.graph
+    graph.retype(id, dtype, nbytes, stored.location)
+    for call, tensor in found:
+        assert tensor is not None
+        assert isinstance(call.args, Tuple)
+        items = call.args.items
+        storage = items[0]
+        assert isinstance(storage, Persistent)
+        rest = tuple(items[7:] if call.qualname == "torch._utils._rebuild_tensor_v3" else items[6:])
+        graph.respell(
+            call,
+            storage,
+            dtype,
+            tensor.shape,
+            tensor.stride,
+            tensor.offset,
+            items[4],
+            items[5],
+            rest,
+        )

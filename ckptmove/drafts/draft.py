@@ -1,0 +1,224 @@
+"""A checkpoint about to be written in another form: its graph, and where its bytes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..contents.listing import Contents, contents_of
+from ..contents.streams import Container, Whole
+from ..contents.tensors import device_text
+from ..dtypes import BITS
+from ..manifest import Manifest, Section, Storage
+from ..plan import Checksum, Copy, Gather, Write
+from ..source import Readable, Source
+from .canonical import Graph, held_by, nodes_of
+
+_NBYTES_EACH = 8  # of a pickle, for each thing that another holds
+
+
+class Loss(NamedTuple):
+    """What the target can't carry.
+
+    Attributes:
+        name: where it is, as `--drop` takes it.
+        why: what it is, and why it can't be carried.
+    """
+
+    name: str
+    why: str
+
+
+class Stored(NamedTuple):
+    """The bytes of a storage, as they shall be, and where they come from.
+
+    Attributes:
+        id: of the storage.
+        location: where it is tagged to be.
+        dtype: of its elements, or None for an untyped storage.
+        nbytes: its size.
+        source: which of the sources has its bytes.
+        start: where they begin there, in bytes.
+        crc32: their checksum, if the source has one; 0 if not.
+        content: the bytes themselves, where no source has them as they are.
+        big_endian: whether the source has them in that order.
+        cast_from: the dtype that they have in the source, where that is another.
+    """
+
+    id: str
+    location: str
+    dtype: str | None
+    nbytes: int
+    source: int = 0
+    start: int = 0
+    crc32: int = 0
+    content: bytes | None = None
+    big_endian: bool = False
+    cast_from: str | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the bytes are not those of the source."""
+        return self.big_endian or self.cast_from is not None
+
+    @property
+    def nbytes_before(self) -> int:
+        """Its size in the source."""
+        if self.cast_from is None or self.dtype is None:
+            return self.nbytes
+        return self.nbytes * BITS[self.cast_from] // BITS[self.dtype]
+
+
+class View(NamedTuple):
+    """Elements of a storage, as a tensor shows them; the fields are those of `strided.Tensor`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool = False
+    neg: bool = False
+
+
+class Pieces:
+    """What a plan is made of, gathered piece by piece."""
+
+    def __init__(self) -> None:
+        self.copies: list[Copy] = []
+        self.writes: list[Write] = []
+        self.gathers: list[Gather] = []
+        self.checksums: list[Checksum] = []
+
+    def write(self, at: int, data: bytes) -> None:
+        """Have these bytes at an offset of the destination."""
+        if data:
+            self.writes.append(Write(at, data))
+
+    def put(self, stored: Stored, start: int, nbytes: int, at: int, dtype: str) -> None:
+        """Have a range of a storage at an offset of the destination.
+
+        Args:
+            stored: the storage.
+            start, nbytes: the range, as it shall be.
+            at: the offset.
+            dtype: what its bytes are, if they have to be swapped.
+        """
+        if not nbytes:
+            return
+        if stored.is_made:
+            count = nbytes * 8 // BITS[stored.dtype or dtype]
+            view = View(dtype, (count,), (1,), start * 8 // BITS[stored.dtype or dtype])
+            self.gather(stored, view, nbytes, at)
+        elif stored.content is not None:
+            self.write(at, stored.content[start : start + nbytes])
+        else:
+            source_at = stored.start + start
+            self.copies.append(Copy(source_at, nbytes, at, stored.source))
+            if stored.crc32 and nbytes == stored.nbytes:
+                self.checksums.append(
+                    Checksum(at, nbytes, stored.crc32, stored.id, source_at, stored.source)
+                )
+
+    def gather(self, stored: Stored, view: View, nbytes: int, at: int) -> None:
+        """Have the elements of a view, one after the other, at an offset of the destination."""
+        before = stored.cast_from or view.dtype
+        self.gathers.append(
+            Gather(
+                at=at,
+                nbytes=nbytes,
+                source=stored.source,
+                source_at=stored.start,
+                source_nbytes=stored.nbytes_before,
+                dtype=before,
+                shape=view.shape,
+                stride=view.stride,
+                offset=view.offset,
+                conj=view.conj,
+                neg=view.neg,
+                big_endian=stored.big_endian,
+                to=None if stored.cast_from is None else view.dtype,
+            )
+        )
+
+
+class _Graph(Container):
+    """A graph in the place of a file, to be listed."""
+
+    @property
+    def described_nbytes(self) -> int:
+        """What a pickle of it would take, roughly."""
+        root = self.roots[0][1]
+        return _NBYTES_EACH * (1 + sum(1 for node in nodes_of(root) for _ in held_by(node)))
+
+
+@dataclass
+class Draft:
+    """A checkpoint about to be written.
+
+    Attributes:
+        path: where it comes from.
+        format: the format it comes from.
+        graph: what is saved.
+        stored: the bytes of each storage, by its id.
+        sources: the files that hold them.
+        section: what its tensors serve where nothing else tells.
+        blobs: `id()` of bytes in the graph that were passed over → what holds them.
+        losses: what the graph does not hold of the source.
+        warnings: what the user should know.
+    """
+
+    path: str
+    format: str
+    graph: Graph
+    stored: dict[str, Stored]
+    sources: Sequence[Source]
+    section: Section = Section.OTHER
+    blobs: Mapping[int, Readable] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def manifest(self) -> Manifest:
+        """What the draft holds, as any checkpoint's manifest."""
+        found = self.listed()
+        return Manifest(
+            path=self.path,
+            format=self.format,
+            nbytes=sum(each.nbytes for each in self.sources),
+            tensors=tuple(found.tensors),
+            storages=self.storages,
+            values_naming_devices=tuple(found.values),
+            objects=dict(found.objects),
+            aliases=tuple(found.aliases),
+            capturable=tuple(found.capturable),
+            meshes=tuple(map(str, found.meshes)),
+            remotes=tuple(device_text(each) or "" for each in found.remotes),
+            tree=self.graph.root,
+        )
+
+    def move(self, locations: Mapping[str, str]) -> None:
+        """Have storages be tagged to be elsewhere.
+
+        Args:
+            locations: id of a storage → device.
+        """
+        for key, location in locations.items():
+            stored = self.stored[key]._replace(location=location)
+            self.stored[key] = stored
+            self.graph.retype(key, stored.dtype, stored.nbytes, location)
+
+    def listed(self) -> Contents:
+        """Everything that the graph holds, as any checkpoint's content is listed."""
+        container = _Graph(self.sources[0])
+        container.section = self.section
+        container.roots = [((), self.graph.root)]
+        return contents_of(container, Whole([], self.graph.ids, self.storages, {}, {}))
+
+    @property
+    def storages(self) -> dict[str, Storage]:
+        """As a manifest has them."""
+        return {
+            key: Storage(key, each.location, each.nbytes, each.dtype, None)
+            for key, each in self.stored.items()
+            if key in self.graph.storages
+        }

@@ -1,0 +1,46 @@
+"""What a graph means, as text: equal for graphs that mean the same, whatever file they come from.
+
+Tensors count by what they show, not by how their storages are divided among files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..contents.tensors import Recogniser
+from ..pickles.nodes import Blob, Call, Node, Persistent
+from ..pickles.terms import spelled, to_terms
+from .canonical import Graph, flags_of, is_plain, is_untouched
+
+
+def fingerprint(graph: Graph) -> str:
+    """The graph as terms, with each plain tensor by its dtype, shape and device alone.
+
+    Raises:
+        UnsupportedError: the graph is nested too deeply.
+    """
+    recogniser = Recogniser(graph.ids)
+
+    def leaf(node: Node) -> dict[str, Any] | None:
+        if isinstance(node, Blob):
+            return {"$": "blob", "of": node.nbytes}
+        if isinstance(node, Persistent):
+            found = graph.ids.get(id(node))
+            return found and {
+                "$": "storage",
+                "dtype": found.dtype,
+                "nbytes": found.nbytes,
+                "device": str(found.location),
+            }
+        if isinstance(node, Call) and is_plain(node) and is_untouched(node):
+            tensor = None if flags_of(node) is None else recogniser.tensor(node)
+            return tensor and {
+                "$": "tensor",
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "device": tensor.device,
+                "grad": tensor.requires_grad,
+            }
+        return None
+
+    return spelled(to_terms(graph.root, leaf))

@@ -1,0 +1,216 @@
+"""How a graph's tensors, storages and long bytes are spelled in terms, beside a file of tensors.
+
+    {"$": "tensor", "of": NAME}            the tensor of that name; and, where it is not just that:
+        "dtype", "shape", "stride", "offset"   a view of its bytes, counted in elements
+        "conj", "neg": true                    with that bit of torch's set
+        "device": "cuda:0"                     saved on another device than the CPU
+        "grad": true                           it requires a gradient
+        "untyped": true                        its storage has no dtype of its own
+    {"$": "storage", "of": NAME, "dtype": …}   the storage that the tensor of that name is all of
+    {"$": "blob", "of": NAME}                  bytes
+
+`pickles.terms` has the rest. A tensor is whole where no shape is given; then its shape is that of
+the named one, without a last dimension that only makes up for the dtype (`dtypes.CARRIERS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
+from ..dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
+from ..errors import CorruptError
+from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
+from .canonical import Graph, is_plain
+from .parts import Parts
+
+_TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "untyped"}
+_LONGEST = 256  # characters of a device
+#: The dtypes that storages have.
+TYPED = frozenset(STORAGE_CLASSES.values())
+
+
+class Speller:
+    """Spells what a file of tensors holds of a graph."""
+
+    def __init__(self, graph: Graph, parts: Parts) -> None:
+        self.graph = graph
+        self.parts = parts
+        self.dtypes = {part.name: part.dtype for part in parts.parts}
+
+    def leaf(self, node: Node) -> dict[str, Any] | None:
+        """The term of a node, or None if it is nothing that a file of tensors holds."""
+        if isinstance(node, Blob):
+            name = self.parts.blobs.get(id(node))
+            return None if name is None else {"$": "blob", "of": name}
+        if isinstance(node, Persistent) and id(node) in self.graph.ids:
+            return self._storage(node)
+        if isinstance(node, Call) and id(node) in self.parts.shown and is_plain(node):
+            return self._tensor(node)
+        return None
+
+    def _storage(self, node: Persistent) -> dict[str, Any]:
+        found = self.graph.ids[id(node)]
+        term: dict[str, Any] = {"$": "storage", "of": self.parts.whole[found.id]}
+        if found.dtype is not None:
+            term["dtype"] = found.dtype
+        if found.location != "cpu":
+            term["device"] = str(found.location)
+        return term
+
+    def _tensor(self, node: Call) -> dict[str, Any]:
+        assert isinstance(node.args, Tuple)
+        items = node.args.items
+        storage = self.graph.ids[id(items[0])]
+        part, view = self.parts.shown[id(node)]
+        dtype = view.dtype if view is not None else _dtype(node, storage.dtype)
+        term: dict[str, Any] = {"$": "tensor", "of": part}
+        if dtype != self.dtypes[part]:
+            term["dtype"] = dtype
+        if view is not None:
+            term["shape"] = list(view.shape)
+            if view.stride != contiguous_stride(view.shape):
+                term["stride"] = list(view.stride)
+            if view.offset:
+                term["offset"] = view.offset
+            for flag in ("conj", "neg"):
+                if getattr(view, flag):
+                    term[flag] = True
+        if storage.location != "cpu":
+            term["device"] = str(storage.location)
+        if items[4] is True:
+            term["grad"] = True
+        if storage.dtype is None and dtype in TYPED:
+            term["untyped"] = True
+        return term
+
+
+def _dtype(node: Call, dtype: str | None) -> str:
+    """That of a plain tensor."""
+    items = node.args.items if isinstance(node.args, Tuple) else []
+    own = items[6] if node.qualname == "torch._utils._rebuild_tensor_v3" else None
+    return getattr(own, "name", None) or dtype or "uint8"
+
+
+class Held(Protocol):
+    """A tensor of a file: its name, torch's dtype and shape, and its size in bytes."""
+
+    @property
+    def dtype(self) -> str:
+        """As above."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As above."""
+
+    @property
+    def nbytes(self) -> int:
+        """As above."""
+
+
+class MissingTensor(CorruptError):
+    """Terms speak of a tensor that the file doesn't have."""
+
+
+class Reader:
+    """Builds the nodes of what a file of tensors holds.
+
+    Attributes:
+        graph: where the nodes of storages are kept.
+        used: the names of tensors that terms refer to.
+        blobs: `id()` of long bytes in the graph → the name of the tensor that holds them.
+        terms: whether the file tells of a tree.
+    """
+
+    def __init__(self, entries: Mapping[str, Held]) -> None:
+        """Args:
+        entries: the tensors of the file by name.
+        """
+        self.graph = Graph(None)
+        self.entries = entries
+        self.used: set[str] = set()
+        self.blobs: dict[int, str] = {}
+        self.terms = False
+        self._dtypes: dict[str, str | None] = {}
+
+    def leaf(self, term: dict[str, Any]) -> Node:
+        """The node of a term that `Speller.leaf` gave.
+
+        Raises:
+            MissingTensor: the file doesn't have the tensor.
+            CorruptError: the term is malformed, or contradicts the file.
+        """
+        kind, name = term.get("$"), term.get("of")
+        if not isinstance(name, str):
+            raise CorruptError("its tree names a tensor by something that is no name")
+        if name not in self.entries:
+            raise MissingTensor(f"its tree speaks of a tensor {name!r} that it doesn't have")
+        self.used.add(name)
+        said = {key: value for key, value in term.items() if key not in ("$", "of")}
+        if kind == "tensor" and said.keys() <= _TENSOR:
+            return self.tensor(name, said)
+        if kind == "storage" and said.keys() <= {"dtype", "device"}:
+            dtype = said.get("dtype")
+            if dtype is not None and dtype not in TYPED:
+                raise self._malformed(name)
+            return self._storage(name, dtype, said.get("device", "cpu"))
+        if kind == "blob" and not said:
+            blob = Blob(0, self.entries[name].nbytes, None)
+            self.blobs[id(blob)] = name
+            return blob
+        raise self._malformed(name)
+
+    def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
+        """A tensor of the file, or a view of one, by what its term says of it."""
+        entry = self.entries[name]
+        dtype = said.get("dtype", entry.dtype)
+        flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad", "untyped")}
+        if dtype not in BITS or not all(isinstance(flag, bool) for flag in flags.values()):
+            raise self._malformed(name)
+        shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
+        stride = said.get("stride", contiguous_stride(shape))
+        if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, *stride, offset]):
+            raise self._malformed(name)
+        if len(stride) != len(shape) or reach_of(shape, stride, offset, dtype) > entry.nbytes:
+            raise CorruptError(f"its tree says that {name!r} holds more than it does")
+        untyped = flags.pop("untyped")
+        grad = flags.pop("grad")
+        storage = self._storage(
+            name, None if untyped or dtype not in TYPED else dtype, said.get("device", "cpu")
+        )
+        return self.graph.tensor(
+            storage, dtype, shape, tuple(stride), offset, requires_grad=grad, flags=flags
+        )
+
+    def _shape(self, name: str, dtype: str, said: Mapping[str, Any]) -> tuple[int, ...]:
+        shape = said.get("shape")
+        if shape is not None:
+            if not isinstance(shape, list) or not isinstance(said.get("stride", []), list):
+                raise self._malformed(name)
+            return tuple(shape)
+        entry = self.entries[name]
+        carrier, last = CARRIERS.get(dtype, (dtype, 0))
+        if carrier != entry.dtype or (last and entry.shape[-1:] != (last,)) or "stride" in said:
+            raise self._malformed(name)
+        return entry.shape[:-1] if last else entry.shape
+
+    def _storage(self, name: str, dtype: str | None, location: object) -> Persistent:
+        if not isinstance(location, str) or len(location) > _LONGEST:
+            raise self._malformed(name)
+        if self._dtypes.setdefault(name, dtype) != dtype:
+            raise CorruptError(f"its tree says that {name!r} is of several dtypes")
+        nbytes = self.entries[name].nbytes
+        if dtype is not None and nbytes % storage_element_nbytes(dtype):
+            raise CorruptError(f"its tree says that {name!r} is of another dtype than it can be")
+        node = self.graph.storage(name, dtype, nbytes, location)
+        if self.graph.ids[id(node)].location != location:
+            raise CorruptError(f"its tree says that {name!r} is on several devices")
+        return node
+
+    def _malformed(self, name: str) -> CorruptError:
+        return CorruptError(f"its tree says of {name!r} what can't be understood")
+
+
+def _are_sizes(numbers: list[object]) -> bool:
+    return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63 for n in numbers)

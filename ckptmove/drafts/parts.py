@@ -1,0 +1,342 @@
+"""Divide storages into tensors that share no bytes, since safetensors files hold such alone.
+
+Tensors of one storage that have bytes in common form a cluster. If one of them, contiguous, covers
+it, that one is written and the others are views of it. A tensor alone in its cluster is written by
+itself, its elements one after the other. For the rest, and for storages that something else than a
+plain tensor refers to, the bytes of the cluster are written, flat, and all are views of them. Bytes
+of a storage that no tensor shows are not written; tensors of one storage that have no byte in
+common become tensors of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from ..contents.strided import contiguous_stride, reach_of
+from ..contents.tensors import Recogniser
+from ..dtypes import BITS, CARRIERS, nbytes_of
+from ..errors import RefusedError
+from ..pickles.nodes import Blob, Call, Node, Persistent
+from .canonical import flags_of, is_plain, is_untouched, nodes_of
+from .draft import Draft, Stored, View
+
+_SHARED = ("keep", "duplicate", "error")
+_WIDEST = 16  # bytes of the largest element
+
+
+class Part(NamedTuple):
+    """A tensor of the target file.
+
+    Attributes:
+        name: under which it is written.
+        dtype, shape: as written: some dtypes are carried by others.
+        nbytes: its size.
+        stored: what has its bytes.
+        start: where in the storage they begin, if they follow each other there.
+        view: what to gather from the storage, if they do not.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    stored: Stored
+    start: int = 0
+    view: View | None = None
+
+
+class Shown(NamedTuple):
+    """How a plain tensor is seen in a part: the whole of it, or a view of its bytes.
+
+    Attributes:
+        part: the name of the part.
+        view: what it shows, counted from the start of the part; None for all of it.
+    """
+
+    part: str
+    view: View | None
+
+
+@dataclass
+class Parts:
+    """What a file of tensors holds of a draft.
+
+    Attributes:
+        parts: the tensors to be written.
+        shown: `id()` of the node of a plain tensor → how it is seen.
+        whole: id of a storage that is referred to as such → the part that holds it.
+        blobs: `id()` of bytes within the graph → the part that holds them.
+        duplicates: parts that repeat what others hold.
+        shared: names of tensors that share bytes with one that is written → its name.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    shown: dict[int, Shown] = field(default_factory=dict)
+    whole: dict[str, str] = field(default_factory=dict)
+    blobs: dict[int, str] = field(default_factory=dict)
+    duplicates: list[str] = field(default_factory=list)
+    shared: dict[str, str] = field(default_factory=dict)
+
+
+class Use(NamedTuple):
+    """A plain tensor in a graph, and its names: the first is its own."""
+
+    node: Call
+    names: list[str]
+    view: View
+    start: int
+    end: int
+
+
+def parts_of(
+    draft: Draft,
+    names: Iterable[tuple[str, Node]],
+    *,
+    shared: str,
+    blob: Callable[[Blob], Stored],
+) -> Parts:
+    """Divide the storages of a draft.
+
+    Args:
+        draft: the draft.
+        names: of each tensor and bare storage, in order; a node may come under several.
+        shared: `keep` to write shared bytes once, `duplicate` to write them under each name too,
+            `error` to refuse them.
+        blob: where the bytes of a blob come from.
+
+    Raises:
+        RefusedError: bytes are shared and must not be.
+    """
+    return _Division(draft, shared, blob).run(names)
+
+
+class _Division:
+    def __init__(self, draft: Draft, shared: str, blob: Callable[[Blob], Stored]) -> None:
+        assert shared in _SHARED
+        self.draft = draft
+        self.mode = shared
+        self.blob = blob
+        self.recogniser = Recogniser(draft.graph.ids)
+        self.taken: set[str] = set()
+        self.last: dict[str, int] = {}
+        self.found = Parts()
+        self.names: dict[int, list[str]] = {}
+        self.nodes: dict[int, Node] = {}
+
+    def run(self, names: Iterable[tuple[str, Node]]) -> Parts:
+        self.collect(names)
+        uses: dict[str, list[Use]] = defaultdict(list)
+        raw: dict[str, str] = {}
+        for known, node in self.nodes.items():
+            if isinstance(node, Persistent):
+                raw.setdefault(self.draft.graph.ids[known].id, self.names[known][0])
+            elif isinstance(node, Call):
+                storage, use = self.use(node, self.names[known])
+                uses[storage].append(use)
+            elif isinstance(node, Blob):
+                self.write_blob(node)
+        for storage in dict.fromkeys((*uses, *raw)):
+            self.divide(self.draft.stored[storage], uses[storage], raw.get(storage))
+        return self.found
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def collect(self, names: Iterable[tuple[str, Node]]) -> None:
+        """Find every plain tensor and storage, and what it is called."""
+        listed = list(names)
+        claimed = {id(node) for _, node in listed if is_plain(node)}
+        for name, node in listed:
+            if is_plain(node) and _is_simple(node):
+                self.note(name, node)
+            else:
+                self.note_inside(name, node, claimed)
+        self.note_inside("unnamed", self.draft.graph.root, claimed)
+
+    def note(self, name: str, node: Node) -> None:
+        self.nodes.setdefault(id(node), node)
+        self.names.setdefault(id(node), []).append(name)
+
+    def note_inside(self, name: str, root: Node, claimed: set[int]) -> None:
+        """What a composite tensor is made of, where that has no name of its own."""
+        skipped: set[int] = set()
+        for node in nodes_of(root, skip=skipped):
+            if isinstance(node, Persistent):
+                if id(node) not in self.nodes and id(node) in self.draft.graph.ids:
+                    self.note(name, node)
+                skipped.add(id(node))
+            elif is_plain(node) and _is_simple(node):
+                if id(node) not in claimed and id(node) not in self.nodes:
+                    self.note(name, node)
+                skipped.add(id(node))
+
+    def use(self, node: Call, names: list[str]) -> tuple[str, Use]:
+        tensor = self.recogniser.tensor(node)
+        flags = flags_of(node) or {}
+        assert tensor is not None
+        assert tensor.storage is not None
+        view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
+        start = view.offset * BITS[view.dtype] // 8
+        end = reach_of(view.shape, view.stride, view.offset, view.dtype)
+        return tensor.storage, Use(node, names, view, start, max(start, end))
+
+    def name(self, wanted: str) -> str:
+        """A name that no other tensor of the file has."""
+        wanted = wanted.encode("utf-8", "backslashreplace").decode("utf-8")
+        if wanted in ("", "(root)", "__metadata__"):
+            wanted = "__metadata__~" if wanted == "__metadata__" else "tensor"
+        name = wanted
+        while name in self.taken:
+            self.last[wanted] = self.last.get(wanted, 1) + 1
+            name = f"{wanted}~{self.last[wanted]}"
+        self.taken.add(name)
+        return name
+
+    # -- how it is divided ---------------------------------------------------------------------
+
+    def divide(self, stored: Stored, uses: list[Use], raw: str | None) -> None:
+        """Divide one storage."""
+        empty = [use for use in uses if use.start == use.end]
+        uses = [use for use in uses if use.start < use.end]
+        if raw is not None:
+            self.cluster(stored, uses, 0, stored.nbytes, raw)
+        else:
+            for cluster in _clusters(uses):
+                self.cluster(stored, cluster, cluster[0].start, max(u.end for u in cluster), None)
+        for use in empty:
+            self.alone(stored, [use])
+
+    def cluster(
+        self, stored: Stored, uses: list[Use], start: int, end: int, raw: str | None
+    ) -> None:
+        """Write tensors that have bytes in common."""
+        self.refuse(uses, raw)
+        owner = next((use for use in uses if _covers(use, start, end)), None)
+        if any(start % _nbytes(use.view) for use in uses):  # no dtype's elements begin there
+            start, owner = start - start % _WIDEST, None
+        if owner is None and raw is None and len({use.view for use in uses}) == 1:
+            self.alone(stored, uses)
+            return
+        if owner is None:
+            part = self.flat(stored, start, end, raw or uses[0].names[0])
+        else:
+            part = self.part(stored, owner)
+        if raw is not None:
+            self.found.whole[stored.id] = part.name
+        for use in uses:
+            view = use.view._replace(offset=use.view.offset - start // _nbytes(use.view))
+            same = owner is not None and use.view == owner.view
+            self.show(use, part.name, None if same else view)
+            self.note_shared(stored, use, part.name, owner is use)
+
+    def alone(self, stored: Stored, uses: list[Use]) -> None:
+        """Write what shows the same bytes in the same way, its elements one after the other."""
+        part = self.part(stored, uses[0])
+        for n, use in enumerate(uses):
+            self.show(use, part.name, None)
+            self.note_shared(stored, use, part.name, n == 0)
+
+    def refuse(self, uses: Sequence[Use], raw: str | None) -> None:
+        names = [name for use in uses for name in use.names]
+        names += [] if raw is None else [raw]
+        if self.mode == "error" and len(names) > 1:
+            raise RefusedError(
+                f"{names[0]!r} and {names[1]!r} share their bytes",
+                hint="--shared keep writes them once, --shared duplicate under each name",
+            )
+
+    def note_shared(self, stored: Stored, use: Use, part: str, owns: bool) -> None:
+        """The further names of shared bytes, which become duplicates if that is wanted."""
+        for name in use.names[1:] if owns else use.names:
+            if name == part:
+                continue
+            if self.mode == "duplicate":
+                self.found.duplicates.append(self.part(stored, use, name).name)
+            else:
+                self.found.shared[name] = part
+
+    def show(self, use: Use, part: str, view: View | None) -> None:
+        self.found.shown[id(use.node)] = Shown(part, view)
+
+    # -- the tensors that are written ----------------------------------------------------------
+
+    def part(self, stored: Stored, use: Use, name: str | None = None) -> Part:
+        """A tensor as it is."""
+        view = use.view
+        dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
+        shape = (*view.shape, last) if last else view.shape
+        nbytes = nbytes_of(prod(view.shape), view.dtype)
+        plain = _is_contiguous(view) and not (view.conj or view.neg)
+        part = Part(
+            name=self.name(name or use.names[0]),
+            dtype=dtype,
+            shape=shape,
+            nbytes=nbytes,
+            stored=stored,
+            start=use.start,
+            view=None if plain else view,
+        )
+        self.found.parts.append(part)
+        return part
+
+    def flat(self, stored: Stored, start: int, end: int, name: str) -> Part:
+        """Bytes of a storage, as they lie there."""
+        own = stored.dtype or "uint8"
+        dtype, last = CARRIERS.get(own, (own, 0))
+        item = max(1, BITS[own] // 8)
+        if BITS[own] < 8 or start % item or end % item:
+            dtype, last, item = "uint8", 0, 1
+        count = (end - start) // item
+        part = Part(
+            name=self.name(name),
+            dtype=dtype,
+            shape=(count, last) if last else (count,),
+            nbytes=end - start,
+            stored=stored,
+            start=start,
+        )
+        self.found.parts.append(part)
+        return part
+
+    def write_blob(self, blob: Blob) -> None:
+        name = self.name(self.names[id(blob)][0])
+        self.found.blobs[id(blob)] = name
+        self.found.parts.append(Part(name, "uint8", (blob.nbytes,), blob.nbytes, self.blob(blob)))
+
+
+def _is_simple(node: Node) -> bool:
+    """Whether a plain tensor has nothing to say besides what it shows."""
+    return isinstance(node, Call) and flags_of(node) is not None and is_untouched(node)
+
+
+def _clusters(uses: list[Use]) -> list[list[Use]]:
+    """Those that have bytes in common, in the order of the storage."""
+    clusters: list[list[Use]] = []
+    end = -1
+    for use in sorted(uses, key=lambda use: use.start):
+        if use.start >= end:
+            clusters.append([])
+        clusters[-1].append(use)
+        end = max(end, use.end)
+    return clusters
+
+
+def _covers(use: Use, start: int, end: int) -> bool:
+    """Whether a tensor shows just these bytes, one after the other."""
+    view = use.view
+    flat = _is_contiguous(view) and not (view.conj or view.neg)
+    return flat and (use.start, use.end) == (start, end)
+
+
+def _nbytes(view: View) -> int:
+    """Bytes of one of its elements."""
+    return max(1, BITS[view.dtype] // 8)
+
+
+def _is_contiguous(view: View) -> bool:
+    """Whether the elements follow each other; how far those of one are apart does not matter."""
+    pairs = zip(view.shape, view.stride, contiguous_stride(view.shape), strict=True)
+    return 0 in view.shape or all(size == 1 or step == usual for size, step, usual in pairs)

@@ -1,0 +1,86 @@
+"""The tree of a checkpoint as text, kept in the metadata of safetensors under `ckptmove`.
+
+    {"version": 1, "root": TERM, "duplicates": [NAME, …]}
+
+`pickles.terms` and `leaves` say what terms are. Duplicates are tensors that repeat what
+others hold, for tools that look for them by name. A file whose tensors are not those that its tree
+speaks of was edited by something that kept the text: then the tensors count, and the tree does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import CorruptError, UnsupportedError
+from ..pickles.nodes import Dict, Node, Text
+from ..pickles.terms import from_terms, parsed, spelled, to_terms
+from .canonical import Graph
+from .leaves import Held, MissingTensor, Reader, Speller
+from .parts import Parts
+
+#: The key of the metadata.
+TREE = "ckptmove"
+_VERSION = 1
+
+
+def tree_text(graph: Graph, parts: Parts) -> str:
+    """The tree of a graph whose tensors are written as these parts.
+
+    Raises:
+        UnsupportedError: it is nested too deeply.
+    """
+    said = {"version": _VERSION, "root": to_terms(graph.root, Speller(graph, parts).leaf)}
+    if parts.duplicates:
+        said["duplicates"] = sorted(parts.duplicates)
+    return spelled(said)
+
+
+def read_tree(
+    entries: Mapping[str, Held], text: str | None, warnings: list[str]
+) -> tuple[Reader, Node]:
+    """What was saved in a file of tensors.
+
+    Args:
+        entries: the tensors by name, in order.
+        text: what its metadata tells of their tree, if it does.
+        warnings: what is odd about it is added to these.
+
+    Returns:
+        What read it, and the root: without a tree, a dict of the tensors.
+
+    Raises:
+        CorruptError: the tree is malformed.
+        UnsupportedError: it was written by a newer version.
+    """
+    if text is not None:
+        try:
+            return _told(entries, text)
+        except MissingTensor as error:
+            warnings.append(f"{error}: its tree is ignored")
+    reader, root = Reader(entries), Dict()
+    root.pairs = [(Text(name, 0), reader.tensor(name, {})) for name in entries]
+    return reader, root
+
+
+def _told(entries: Mapping[str, Held], text: str) -> tuple[Reader, Node]:
+    said = parsed(text)
+    if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
+        raise CorruptError("its tree is malformed")
+    if said["version"] != _VERSION:
+        raise UnsupportedError("its tree was written by a newer version of ckptmove")
+    duplicates = said.get("duplicates", [])
+    if not _are_names(duplicates) or not said.keys() <= {"version", "root", "duplicates"}:
+        raise CorruptError("its tree is malformed")
+    reader = Reader(entries)
+    root = from_terms(said["root"], reader.leaf)
+    strays = entries.keys() - reader.used - set(duplicates)
+    if strays or not set(duplicates) <= entries.keys():
+        stray = sorted(strays or set(duplicates) - entries.keys())[0]
+        raise MissingTensor(f"its tree does not fit its tensors, e.g. {stray!r}")
+    reader.graph.root = root
+    reader.terms = True
+    return reader, root
+
+
+def _are_names(said: object) -> bool:
+    return isinstance(said, Sequence) and all(isinstance(name, str) for name in said)

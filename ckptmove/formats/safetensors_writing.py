@@ -1,0 +1,144 @@
+"""Write a draft as safetensors: one file, or a folder of several with an index.
+
+A folder is laid out as Hugging Face's libraries expect it: tensors in the order of the checkpoint,
+each file filled up to the limit, a larger tensor alone in one (`split_state_dict_into_shards` of
+huggingface_hub), and an index of where each is. The tree is in the metadata of a single file, and
+in that of the index of several: the files themselves say no more than others do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..drafts.draft import Draft, Pieces, Stored
+from ..drafts.fingerprint import fingerprint
+from ..drafts.naming import names_of
+from ..drafts.parts import Part, parts_of
+from ..drafts.trees import TREE, read_tree, tree_text
+from ..errors import UnsupportedError, WriteError
+from ..headers import Entry, Sized, lay_out, read_header
+from ..pickles.nodes import Blob
+from ..plan import Plan
+from ..source import Source
+from .writing import Manner, Writing, assembled
+
+#: What every tool looks for that reads safetensors for PyTorch.
+_FOR_TORCH = {"format": "pt"}
+
+
+def planned(draft: Draft, manner: Manner) -> Writing:
+    """How to write a draft.
+
+    Raises:
+        UnsupportedError: a name or the tree has no form in safetensors.
+        RefusedError: bytes are shared and must not be, or the header would be too long.
+    """
+    contents = draft.listed()
+    parts = parts_of(
+        draft,
+        names_of(contents, draft.graph.root),
+        shared=manner.shared,
+        blob=lambda blob: _blob(draft, blob),
+    )
+    told = None if manner.bare else tree_text(draft.graph, parts)
+    metadata = {**_FOR_TORCH, **manner.metadata}
+    shards = [parts.parts]
+    if manner.max_shard_nbytes is not None:
+        shards = _shards(parts.parts, manner.max_shard_nbytes)
+    files: dict[str, Plan] = {}
+    expected: dict[str, Mapping[str, Entry]] = {}
+    if manner.max_shard_nbytes is None:
+        names = [""]
+    elif len(shards) == 1:
+        names = [f"{manner.stem}.safetensors"]
+    else:
+        names = [
+            f"{manner.stem}-{n:05}-of-{len(shards):05}.safetensors"
+            for n in range(1, len(shards) + 1)
+        ]
+    if len(shards) == 1 and told is not None:
+        metadata[TREE] = told
+    for name, shard in zip(names, shards, strict=True):
+        files[name], expected[name] = _file(shard, metadata)
+    if len(shards) > 1:
+        index = _index(names, shards, told)
+        files[f"{manner.stem}.safetensors.index.json"] = assembled(len(index), _only(index))
+
+    def check(written: Mapping[str, Source]) -> None:
+        """Read the headers and the tree back."""
+        entries: dict[str, Entry] = {}
+        for name, laid in expected.items():
+            header = read_header(written[name])
+            if header.entries != laid or header.metadata != metadata:
+                raise WriteError("what was written has another header than it should")
+            entries.update(header.entries)
+        if told is not None:
+            warnings: list[str] = []
+            reader, _ = read_tree(entries, told, warnings)
+            if warnings or fingerprint(reader.graph) != fingerprint(draft.graph):
+                raise WriteError("what was written has another tree than the source")
+
+    return Writing(files, len(parts.parts), parts.shared, tuple(parts.duplicates), check)
+
+
+def _blob(draft: Draft, blob: Blob) -> Stored:
+    """Where the bytes of a blob come from."""
+    if blob.content is not None:
+        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=blob.content)
+    window = draft.blobs[id(blob)]
+    if window.start is None:
+        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=window.read(0, blob.nbytes))
+    return Stored("bytes", "cpu", "uint8", blob.nbytes, start=window.start)
+
+
+def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:
+    """One file, and what its header says."""
+    laid = lay_out([Sized(*part[:4]) for part in parts], metadata)
+    pieces = _only(laid.head)
+    for part in parts:
+        at = laid.entries[part.name].start
+        if part.view is not None:
+            pieces.gather(part.stored, part.view, part.nbytes, at)
+        else:
+            pieces.put(part.stored, part.start, part.nbytes, at, part.stored.dtype or part.dtype)
+    return assembled(laid.nbytes, pieces), laid.entries
+
+
+def _only(content: bytes) -> Pieces:
+    pieces = Pieces()
+    pieces.write(0, content)
+    return pieces
+
+
+def _shards(parts: Sequence[Part], limit: int) -> list[list[Part]]:
+    """Which tensors go together; none is divided."""
+    shards: list[list[Part]] = []
+    current: list[Part] = []
+    filled = 0
+    for part in parts:
+        if part.nbytes > limit:
+            shards.append([part])
+            continue
+        if filled + part.nbytes > limit:
+            shards.append(current)
+            current, filled = [], 0
+        current.append(part)
+        filled += part.nbytes
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+def _index(names: Sequence[str], shards: Sequence[Sequence[Part]], told: str | None) -> bytes:
+    """Where each tensor is, as Hugging Face's libraries have it."""
+    metadata: dict[str, Any] = {"total_size": sum(p.nbytes for shard in shards for p in shard)}
+    if told is not None:
+        metadata[TREE] = told
+    where = {part.name: name for name, shard in zip(names, shards, strict=True) for part in shard}
+    index = {"metadata": metadata, "weight_map": where}
+    try:
+        return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode("utf-8")
+    except UnicodeEncodeError as error:  # a name was checked by `lay_out`; metadata are ours
+        raise UnsupportedError("a name has no form in JSON") from error

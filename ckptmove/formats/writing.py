@@ -1,0 +1,61 @@
+"""What a format is told when a checkpoint is to be written in it, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ..drafts.draft import Pieces
+from ..plan import Plan
+from ..source import Source
+
+#: The most bytes of a shard, unless told otherwise: none.
+Check = Callable[[Mapping[str, Source]], None]
+
+
+class Manner(NamedTuple):
+    """How a checkpoint is to be written.
+
+    Attributes:
+        stem: of the file that it is written to, without its suffix.
+        shared: what becomes of bytes that tensors share: `keep`, `duplicate` or `error`.
+        bare: whether to write tensors alone, without the tree that leads back.
+        metadata: further strings, for formats that have room for them.
+        max_shard_nbytes: the most bytes of tensors in one file, or None for one file.
+    """
+
+    stem: str
+    shared: str = "keep"
+    bare: bool = False
+    metadata: Mapping[str, str] = {}
+    max_shard_nbytes: int | None = None
+
+
+class Writing(NamedTuple):
+    """How a checkpoint is written.
+
+    Attributes:
+        files: what is written: of a folder by name, of a single file under "".
+        tensors: how many.
+        shared: names of tensors whose bytes are written under another's → that name.
+        duplicates: names under which shared bytes are written once more.
+        check: raises WriteError unless files, read again, hold what the draft does.
+    """
+
+    files: Mapping[str, Plan]
+    tensors: int
+    shared: Mapping[str, str]
+    duplicates: tuple[str, ...]
+    check: Check
+
+
+def assembled(nbytes: int, pieces: Pieces) -> Plan:
+    """A plan made of pieces, each in its place."""
+    return Plan(
+        method="relay",
+        nbytes=nbytes,
+        copies=tuple(sorted(pieces.copies, key=lambda copy: copy.at)),
+        writes=tuple(sorted(pieces.writes, key=lambda write: write.at)),
+        checksums=tuple(sorted(pieces.checksums)),
+        gathers=tuple(sorted(pieces.gathers, key=lambda gather: gather.at)),
+    )

@@ -1,0 +1,178 @@
+"""A zip as torch lays it out: pickles in records, and a record for each storage.
+
+All records are in one folder, `P`, that of the first directory entry. Where the pickle's new
+content is as long as the old, a clone of the file is patched; else the zip is laid out anew, as
+torch would have. Source: caffe2/serialize/inline_container.cc.
+"""
+
+from __future__ import annotations
+
+from ..contents.pids import StorageId, storage_ids, storages_of
+from ..contents.streams import Container, Spelling, Stream
+from ..errors import CorruptError, UnsupportedError
+from ..manifest import Extent
+from ..plan import Plan, carry_out, edited
+from ..source import MAX_NBYTES, Memory
+from ..zips.archive import STORED, Archive, Record
+from ..zips.layout import ALIGNMENT
+from ..zips.rewrite import rewrite
+from .opening import Opening
+
+_NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
+_NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
+_LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
+
+
+def prefix_of(archive: Archive) -> str:
+    """The folder that torch takes all records from: that of the first directory entry."""
+    first = next(iter(archive.records), "")
+    return first[: first.find("/") + 1]
+
+
+class ZipContainer(Container):
+    """A zip file with pickles in records, and a record for each storage, as torch lays it out."""
+
+    def __init__(self, archive: Archive, opening: Opening) -> None:
+        super().__init__(archive.source)
+        self.archive = archive
+        self.opening = opening
+        self.folder = opening.folder()
+        self.prefix = prefix_of(archive)
+        self.pickled: list[Record] = []  # the record of each stream
+        self._held: dict[str, Record] = {}  # that of each storage
+        archive.check_layout()
+        self._check_records()
+        self.warnings += self._warnings()
+
+    def _check_records(self) -> None:
+        records, prefix = self.archive.records, self.prefix
+        for name in records:
+            if not name.startswith(prefix):
+                raise CorruptError(f"the record {name!r} is outside {prefix!r}")
+        version = records.get(f"{prefix}version") or records.get(f"{prefix}.data/version")
+        if version is None:
+            raise CorruptError("the record 'version' is missing, without which torch loads nothing")
+        self._version = version
+        text = self.archive.read(version, at_most=64).strip()
+        if not text.isdigit() or not 1 <= int(text) <= _NEWEST_VERSION:
+            raise UnsupportedError(f"its format version is not one of 1 to {_NEWEST_VERSION}")
+        order = records.get(f"{prefix}byteorder")
+        if order is not None and self.archive.read(order, at_most=64) not in (b"little", b"big"):
+            raise CorruptError("its byte order is neither little nor big")
+        for name in _NAMES:  # torch finds a record whatever the case of its name
+            for found in records:
+                wanted = f"{prefix}{name}"
+                if found != wanted and found.casefold() == wanted.casefold():
+                    raise CorruptError(f"torch would take the record {found!r} for {name!r}")
+
+    def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
+        """Read a pickle and the storages it names.
+
+        Args:
+            name: of the record, without the prefix.
+            folder: where the storages' records are, without the prefix, e.g. `data/`.
+            path: under which it is shown.
+        """
+        stream = self.add_pickle(name, path)
+        self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
+        self.storages = storages_of(self.ids.values(), self.extent)
+
+    def add_pickle(self, name: str, path: tuple[str, ...]) -> Stream:
+        """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
+        record = self.archive.records[f"{self.prefix}{name}"]
+        content = Memory(self.archive.read_parsed(record), self.source.path)
+        stream = self.opening.stream(content)
+        if stream.pickle.textual:
+            raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
+        self.streams.append(stream)
+        self.pickled.append(record)
+        self.roots.append((path, stream.pickle.root))
+        if stream.nbytes != content.nbytes:
+            rest = content.nbytes - stream.nbytes
+            self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
+        return stream
+
+    def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
+        """Where the record of a storage lies in the file, or None where it is compressed.
+
+        Raises:
+            CorruptError: there is none, or it is of another size.
+        """
+        name = self.prefix + storage.id.removeprefix(self.folder) + suffix
+        record = self.archive.records.get(name)
+        if record is None:
+            raise CorruptError(f"the storage {storage.key!r} is missing")
+        if storage.whole_nbytes != record.nbytes and not self.may_be_left_out(storage, record):
+            raise CorruptError(
+                f"the storage {storage.key!r} should be {storage.whole_nbytes:,} bytes long, "
+                f"and is {record.nbytes:,}"
+            )
+        self._held[storage.id] = record
+        if self.source.start is None or record.method != STORED:
+            return None
+        return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
+
+    def content(self, storage: str) -> bytes:
+        """As `Container.content`."""
+        return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
+
+    def crc32(self, storage: str) -> int:
+        """As `Container.crc32`."""
+        record = self._held[storage]
+        return record.crc32 if record.method == STORED else 0
+
+    def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
+        """Whether the bytes of a storage need not be there."""
+        return False
+
+    def _warnings(self) -> list[str]:
+        records = list(self.archive.records.values())
+        warnings = self.archive.oddities()
+        packed = [r for r in records if r.method != STORED and not self.is_text(r)]
+        if packed:
+            warnings.append(
+                f"{len(packed):,} of its records are compressed: torch.load(mmap=True) would take "
+                "compressed bytes for tensors"
+            )
+        order = self.archive.records.get(f"{self.prefix}byteorder")
+        self.big_endian = order is not None and self.archive.read(order, at_most=64) == b"big"
+        if self.big_endian:
+            warnings.append("its tensors are big-endian")
+        return warnings
+
+    def is_text(self, record: Record) -> bool:
+        """Whether a record holds no tensor, so that it may be compressed."""
+        return record.name == f"{self.prefix}data.pkl"
+
+    def plan(self, spelling: Spelling) -> Plan:
+        """Patch a clone if the pickles can keep their lengths, else lay the zip out anew."""
+        for exact in (True, False):
+            new: dict[str, bytes] = {}
+            for record, stream in zip(self.pickled, self.streams, strict=True):
+                changes = stream.edits(spelling, exact=exact and record.method == STORED)
+                if changes is None:
+                    break
+                if changes:
+                    assert isinstance(stream.source, Memory)
+                    plan = edited(0, stream.source.nbytes, changes)
+                    new[record.name] = carry_out(plan, stream.source.content)
+            else:
+                break
+        return rewrite(self.archive, {**new, **self.replaced(spelling)}, self._alignment())
+
+    def replaced(self, spelling: Spelling) -> dict[str, bytes]:
+        """Other records that change."""
+        return {}
+
+    def _alignment(self) -> int:
+        record = self.archive.records.get(f"{self.prefix}.storage_alignment")
+        if record is None:
+            return ALIGNMENT
+        text = self.archive.read(record, at_most=64).strip()
+        if not text.isdigit() or not 1 <= int(text) <= _LARGEST_ALIGNMENT:
+            raise CorruptError("the record '.storage_alignment' is not a number that makes sense")
+        return int(text)
+
+    def frame(self, spelling: Spelling | None = None) -> object:
+        """The names of the records, in order."""
+        return list(self.archive.records)

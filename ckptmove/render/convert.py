@@ -1,0 +1,52 @@
+"""What a conversion did, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..verbs.convert import ConvertReport
+from .relocate import what_stays
+from .text import listed, printable, size
+
+
+def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
+    """What was written, what was left out, and what became of shared bytes.
+
+    Args:
+        report: what was done.
+        full: whether to shorten nothing.
+    """
+    if report.left_out:
+        yield printable(f"left out: {_listed(report.left_out, full)}")
+    for loss in report.dropped:
+        yield printable(f"lost: {loss.name}, which {loss.why}")
+    if report.renamed:
+        yield f"renamed {report.renamed:,} keys"
+    for cast, count in report.cast.items():
+        yield f"{cast}: {count:,} tensors"
+    yield from _shared(report, full)
+    yield from what_stays(report.kept, full=full)
+    yield _written(report)
+
+
+def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
+    if report.shared:
+        pairs = [f"{name} (in {owner})" for name, owner in report.shared.items()]
+        yield printable(f"written once, and noted: {_listed(pairs, full)}")
+    if report.duplicates:
+        yield printable(f"written once more: {_listed(report.duplicates, full)}")
+
+
+def _listed(names: Sequence[str], full: bool) -> str:
+    return listed(names, len(names)) if full else listed(names)
+
+
+def _written(report: ConvertReport) -> str:
+    nbytes = sum(report.files.values())
+    several = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
+    what = f"{report.tensors:,} tensors, {size(nbytes)}{several}"
+    if not report.written:
+        return printable(f"would write {report.destination} as {report.format}: {what}")
+    return printable(
+        f"wrote {report.destination} as {report.format}: {what} in {report.seconds:.2f} s, verified"
+    )

@@ -1,0 +1,296 @@
+"""convert: write a checkpoint in another form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .. import formats
+from ..contents.tensors import Recogniser
+from ..drafts.casting import Casts, cast, casts_of
+from ..drafts.draft import Draft, Loss
+from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
+from ..drafts.trees import TREE
+from ..errors import RefusedError, StrPath, UsageError
+from ..formats.writing import Manner
+from ..in_place import settle
+from ..placement import Kept, place
+from ..rules import Device, rules_of
+from ..verifier import Progress
+from .target import nbytes_of_text, target_of
+
+SCHEMA = 1
+_SHARED = ("keep", "duplicate", "error")
+_DDP = r"s/^(module\.|_orig_mod\.)+//"
+
+#: What each preset stands for, in options of `convert`.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "lightning": {"root": "state_dict", "strip_prefix": "model"},
+    "hf": {"select": ("model",), "bare": True},
+    "deploy": {"select": ("model",), "rename": (_DDP,), "to": "cpu", "bare": True},
+}
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What a conversion did, or would do.
+
+    Attributes:
+        source: the checkpoint.
+        destination: the new one.
+        source_format, format: how they lie on disk.
+        written: whether it was; not so in a dry run.
+        files: each file that was written, and its bytes.
+        tensors: how many tensors these hold.
+        left_out: names of what was not selected, not repeating what is below them.
+        dropped: losses that were accepted, each with the reason.
+        shared: names of tensors whose bytes are written under another's → that name.
+        duplicates: names under which shared bytes are written once more.
+        cast: `float32→bfloat16` → how many tensors.
+        renamed: how many keys got another name.
+        kept: tensors that `to` named and that stay, with the reason.
+        warnings: what the user should know, a sentence each.
+        nbytes: the size of the source.
+        bytes_written: the size of what was written.
+        seconds: how long it took.
+    """
+
+    source: str
+    destination: str
+    source_format: str
+    format: str
+    written: bool
+    files: Mapping[str, int]
+    tensors: int
+    left_out: tuple[str, ...] = ()
+    dropped: tuple[Loss, ...] = ()
+    shared: Mapping[str, str] = field(default_factory=dict)
+    duplicates: tuple[str, ...] = ()
+    cast: Mapping[str, int] = field(default_factory=dict)
+    renamed: int = 0
+    kept: tuple[Kept, ...] = ()
+    warnings: tuple[str, ...] = ()
+    nbytes: int = 0
+    bytes_written: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, the same as `ckptmove convert --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "destination": self.destination,
+            "source_format": self.source_format,
+            "format": self.format,
+            "written": self.written,
+            "files": dict(self.files),
+            "tensors": self.tensors,
+            "left_out": list(self.left_out),
+            "dropped": [{"name": loss.name, "why": loss.why} for loss in self.dropped],
+            "shared": dict(self.shared),
+            "duplicates": list(self.duplicates),
+            "cast": dict(self.cast),
+            "renamed": self.renamed,
+            "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
+            "warnings": list(self.warnings),
+            "nbytes": self.nbytes,
+            "bytes_written": self.bytes_written,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def convert(
+    src: StrPath,
+    dst: StrPath,
+    *,
+    format: str | None = None,
+    preset: str | None = None,
+    select: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    root: str | None = None,
+    rename: str | Iterable[str] = (),
+    strip_prefix: str | None = None,
+    add_prefix: str | None = None,
+    dtype: Mapping[str, str] | str | None = None,
+    keep_dtype: str | Iterable[str] = (),
+    to: Device | None = None,
+    shared: str | None = None,
+    bare: bool | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_shard_size: int | str | None = None,
+    drop: str | Iterable[str] = (),
+    dry_run: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ConvertReport:
+    """Write a checkpoint in another form, and lose nothing of it but what is named.
+
+    The file is never unpickled: objects travel as inert terms. Neither torch nor the model's
+    classes are needed, unless tensors have to be gathered or cast (then torch).
+
+    Args:
+        src: the checkpoint; it is never changed.
+        dst: the new one. It appears whole and verified, or not at all. A folder if it ends in a
+            slash, is one, or takes shards.
+        format: of the new one, `safetensors` or `torch-zip`; by default by the suffix of `dst`.
+        preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
+            adds to them.
+        select, exclude: patterns on names; each speaks of all that is below a name too. Where no
+            name matches, the name of a section (`model`, `optimizer`, …) speaks of that.
+        root: the name of a subtree that shall be all there is.
+        rename: substitutions on the keys of state dicts, in the form `s/old/new/`, in turn.
+        strip_prefix, add_prefix: what keys of state dicts begin with, a dot or not.
+        dtype: of the model's floating tensors; or a mapping of globs on names to dtypes.
+        keep_dtype: globs on names of what is never cast.
+        to: the device that tensors shall be tagged to be on, as `relocate` takes it.
+        shared: what becomes of bytes that tensors share, where the format has no such thing:
+            `keep` writes them once and notes it, `duplicate` writes them under each name too,
+            `error` refuses.
+        bare: write tensors alone, without the tree that leads back.
+        metadata: further strings for the header of safetensors.
+        max_shard_size: bytes, or text like `5GB`: the most in one file of a folder.
+        drop: globs on names of losses that are accepted.
+        dry_run: decide everything, write nothing.
+        force: replace an existing destination.
+        progress: called with the bytes copied and verified since the last call.
+
+    Raises:
+        UsageError: the options make no sense.
+        InputError: the source can't be read, or is refused.
+        RefusedError: something would be lost, overwritten or contradictory.
+        WriteError: writing or verifying failed.
+    """
+    started = time.monotonic()
+    preset_ = _preset(preset)
+    select, exclude = _texts(select, preset_, "select"), _texts(exclude, preset_, "exclude")
+    renamed = renaming(
+        _texts(rename, preset_, "rename"),
+        preset_.get("strip_prefix") if strip_prefix is None else strip_prefix,
+        preset_.get("add_prefix") if add_prefix is None else add_prefix,
+    )
+    root = preset_.get("root") if root is None else root
+    to = preset_.get("to") if to is None else to
+    casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
+    bare = bool(preset_.get("bare") if bare is None else bare)
+    shared = shared or "keep"
+    if shared not in _SHARED:
+        raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
+    notes = settle(src)
+    limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
+    target = target_of(dst, format, sharded=limit is not None)
+    manner = Manner(target.stem, shared, bare, _strings(metadata), limit)
+    with formats.opened(src) as found:
+        draft = found.draft()
+        left_out = _shape(draft, root, select, exclude)
+        count = 0
+        if renamed is not None:
+            recogniser = Recogniser(draft.graph.ids)
+            count = rename_keys(state_dicts(draft.graph.root, recogniser), renamed)
+        cast_ = _cast(draft, casts)
+        kept = _move(draft, to)
+        dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
+        writing = target.format.plan_write(draft, manner)
+        if dry_run:
+            target.check(writing, draft.sources, force=force)
+        else:
+            target.write(writing, draft.sources, force=force, progress=progress)
+        nbytes = sum(source.nbytes for source in draft.sources)
+    files = {target.file(name): plan.nbytes for name, plan in writing.files.items()}
+    return ConvertReport(
+        source=draft.path,
+        destination=target.path,
+        source_format=draft.format,
+        format=target.format.name,
+        written=not dry_run,
+        files=files,
+        tensors=writing.tensors,
+        left_out=tuple(left_out),
+        dropped=tuple(dropped),
+        shared=writing.shared,
+        duplicates=writing.duplicates,
+        cast=cast_,
+        renamed=count,
+        kept=tuple(kept),
+        warnings=(*notes, *draft.warnings),
+        nbytes=nbytes,
+        bytes_written=0 if dry_run else sum(files.values()),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _preset(name: str | None) -> Mapping[str, Any]:
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}", hint=f"one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def _texts(given: str | Iterable[str], preset: Mapping[str, Any], option: str) -> tuple[str, ...]:
+    """What an option says that may be given several times; a preset speaks first."""
+    own = (given,) if isinstance(given, str) else tuple(given)
+    return (*preset.get(option, ()), *own)
+
+
+def _strings(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    found = dict(metadata or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise UsageError(f"metadata are text: {key!r} is not")
+        if key == TREE:
+            raise UsageError(f"the metadata {TREE!r} is ckptmove's own")
+    return found
+
+
+def _shape(
+    draft: Draft, root: str | None, select: Sequence[str], exclude: Sequence[str]
+) -> list[str]:
+    """Leave what is wanted of a draft; gives the names of the rest."""
+    if root is not None:
+        draft.graph.root = subtree(draft.graph.root, root)
+    if not select and not exclude:
+        return []
+    sections = {entry.name: entry.section for entry in draft.listed().tensors}
+    recogniser = Recogniser(draft.graph.ids)
+    return prune(draft.graph.root, recogniser, select, exclude, sections)
+
+
+def _cast(draft: Draft, casts: Casts) -> dict[str, int]:
+    if not casts:
+        return {}
+    contents = draft.listed()
+    return cast(draft, list(zip(contents.tensors, contents.nodes, strict=True)), casts)
+
+
+def _move(draft: Draft, to: Device | None) -> list[Kept]:
+    """Tag the tensors of a draft with another device; gives what stays."""
+    if to is None:
+        return []
+    moves = place(draft.manifest(), rules_of(to=to))
+    if moves.tensors or moves.meshes or moves.remotes:
+        raise RefusedError(
+            "it has tensors that name their device themselves",
+            hint="convert it without --to, and relocate the result",
+        )
+    draft.move(moves.storages)
+    draft.warnings += moves.warnings
+    return moves.kept
+
+
+def _refuse_losses(draft: Draft, drop: Sequence[str]) -> list[Loss]:
+    """The losses, all of which were accepted.
+
+    Raises:
+        RefusedError: one was not.
+    """
+    left = [loss for loss in draft.losses if not any(fnmatchcase(loss.name, g) for g in drop)]
+    if left:
+        more = f", and {len(left) - 1:,} more" if len(left) > 1 else ""
+        raise RefusedError(
+            f"would lose {left[0].name}, which {left[0].why}{more}",
+            hint=f"--drop '{left[0].name}' accepts that",
+        )
+    return list(draft.losses)

@@ -1,0 +1,134 @@
+"""Where a checkpoint is to be written, and in which format."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from .. import formats
+from ..destination import check_destination, check_room
+from ..errors import InputError, StrPath, UsageError, WriteError
+from ..folder import StagedFolder, check_folder
+from ..formats import WritableFormat
+from ..formats.writing import Writing
+from ..sink import Staged
+from ..source import Source
+from ..verifier import Progress
+
+_UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
+_UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+
+
+class Target(NamedTuple):
+    """A file or folder that is to be written.
+
+    Attributes:
+        path: of it.
+        stem: what its files are named like.
+        format: how it will lie on disk.
+        is_folder: whether it is a folder.
+    """
+
+    path: str
+    stem: str
+    format: WritableFormat
+    is_folder: bool
+
+    def file(self, name: str) -> str:
+        """The path of a file that is written."""
+        return str(PurePath(self.path) / name) if name else self.path
+
+    def check(self, writing: Writing, sources: Sequence[Source], *, force: bool) -> None:
+        """Raises RefusedError where writing would be refused."""
+        if self.is_folder:
+            check_folder(self.path, sources, force=force)
+        else:
+            check_destination(self.path, sources, force=force)
+        check_room(self.path.rstrip("/"), list(writing.files.values()), sources)
+
+    def write(
+        self,
+        writing: Writing,
+        sources: Sequence[Source],
+        *,
+        force: bool,
+        progress: Progress | None,
+    ) -> None:
+        """Write everything, verify it, and give it its name.
+
+        Raises:
+            RefusedError, WriteError: as `sink` and `folder` say.
+        """
+        if not self.is_folder:
+            with Staged(self.path, sources, force=force) as staged:
+                staged.write(writing.files[""], progress)
+                with staged.reopen() as written:
+                    _check(writing, {"": written})
+                staged.commit()
+            return
+        with StagedFolder(self.path, sources, force=force) as folder, ExitStack() as stack:
+            files: dict[str, Source] = {}
+            for name, plan in writing.files.items():
+                with folder.file(name) as file:
+                    file.write(plan, progress)
+                    files[name] = stack.enter_context(file.reopen())
+            _check(writing, files)
+            folder.commit()
+
+
+def _check(writing: Writing, written: Mapping[str, Source]) -> None:
+    try:
+        writing.check(written)
+    except InputError as error:
+        raise WriteError(f"what was written can't be read: {error}", path=error.path) from error
+
+
+def target_of(dst: StrPath, format: str | None, *, sharded: bool) -> Target:
+    """Where to write, and how.
+
+    Args:
+        dst: a file; or a folder, if it ends in a slash, is there as one, or has no suffix.
+        format: the name of the format; by default the one whose files are named so.
+        sharded: whether there may be several files.
+
+    Raises:
+        UsageError: the format is not one that can be written, or not one of several files.
+    """
+    path = os.fspath(dst)
+    suffix = PurePath(path).suffix.lower()
+    is_folder = sharded or path.endswith("/") or Path(path).is_dir()
+    writable = {each.name: each for each in formats.WRITABLE}
+    if format is None:
+        found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
+        if found is None and not is_folder:
+            raise UsageError(
+                f"the suffix {suffix!r} names no format to write",
+                hint=f"--format {' or --format '.join(writable)}",
+            )
+        found = found or next(iter(writable.values()))
+    elif format in writable:
+        found = writable[format]
+    else:
+        raise UsageError(
+            f"{format!r} is no format that can be written", hint=f"one of {', '.join(writable)}"
+        )
+    stem = found.folder_stem if is_folder else PurePath(path).stem
+    return Target(path, stem, found, is_folder)
+
+
+def nbytes_of_text(size: int | str) -> int:
+    """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120.
+
+    Raises:
+        UsageError: it says nothing of the kind.
+    """
+    found = _SIZE.fullmatch(str(size).strip())
+    nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if not nbytes:
+        raise UsageError(f"{size!r} is no size", hint="e.g. 5GB or 500MB")
+    return nbytes

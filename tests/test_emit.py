@@ -105,10 +105,11 @@ class Filled(list[Any]):
 
 # -- any object, by any protocol -------------------------------------------------------------------
 
+# Not ConnectionError and its like, which Python itself writes as OSError by protocol 2.
 NAMES = st.sampled_from(
     [
         *(Outer, Outer.Inner, Outer.Inner.Innermost, Outer.function, len, OrderedDict, OSError),
-        *(ConnectionError, dict.fromkeys, map, zip, math.sqrt, partial, copyreg.pickle, int),
+        *(dict.fromkeys, map, zip, math.sqrt, partial, copyreg.pickle, int),
     ]
 )
 STRINGS = st.sampled_from(["", "a", "cpu", "latin1", "é", "\ud800", "\udc80x", "\n"]) | st.text()
@@ -119,7 +120,7 @@ EDGES = st.sampled_from([0, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**39, 2
 INTEGERS = st.integers() | EDGES | EDGES.map(lambda edge: -edge) | EDGES.map(lambda edge: ~edge)
 PLAIN = st.none() | st.booleans() | INTEGERS | st.floats() | NANS | INTERNED | NAMES
 BYTES = st.binary(max_size=40)
-BYTEARRAYS = st.binary(min_size=1, max_size=40).map(bytearray)
+BYTEARRAYS = BYTES.map(bytearray)
 HASHABLE = st.integers() | INTERNED | st.tuples(INTERNED, st.integers(0, 3))
 SETS = st.sets(HASHABLE, max_size=5) | st.frozensets(HASHABLE, max_size=5)
 
@@ -151,7 +152,7 @@ def test_it_is_what_python_had_written(saved: Any) -> None:
     assert again(data) == data
 
 
-@given(nested(PLAIN | BYTEARRAYS | SETS))
+@given(nested(PLAIN | SETS))
 def test_newer_protocols_come_to_what_python_writes_by_the_older(saved: Any) -> None:
     assert again(pickle.dumps(saved, 5)) == again(pickle.dumps(saved, 2))
 

@@ -128,7 +128,9 @@ def read_header(source: Readable) -> Header:
     root = _parsed(source.read(LENGTH_NBYTES, length))
     if not isinstance(root, dict):
         raise CorruptError("its header is no JSON object")
-    metadata = root.pop(METADATA, None) or {}
+    metadata = root.pop(METADATA, None)
+    if metadata is None:
+        metadata = {}
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise CorruptError(f"the {METADATA} in its header is no object of strings")
     entries = {name: _entry(name, said, data_at) for name, said in root.items()}

@@ -131,7 +131,8 @@ def test_a_file_is_read_as_the_library_does(
 
 def test_nothing_at_all_is_laid_out(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    for metadata in (None, {}):
+    nothing: dict[str, str] = {}
+    for metadata in (None, nothing):
         path.write_bytes(lay_out([], metadata).head)
         assert opens(path)
 

@@ -374,6 +374,18 @@ def test_depth_is_refused_before_anything_recurses() -> None:
         sys.setrecursionlimit(limit)
 
 
+@pytest.mark.parametrize("text", ['{"a":[' + "[]," * 1_000_000, "{}" * 1_000_000])
+def test_brackets_are_counted_before_they_take_memory(text: str) -> None:
+    with pytest.raises(CorruptError, match="absurdly many brackets"):
+        read(framed(text.encode()))
+
+
+def test_brackets_in_names_are_no_brackets() -> None:
+    name = '[{"\\' * 500_000
+    made = lay_out([Sized(name, "int8", (0,), 0), Sized("w", "int8", (0,), 0)])
+    assert list(read(made.head).entries) == [name, "w"]
+
+
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [

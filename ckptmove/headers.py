@@ -42,10 +42,13 @@ _LONGEST_INTEGER = 20  # digits of a number of 64 bits
 _LARGEST = (1 << 63) - 1  # that torch counts
 _LONGEST_SHOWN = 100  # characters of a name in a message
 _ALIGNMENT = 8
+_LEAST_ROOM = 1 << 16  # brackets that any header may open
+_NBYTES_OF_BRACKET = 8  # of a header, for each more; an entry opens three in 50 bytes at least
+_CHUNK = 1 << 20
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: down, and up again
 _NAMES = {torch: name for name, torch in SAFETENSORS.items()}
 _RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values()))}
@@ -128,7 +131,9 @@ def read_header(source: Readable) -> Header:
     root = _parsed(source.read(LENGTH_NBYTES, length))
     if not isinstance(root, dict):
         raise CorruptError("its header is no JSON object")
-    metadata = root.pop(METADATA, None) or {}
+    metadata = root.pop(METADATA, None)
+    if metadata is None:
+        metadata = {}
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise CorruptError(f"the {METADATA} in its header is no object of strings")
     entries = {name: _entry(name, said, data_at) for name, said in root.items()}
@@ -137,8 +142,7 @@ def read_header(source: Readable) -> Header:
 
 
 def _parsed(content: bytes) -> Json:
-    if _depth(content) > _DEEPEST:
-        raise CorruptError(f"its header is nested more than {_DEEPEST} levels deep")
+    _check_nesting(content)
     try:
         root = json.loads(
             content.decode("utf-8"),
@@ -158,11 +162,22 @@ def _parsed(content: bytes) -> Json:
     return root
 
 
-def _depth(content: bytes) -> int:
-    """How deep brackets are nested outside of strings, up to where this is no JSON any more."""
+def _check_nesting(content: bytes) -> None:
+    """Check how deep brackets are nested, and how many there are, before they are parsed."""
     unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
-    outside = b"".join(unescaped.split(b'"')[::2]).translate(_STEPS, _NO_BRACKETS)
-    return max(accumulate(memoryview(outside).cast("b")), default=0)
+    marks = unescaped.translate(_STEPS, _NO_MARKS)
+    depth = opened = within = 0  # within: 1 within a string
+    for at in range(0, len(marks), _CHUNK):
+        parts = marks[at : at + _CHUNK].split(b'"')
+        outside = b"".join(parts[within::2])
+        within ^= (len(parts) - 1) % 2
+        opened += outside.count(b"\x01")
+        steps = memoryview(outside).cast("b")
+        if max(accumulate(steps, initial=depth)) > _DEEPEST:
+            raise CorruptError(f"its header is nested more than {_DEEPEST} levels deep")
+        depth += sum(steps)
+    if opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
+        raise CorruptError("its header has absurdly many brackets")
 
 
 class _Twice(Exception):

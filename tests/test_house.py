@@ -57,6 +57,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents.listing",
         "contents",
     ),
+    ("runtime", "runtime.gather"),
     (
         "rules",
         "placement",
@@ -90,7 +91,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle",
         "formats",
     ),
-    ("runtime", "runtime.gather"),
     ("verbs.inspect", "verbs.relocate", "verbs.recover", "verbs"),
     (
         "render.text",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from .errors import CorruptError
 from .plan import Copy
@@ -13,6 +13,7 @@ from .source import Source
 
 #: What a file system says that can't do a thing at all.
 NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _STRIDE = 64 << 20  # bytes handed to the kernel at once
 _BUFFER = 1 << 20  # bytes read at once
 _COMPARED = 1 << 17  # bytes read back at once: more than a processor's cache holds is slower
@@ -56,12 +57,23 @@ class Copier:
 def start_writeback(fd: int, at: int, nbytes: int) -> None:
     """Have the disk begin with what was written, while the rest is: the fsync then waits less.
 
-    This is what the advice does to dirty pages on Linux (mm/fadvise.c); elsewhere it may do
-    nothing, and nothing depends on it.
+    Where there is no such call, as outside of Linux, nothing depends on it. The advice DONTNEED
+    would do it too, but drops what has reached the disk before it was verified.
     """
-    if nbytes >= _BUFFER and hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, at, nbytes, os.POSIX_FADV_DONTNEED)
+    if nbytes >= _BUFFER:
+        _sync_file_range()(fd, at, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int]:
+    try:
+        import ctypes  # which not every Python has, and takes a while
+
+        call = ctypes.CDLL(None).sync_file_range
+    except (ImportError, OSError, AttributeError, TypeError):
+        return lambda *_: 0
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
 
 
 def write_at(fd: int, at: int, data: bytes | memoryview) -> None:

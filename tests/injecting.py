@@ -30,7 +30,7 @@ WRITING = (
     *("openat", "ftruncate", "copy_file_range", "pwrite64", "fsync", "fdatasync", "ioctl"),
     *("linkat", "renameat", "renameat2", "rename", "unlinkat", "unlink", "fchmod", "close"),
 )
-READING = ("pread64", "lseek", "fadvise64")
+READING = ("pread64", "lseek", "sync_file_range")
 LOCKING = ("flock", "fcntl")  # and what else a change in place does besides
 _STARTED = re.compile(r"^(\d+) +(\w+)\((.*)")
 

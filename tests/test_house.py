@@ -78,7 +78,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle",
         "formats",
     ),
-    ("runtime", "runtime.gather"),
+    (
+        "opaque",
+        "runtime",
+        "runtime.gather",
+        "runtime.rebuild",
+        "runtime.plain",
+        "runtime.arrays",
+        "runtime.build",
+    ),
     ("verbs.inspect", "verbs.relocate", "verbs.recover", "verbs"),
     (
         "render.text",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_LONGEST_SHOWN = 100  # characters of one
 _MOST_SHOWN = 6  # names in a repr
 
 
@@ -41,11 +42,18 @@ class Opaque:
 
     def __repr__(self) -> str:
         """Flat: what it holds may hold it."""
-        what = self.qualname or "of no name"
+        what = shown(self.qualname)
         told = [what if self.args is None else f"{what}({'...' if self.args else ''})"]
         if isinstance(self.state, Mapping):
-            names = [str(key)[:64] for key in self.state if isinstance(key, str)]
+            names = [shown(key) for key in self.state if isinstance(key, str)]
             told += [*names[:_MOST_SHOWN], *(["..."] if len(names) > _MOST_SHOWN else [])]
         if self.items or self.pairs:
             told.append(f"{len(self.items) + len(self.pairs):,} items")
         return f"<Opaque {' '.join(told)}>"
+
+
+def shown(name: str) -> str:
+    """A name that a file gives, fit to be shown."""
+    if len(name) > _LONGEST_SHOWN:
+        name = name[:_LONGEST_SHOWN] + "..."
+    return (name if name.isprintable() else ascii(name)) or "something without a name"

@@ -182,6 +182,11 @@ def test_strict_names_what_it_is() -> None:
         build_pickle([Config()], strict=True)
 
 
+def test_names_are_shown_on_one_line() -> None:
+    made = build_node(Global("evil", "\n\x1b[2J" + "x" * 1000, 0))
+    assert repr(made) == "<Opaque 'evil.\\n\\x1b[2J" + "x" * 90 + "...'>"
+
+
 def test_aliases_and_cycles() -> None:
     shared: list[object] = []
     loop: dict[str, object] = {"shared": shared, "tuple": (shared,)}

@@ -17,7 +17,7 @@ from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..dtypes import STORAGE_CLASSES
 from ..errors import CorruptError, UnsupportedError
-from ..opaque import Opaque
+from ..opaque import Opaque, shown
 from ..pickles.nodes import (
     Blob,
     Call,
@@ -59,21 +59,7 @@ def built(
         UnsupportedError: it holds what isn't plain data, and that was to be an error; or what
             this build of torch can't make.
     """
-    builder = _Builder(storage_of, strict)
-    checked: Any = torch.sparse.check_sparse_tensor_invariants
-    try:
-        with checked():
-            made = builder.build(root)
-            torch._utils._validate_loaded_sparse_tensors()
-    except RuntimeError as error:
-        raise CorruptError(f"a sparse tensor makes no sense: {_first_line(error)}") from error
-    finally:
-        torch._utils._sparse_tensors_to_validate.clear()
-    return made
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200]
+    return _Builder(storage_of, strict).build(root)
 
 
 class _Builder:
@@ -212,7 +198,7 @@ class _Builder:
     def opaque(self, qualname: str, *rest: object) -> Opaque:
         if self.strict:
             raise UnsupportedError(
-                f"{qualname or 'a function without a name'} is not known to be plain data, "
+                f"{shown(qualname)} is not known to be plain data, "
                 "and only plain data was asked for",
                 hint="load without strict to have it stand there as what it is: a name",
             )
@@ -288,8 +274,11 @@ class _Builder:
     def set_pairs(self, made: Any, node: Dict | Call) -> None:
         pairs = [(self.value(key), self.value(value)) for key, value in node.pairs]
         if type(made) in (dict, OrderedDict, Counter, defaultdict):
-            for key, value in pairs:
-                made[plain.key_of(key)] = value
+            try:
+                for key, value in pairs:
+                    made[plain.key_of(key)] = value
+            except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+                raise CorruptError("keys that can't be compared") from error
         elif isinstance(made, Opaque):
             made.pairs.extend(pairs)
         elif pairs:

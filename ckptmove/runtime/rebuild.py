@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..contents.strided import MOST_DIMENSIONS, count_of, reach_of
 from ..dtypes import nbytes_of
 from ..errors import CorruptError
 
+_sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -175,7 +177,11 @@ def rebuilt(name: str, args: _Args) -> object:
     function, check = REBUILD[name]
     try:
         check(args)
-        return function(*args)
+        made = function(*args)
+        if torch._utils._sparse_tensors_to_validate:  # where torch notes what it did not check
+            with _sparse_checks():
+                torch._utils._validate_loaded_sparse_tensors()
+        return made
     except (CorruptError, MemoryError):
         raise
     except Exception as error:
@@ -184,27 +190,24 @@ def rebuilt(name: str, args: _Args) -> object:
 
 
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
-#: What makes each kind of tensor, and what checks its arguments, by the name of the function.
+_CHECKS: dict[str, Callable[[_Args], None]] = {
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _from_cpu_tensor,
+    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
+    "torch._utils._rebuild_nested_tensor": _nested,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_qtensor": _quantized,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch.nn.parameter.Parameter": _variable,
+    FROM_TYPE: _from_type,
+}
+#: What makes each kind of tensor, and what checks its arguments, by the name of the function: as
+#: far as this torch has it, and allows it itself.
 REBUILD: dict[str, tuple[Callable[..., object], Callable[[_Args], None]]] = {
-    "torch._utils._rebuild_tensor": (torch._utils._rebuild_tensor, _tensor),
-    "torch._utils._rebuild_tensor_v2": (torch._utils._rebuild_tensor_v2, _tensor_v2),
-    "torch._utils._rebuild_tensor_v3": (torch._utils._rebuild_tensor_v3, _tensor_v3),
-    "torch._utils._rebuild_qtensor": (torch._utils._rebuild_qtensor, _quantized),
-    "torch._utils._rebuild_parameter": (torch._utils._rebuild_parameter, _parameter),
-    "torch._utils._rebuild_parameter_with_state": (
-        torch._utils._rebuild_parameter_with_state,
-        _parameter,
-    ),
-    "torch._utils._rebuild_sparse_tensor": (torch._utils._rebuild_sparse_tensor, _sparse),
-    "torch._utils._rebuild_nested_tensor": (torch._utils._rebuild_nested_tensor, _nested),
-    "torch._utils._rebuild_meta_tensor_no_storage": (
-        torch._utils._rebuild_meta_tensor_no_storage,
-        _meta,
-    ),
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": (
-        torch._utils._rebuild_device_tensor_from_cpu_tensor,
-        _from_cpu_tensor,
-    ),
-    FROM_TYPE: (torch._tensor._rebuild_from_type_v2, _from_type),
-    "torch.nn.parameter.Parameter": (torch.nn.Parameter, _variable),
+    name: (_get_allowed_globals()[name], check)
+    for name, check in _CHECKS.items()
+    if name in _get_allowed_globals()
 }

@@ -76,7 +76,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.fingerprint",
         "drafts",
     ),
-    ("runtime.gather", "runtime"),  # torch; whoever needs it imports it as late as can be
+    ("opaque",),
+    (  # torch; whoever needs it imports it as late as can be
+        "runtime.gather",
+        "runtime.rebuild",
+        "runtime.plain",
+        "runtime.arrays",
+        "runtime.build",
+        "runtime",
+    ),
     (
         "rules",
         "placement",

@@ -16,7 +16,7 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..dtypes import STORAGE_CLASSES
-from ..errors import CorruptError, UnsupportedError
+from ..errors import CkptmoveError, CorruptError, UnsupportedError
 from ..opaque import Opaque, shown
 from ..pickles.nodes import (
     Blob,
@@ -231,8 +231,10 @@ class _Builder:
                 self.charge(args)
                 try:
                     return make(*args)
-                except (TypeError, ValueError, ArithmeticError, RuntimeError):
-                    pass  # not as such objects are saved: it is something else
+                except (CkptmoveError, MemoryError):
+                    raise
+                except Exception:  # not what such objects are saved with: a call like any other
+                    pass
         return self.opaque(name, args, kwargs, None if name else self.value(node.function))
 
     def charge(self, args: tuple[object, ...]) -> None:

@@ -67,6 +67,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "drafts.canonical",
         "drafts.draft",
+        "drafts.filling",
         "drafts.parts",
         "drafts.naming",
         "drafts.shaping",
@@ -83,6 +84,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.plain",
         "runtime.arrays",
         "runtime.build",
+        "runtime.pickling",
+        "runtime.storages",
         "runtime",
     ),
     (
@@ -127,6 +130,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verbs.relocate",
         "verbs.target",
         "verbs.convert",
+        "verbs.load",
+        "verbs.save",
         "verbs.recover",
         "verbs",
     ),

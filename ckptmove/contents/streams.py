@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
@@ -141,6 +141,14 @@ class Container:
             CorruptError: they can't be read.
         """
         raise CorruptError(f"the storage {storage!r} can't be read")
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """What is wrong with its bytes by its own checksums, a sentence each.
+
+        Args:
+            report: called with how many bytes were read since the last call.
+        """
+        return iter(())
 
     def crc32(self, storage: str) -> int:
         """The checksum of a storage's bytes, if the file has one; 0 if not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from ..manifest import Extent, Path, Storage
 from ..plan import Plan, carry_out
 from ..source import MAX_NBYTES, Memory, Readable
 from ..zips.amend import amend
+from ..zips.checking import damage
 from ..zips.archive import DEFLATED, STORED, Archive, Record, most_inflated
 from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
@@ -122,6 +123,10 @@ class RecordsContainer(Container):
     def content(self, storage: str) -> bytes:
         """As `Container.content`."""
         return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """As `Container.damage`."""
+        return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
         """As `Container.crc32`."""

@@ -7,12 +7,15 @@ torch would have. Source: caffe2/serialize/inline_container.cc.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
 from ..plan import Plan, carry_out, edited
 from ..source import MAX_NBYTES, Memory
+from ..zips.checking import damage
 from ..zips.archive import STORED, Archive, Record
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
@@ -115,6 +118,10 @@ class ZipContainer(Container):
     def content(self, storage: str) -> bytes:
         """As `Container.content`."""
         return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """As `Container.damage`."""
+        return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
         """As `Container.crc32`."""

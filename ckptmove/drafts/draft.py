@@ -149,7 +149,7 @@ class _Graph(Container):
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
         root = self.roots[0][1]
-        return _NBYTES_EACH * (1 + sum(1 for node in nodes_of(root) for _ in held_by(node)))
+        return _NBYTES_EACH * (1 + sum(len(held_by(node)) for node in nodes_of(root)))
 
 
 @dataclass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
 from typing import Any
 
 from .. import formats
@@ -15,12 +17,14 @@ from ..drafts.draft import Draft, Loss
 from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
 from ..drafts.trees import TREE
 from ..errors import RefusedError, StrPath, UsageError
-from ..formats.writing import Manner
-from ..in_place import settle
+from ..formats.model_folder import Weights, weights_of
+from ..formats.writing import Manner, Writing
 from ..placement import Kept, place
 from ..rules import Device, rules_of
+from ..source import Source
 from ..verifier import Progress
-from .target import nbytes_of_text, target_of
+from .companions import Companion, check_apart, companions_of
+from .target import Target, nbytes_of_text, target_of
 
 SCHEMA = 1
 _SHARED = ("keep", "duplicate", "error")
@@ -132,9 +136,11 @@ def convert(
     classes are needed, unless tensors have to be gathered or cast (then torch).
 
     Args:
-        src: the checkpoint; it is never changed.
+        src: the checkpoint; it is never changed. It may be an index of several files; or a folder
+            of a model, or of a Trainer's checkpoint: then the weights in it.
         dst: the new one. It appears whole and verified, or not at all. A folder if it ends in a
-            slash, is one, or takes shards.
+            slash, is one, or takes shards. Of a folder to a folder all is converted: what else is
+            in it is copied.
         format: of the new one, `safetensors` or `torch-zip`; by default by the suffix of `dst`.
         preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
             adds to them.
@@ -178,10 +184,11 @@ def convert(
     shared = shared or "keep"
     if shared not in _SHARED:
         raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
-    notes = settle(src)
+    weights = weights_of(src) if Path(src).is_dir() else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
-    target = target_of(dst, format, sharded=limit is not None)
-    manner = Manner(target.stem, shared, bare, _strings(metadata), limit)
+    target = target_of(dst, format, sharded=limit is not None, stem=weights and weights.stem)
+    whole = weights if target.is_folder else None
+    manner = Manner(target.stem, shared, bare, _strings(metadata), limit, target.is_folder)
     with formats.opened(src) as found:
         draft = found.draft()
         left_out = _shape(draft, root, select, exclude)
@@ -193,14 +200,19 @@ def convert(
         kept = _move(draft, to)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
         writing = target.format.plan_write(draft, manner)
+        companions = list[Companion]()
+        if whole is not None:
+            companions = _companions(os.fspath(src), whole, found.sources, target, writing)
         if dry_run:
-            target.check(writing, draft.sources, force=force)
+            target.check(writing, draft.sources, companions, force=force)
         else:
-            target.write(writing, draft.sources, force=force, progress=progress)
+            target.write(writing, draft.sources, companions, force=force, progress=progress)
         nbytes = sum(source.nbytes for source in draft.sources)
-    files = {target.file(name): plan.nbytes for name, plan in writing.files.items()}
+    besides = {each.name: each.nbytes for each in companions if not each.is_folder}
+    sizes = {name: plan.nbytes for name, plan in writing.files.items()} | besides
+    files = {target.file(name): size for name, size in sizes.items()}
     return ConvertReport(
-        source=draft.path,
+        source=draft.path if whole is None else os.fspath(src),
         destination=target.path,
         source_format=draft.format,
         format=target.format.name,
@@ -214,11 +226,28 @@ def convert(
         cast=cast_,
         renamed=count,
         kept=tuple(kept),
-        warnings=(*notes, *draft.warnings),
-        nbytes=nbytes,
+        warnings=tuple(draft.warnings),
+        nbytes=nbytes + sum(besides.values()),
         bytes_written=0 if dry_run else sum(files.values()),
         seconds=time.monotonic() - started,
     )
+
+
+def _companions(
+    src: str, weights: Weights, sources: Sequence[Source], target: Target, writing: Writing
+) -> list[Companion]:
+    """What is copied from a folder that is converted as a whole.
+
+    Raises:
+        RefusedError: it can't be where the folder goes.
+    """
+    check_apart(src, target.path)
+    read = {PurePath(source.path).name for source in sources}
+    found = companions_of(src, {*read, *weights.others})
+    for each in found:
+        if each.name.partition("/")[0] in writing.files:
+            raise RefusedError(f"it has another {each.name!r} besides its weights", path=src)
+    return found
 
 
 def _preset(name: str | None) -> Mapping[str, Any]:

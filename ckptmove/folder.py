@@ -115,11 +115,9 @@ class StagedFolder:
             WriteError: the file can't be created, or is there already.
         """
         path = os.path.join(self.path, name)
-        folder, _, own = name.rpartition("/")
-        if own in ("", ".", ".."):
-            raise self._no_name(name)
         try:
-            inside = os.path.join(self._made(folder) if folder else self._folders[0], own)
+            *folders, own = self._parts(name)
+            inside = os.path.join(self._made(folders), own)
             given = self.sources if sources is None else sources
             file = Unnamed(inside, self._destination.folder, path, given)
         except (OSError, ValueError) as error:
@@ -130,15 +128,18 @@ class StagedFolder:
     def make(self, name: str) -> None:
         """Make a directory in it. Raises as `file`."""
         try:
-            self._made(name)
+            self._made(self._parts(name))
         except (OSError, ValueError) as error:
             raise failure_of(error, os.path.join(self.path, name)) from error
 
-    def _made(self, name: str) -> str:
-        """Where a directory in it is; it is made unless it was."""
+    def _parts(self, name: str) -> list[str]:
         parts = name.split("/")
         if not {"", ".", ".."}.isdisjoint(parts):
-            raise self._no_name(name)
+            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
+        return parts
+
+    def _made(self, parts: Sequence[str]) -> str:
+        """Where a directory in it is; it is made unless it was."""
         folder = self._folders[0]
         for part in parts:
             folder = os.path.join(folder, part)
@@ -146,9 +147,6 @@ class StagedFolder:
                 self._mkdir(folder)
                 self._folders.append(folder)
         return folder
-
-    def _no_name(self, name: str) -> RefusedError:
-        return RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
 
     # -- committing ----------------------------------------------------------------------------
 

@@ -15,10 +15,9 @@ from ..contents.tensors import Recogniser
 from ..drafts.casting import Casts, cast, casts_of
 from ..drafts.draft import Draft, Loss
 from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
-from ..drafts.trees import TREE
 from ..errors import RefusedError, StrPath, UsageError
 from ..formats.model_folder import Weights, weights_of
-from ..formats.writing import Manner, Writing
+from ..formats.writing import Manner, Writing, check_metadata, check_shared
 from ..placement import Kept, place
 from ..rules import Device, rules_of
 from ..source import Source
@@ -27,7 +26,6 @@ from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
 
 SCHEMA = 1
-_SHARED = ("keep", "duplicate", "error")
 _DDP = r"s/^(module\.|_orig_mod\.)+//"
 
 #: What each preset stands for, in options of `convert`.
@@ -181,14 +179,13 @@ def convert(
     to = preset_.get("to") if to is None else to
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
     bare = bool(preset_.get("bare") if bare is None else bare)
-    shared = shared or "keep"
-    if shared not in _SHARED:
-        raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
+    shared = check_shared(shared or "keep")
     weights = weights_of(src) if Path(src).is_dir() else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(dst, format, sharded=limit is not None, stem=weights and weights.stem)
     whole = weights if target.is_folder else None
-    manner = Manner(target.stem, shared, bare, _strings(metadata), limit, target.is_folder)
+    about = check_metadata(metadata)
+    manner = Manner(target.stem, shared, bare, about, limit, target.is_folder)
     with formats.opened(src) as found:
         draft = found.draft()
         left_out = _shape(draft, root, select, exclude)
@@ -196,6 +193,8 @@ def convert(
         if renamed is not None:
             recogniser = Recogniser(draft.graph.ids)
             count = rename_keys(state_dicts(draft.graph.root, recogniser), renamed)
+            if not count and (rename or strip_prefix or add_prefix):
+                draft.warnings.append("no key of a state dict was renamed: none is so called")
         cast_ = _cast(draft, casts)
         kept = _move(draft, to)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
@@ -262,16 +261,6 @@ def _texts(given: str | Iterable[str], preset: Mapping[str, Any], option: str) -
     """What an option says that may be given several times; a preset speaks first."""
     own = (given,) if isinstance(given, str) else tuple(given)
     return (*preset.get(option, ()), *own)
-
-
-def _strings(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    found = dict(metadata or {})
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise UsageError(f"metadata are text: {key!r} is not")
-        if key == TREE:
-            raise UsageError(f"the metadata {TREE!r} is ckptmove's own")
-    return found
 
 
 def _shape(

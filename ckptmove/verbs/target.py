@@ -64,7 +64,7 @@ class Target(NamedTuple):
         self,
         writing: Writing,
         sources: Sequence[Source],
-        companions: Sequence[Companion],
+        companions: Sequence[Companion] = (),
         *,
         force: bool,
         progress: Progress | None,

@@ -31,11 +31,14 @@ from .manifest import (
     TensorEntry,
     Total,
 )
+from .opaque import Opaque
 from .placement import Kept, Moved
 from .verbs.convert import ConvertReport, convert
 from .verbs.inspect import inspect
+from .verbs.load import load
 from .verbs.recover import RecoverReport, recover
 from .verbs.relocate import RelocateReport, relocate
+from .verbs.save import save
 from .verifier import Progress
 
 __version__ = "0.1.0"
@@ -54,6 +57,7 @@ __all__ = [
     "Manifest",
     "Moved",
     "NamedDevice",
+    "Opaque",
     "Progress",
     "RecoverReport",
     "Recovered",
@@ -70,6 +74,8 @@ __all__ = [
     "__version__",
     "convert",
     "inspect",
+    "load",
     "recover",
     "relocate",
+    "save",
 ]

@@ -209,12 +209,12 @@ def _changes(writes: Iterable[Write], read: Read) -> Iterator[Change]:
                 first = n + 1
 
 
-def _trimmed(at: int, old: bytes, new: bytes, start: int, end: int) -> Change:
+def _trimmed(at: int, old: bytes, new: bytes | memoryview, start: int, end: int) -> Change:
     while old[start] == new[start]:
         start += 1
     while old[end - 1] == new[end - 1]:
         end -= 1
-    return Change(at + start, old[start:end], new[start:end])
+    return Change(at + start, old[start:end], bytes(new[start:end]))
 
 
 def _is_mixture(now: bytes, change: Change) -> bool:

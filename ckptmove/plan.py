@@ -22,7 +22,7 @@ class Write(NamedTuple):
     """Write these bytes at offset `at` of the destination, over what was copied there."""
 
     at: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class Gather(NamedTuple):

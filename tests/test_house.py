@@ -67,6 +67,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "drafts.canonical",
         "drafts.draft",
+        "drafts.filling",
         "drafts.parts",
         "drafts.naming",
         "drafts.shaping",
@@ -76,7 +77,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.fingerprint",
         "drafts",
     ),
-    ("runtime.gather", "runtime"),  # torch; whoever needs it imports it as late as can be
+    ("opaque",),
+    (  # torch; whoever needs it imports it as late as can be
+        "runtime.gather",
+        "runtime.rebuild",
+        "runtime.plain",
+        "runtime.arrays",
+        "runtime.build",
+        "runtime.pickling",
+        "runtime.storages",
+        "runtime",
+    ),
     (
         "rules",
         "placement",
@@ -119,6 +130,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verbs.relocate",
         "verbs.target",
         "verbs.convert",
+        "verbs.load",
+        "verbs.save",
         "verbs.recover",
         "verbs",
     ),

@@ -12,7 +12,7 @@ from ..contents.tensors import device_text
 from ..dtypes import BITS
 from ..manifest import Manifest, Section, Storage
 from ..plan import Checksum, Copy, Gather, Write
-from ..source import Readable, Source
+from ..source import Memory, Readable, Source
 from .canonical import Graph, held_by, nodes_of
 
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
     source: int = 0
     start: int = 0
     crc32: int = 0
-    content: bytes | None = None
+    content: bytes | memoryview | None = None
     big_endian: bool = False
     cast_from: str | None = None
 
@@ -90,7 +90,7 @@ class Pieces:
         self.gathers: list[Gather] = []
         self.checksums: list[Checksum] = []
 
-    def write(self, at: int, data: bytes) -> None:
+    def write(self, at: int, data: bytes | memoryview) -> None:
         """Have these bytes at an offset of the destination."""
         if data:
             self.writes.append(Write(at, data))
@@ -209,7 +209,7 @@ class Draft:
 
     def listed(self) -> Contents:
         """Everything that the graph holds, as any checkpoint's content is listed."""
-        container = _Graph(self.sources[0])
+        container = _Graph(Memory(b"", self.path))
         container.section = self.section
         container.roots = [((), self.graph.root)]
         return contents_of(container, Whole([], self.graph.ids, self.storages, {}, {}))

@@ -7,19 +7,20 @@ tool expects that reads safetensors; else the dotted names of their paths.
 from __future__ import annotations
 
 from ..contents.listing import Contents
-from ..pickles.nodes import Blob, Node
-from .canonical import held_by, nodes_of
+from ..pickles.nodes import Node
+from .draft import Draft
+from .filling import blobs_of
 
 #: Bytes within a tree that are longer are written as a tensor of their own.
 LONGEST_INLINE = 4096
 
 
-def names_of(contents: Contents, root: Node) -> list[tuple[str, Node]]:
+def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:
     """Each tensor and storage under each of its names, in order; then the long bytes.
 
     Args:
         contents: what the graph holds.
-        root: the graph.
+        draft: the draft.
     """
     tensors = contents.tensors
     keys = [entry.state_key for entry in tensors]
@@ -30,16 +31,10 @@ def names_of(contents: Contents, root: Node) -> list[tuple[str, Node]]:
             if own.setdefault(key, id(node)) != id(node):
                 break
         else:
-            return [(str(k), n) for k, n in zip(keys, contents.nodes, strict=True)] + _long(root)
-    return [(e.name, n) for e, n in zip(tensors, contents.nodes, strict=True)] + _long(root)
+            return [(str(k), n) for k, n in zip(keys, contents.nodes, strict=True)] + _long(draft)
+    return [(e.name, n) for e, n in zip(tensors, contents.nodes, strict=True)] + _long(draft)
 
 
-def _long(root: Node) -> list[tuple[str, Node]]:
-    found: dict[int, Blob] = {}
-    for node in nodes_of(root):
-        for held in held_by(node):
-            if isinstance(held, Blob) and held.nbytes > LONGEST_INLINE:
-                found.setdefault(id(held), held)
-    if isinstance(root, Blob):
-        found[id(root)] = root
-    return [(f"bytes.{n}", blob) for n, blob in enumerate(found.values())]
+def _long(draft: Draft) -> list[tuple[str, Node]]:
+    found = [blob for blob in blobs_of(draft) if blob.nbytes > LONGEST_INLINE]
+    return [(f"bytes.{n}", blob) for n, blob in enumerate(found)]

@@ -38,7 +38,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
     contents = draft.listed()
     parts = parts_of(
         draft,
-        names_of(contents, draft.graph.root),
+        names_of(contents, draft),
         shared=manner.shared,
         blob=lambda blob: _blob(draft, blob),
     )

@@ -22,13 +22,14 @@ import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 
-from ..drafts.canonical import held_by, nodes_of
+from ..drafts.canonical import nodes_of
 from ..drafts.draft import Draft, Pieces, Stored
+from ..drafts.filling import fill
 from ..errors import UnsupportedError, WriteError
 from ..pickles.emit import emit
-from ..pickles.nodes import Blob, Persistent, Tuple
+from ..pickles.nodes import Persistent, Tuple
 from ..plan import Measure, Write
-from ..source import MAX_NBYTES, Source
+from ..source import Source
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .base import Carries, Glimpse
@@ -79,7 +80,7 @@ class TorchZip(PickledFormat):
         Raises:
             UnsupportedError: the pickle can't say what is saved.
         """
-        _fill(draft)
+        fill(draft)
         stored = _numbered(draft)
         pickle = emit(draft.graph.root)
         prefix = f"{manner.stem}/"
@@ -116,17 +117,6 @@ class TorchZip(PickledFormat):
             _check(files[""], pickle, stored)
 
         return Writing({"": plan}, len(draft.listed().tensors), {}, (), check)
-
-
-def _fill(draft: Draft) -> None:
-    """Read the bytes that were passed over: the pickle has to hold them."""
-    for node in nodes_of(draft.graph.root):
-        for held in held_by(node):
-            if isinstance(held, Blob) and held.content is None:
-                window = draft.blobs[id(held)]
-                if window.nbytes > MAX_NBYTES:
-                    raise UnsupportedError(f"{window.nbytes:,} bytes are too many for a pickle")
-                held.content = window.read(0, window.nbytes)
 
 
 def _numbered(draft: Draft) -> list[Stored]:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..drafts.draft import Pieces
+from ..drafts.trees import TREE
+from ..errors import UsageError
 from ..plan import Plan
 from ..source import Source
 
-#: The most bytes of a shard, unless told otherwise: none.
+#: What can become of bytes that tensors share.
+_SHARED = ("keep", "duplicate", "error")
+#: Looks at files that were written.
 Check = Callable[[Mapping[str, Source]], None]
 
 
@@ -59,3 +63,29 @@ def assembled(nbytes: int, pieces: Pieces) -> Plan:
         checksums=tuple(sorted(pieces.checksums)),
         gathers=tuple(sorted(pieces.gathers, key=lambda gather: gather.at)),
     )
+
+
+def check_shared(shared: str) -> str:
+    """What becomes of shared bytes.
+
+    Raises:
+        UsageError: it is none of what can.
+    """
+    if shared not in _SHARED:
+        raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
+    return shared
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Text for the header of a file.
+
+    Raises:
+        UsageError: it is no text, or under a name that has a meaning.
+    """
+    found = dict(metadata or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise UsageError(f"metadata are text: {key!r} is not")
+        if key == TREE:
+            raise UsageError(f"the metadata {TREE!r} is ckptmove's own")
+    return found

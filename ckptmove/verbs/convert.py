@@ -13,9 +13,8 @@ from ..contents.tensors import Recogniser
 from ..drafts.casting import Casts, cast, casts_of
 from ..drafts.draft import Draft, Loss
 from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
-from ..drafts.trees import TREE
 from ..errors import RefusedError, StrPath, UsageError
-from ..formats.writing import Manner
+from ..formats.writing import Manner, check_metadata, check_shared
 from ..in_place import settle
 from ..placement import Kept, place
 from ..rules import Device, rules_of
@@ -23,7 +22,6 @@ from ..verifier import Progress
 from .target import nbytes_of_text, target_of
 
 SCHEMA = 1
-_SHARED = ("keep", "duplicate", "error")
 _DDP = r"s/^(module\.|_orig_mod\.)+//"
 
 #: What each preset stands for, in options of `convert`.
@@ -175,13 +173,11 @@ def convert(
     to = preset_.get("to") if to is None else to
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
     bare = bool(preset_.get("bare") if bare is None else bare)
-    shared = shared or "keep"
-    if shared not in _SHARED:
-        raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
+    shared = check_shared(shared or "keep")
     notes = settle(src)
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(dst, format, sharded=limit is not None)
-    manner = Manner(target.stem, shared, bare, _strings(metadata), limit)
+    manner = Manner(target.stem, shared, bare, check_metadata(metadata), limit)
     with formats.opened(src) as found:
         draft = found.draft()
         left_out = _shape(draft, root, select, exclude)
@@ -233,16 +229,6 @@ def _texts(given: str | Iterable[str], preset: Mapping[str, Any], option: str) -
     """What an option says that may be given several times; a preset speaks first."""
     own = (given,) if isinstance(given, str) else tuple(given)
     return (*preset.get(option, ()), *own)
-
-
-def _strings(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    found = dict(metadata or {})
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise UsageError(f"metadata are text: {key!r} is not")
-        if key == TREE:
-            raise UsageError(f"the metadata {TREE!r} is ckptmove's own")
-    return found
 
 
 def _shape(

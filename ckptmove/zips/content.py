@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from operator import itemgetter
 
 from ..errors import CorruptError
 from ..plan import Checksum, Plan
@@ -46,12 +47,12 @@ def _sum(parts: Iterator[bytes]) -> int:
 def _carried_out(archive: Archive, plan: Plan) -> Iterator[bytes]:
     """What a plan makes, from its start to its end."""
     start = archive.source.start or 0
-    pieces: list[tuple[int, int, int, bytes]] = [
+    pieces: list[tuple[int, int, int, bytes | memoryview]] = [
         (check.at, check.nbytes, check.source_at - start, b"") for check in plan.checks()
     ]
     pieces += [(write.at, 0, 0, write.data) for write in plan.writes]
-    for _, nbytes, source_at, data in sorted(pieces):
-        yield data
+    for _, nbytes, source_at, data in sorted(pieces, key=itemgetter(0, 1)):
+        yield bytes(data)
         yield from _read(archive, source_at, nbytes)
 
 

@@ -1,0 +1,38 @@
+"""Hold the bytes in memory that a draft only points at, for who needs them there."""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedError
+from ..pickles.nodes import Blob
+from ..source import MAX_NBYTES
+from .canonical import held_by, nodes_of
+from .draft import Draft
+
+
+def fill(draft: Draft) -> None:
+    """Read the bytes within the tree of a draft that were passed over.
+
+    Raises:
+        UnsupportedError: they are too many.
+    """
+    room = MAX_NBYTES
+    for held in blobs_of(draft):
+        if held.content is None:
+            window = draft.blobs[id(held)]
+            room -= window.nbytes
+            if room < 0:
+                raise UnsupportedError(
+                    f"it holds more than {MAX_NBYTES:,} bytes besides its tensors"
+                )
+            held.content = window.read(0, window.nbytes)
+
+
+def blobs_of(draft: Draft) -> list[Blob]:
+    """The long bytes in the tree of a draft, each once."""
+    root = draft.graph.root
+    found = {id(root): root} if isinstance(root, Blob) else {}
+    for node in nodes_of(root):
+        for held in held_by(node):
+            if isinstance(held, Blob):
+                found[id(held)] = held
+    return list(found.values())

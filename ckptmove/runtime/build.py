@@ -1,0 +1,311 @@
+"""Real objects of a graph of inert nodes, made without running anything that the file names.
+
+What is called is of three short lists: torch's rebuild functions (`rebuild`), what makes plain data
+(`plain`), numpy's arrays (`arrays`); names are values if torch's own weights_only unpickler takes
+them (torch/_weights_only_unpickler.py), or if they are Python's plain types. Everything else stays
+an `Opaque`. As in unpickling, an object is made of its arguments first, and filled after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._weights_only_unpickler import _get_allowed_globals
+
+from ..dtypes import STORAGE_CLASSES
+from ..errors import CkptmoveError, CorruptError, UnsupportedError
+from ..opaque import Opaque, shown
+from ..pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Tuple,
+    named,
+)
+from . import arrays, plain, rebuild
+
+_ROOM = 256 << 20  # for copies of what several calls are given, in items or bytes
+
+_SHORT = 64  # characters of a string that may be copied
+
+_Step = tuple[Callable[[Any], None], Node]
+
+
+def built(
+    root: Node,
+    storage_of: Callable[[Persistent], torch.UntypedStorage],
+    *,
+    strict: bool = False,
+) -> object:
+    """The object that a graph stands for.
+
+    A node becomes one object, wherever it is met.
+
+    Args:
+        root: what was saved.
+        storage_of: gives the storage that a persistent id names, the same for the same storage.
+        strict: whether there may be no `Opaque`.
+
+    Raises:
+        CorruptError: the graph is one that nothing can be made of.
+        UnsupportedError: it holds what isn't plain data, and that was to be an error; or what
+            this build of torch can't make.
+    """
+    return _Builder(storage_of, strict).build(root)
+
+
+class _Builder:
+    """Makes each node once. What can't be filled yet, in a cycle, is filled at the end."""
+
+    def __init__(
+        self, storage_of: Callable[[Persistent], torch.UntypedStorage], strict: bool
+    ) -> None:
+        self.storage_of = storage_of
+        self.strict = strict
+        self.made: dict[int, object] = {}
+        self.met: set[int] = set()
+        self.waiting: dict[int, Node] = {}  # nodes that are made, but still to be filled
+        self.todo: list[_Step] = []
+        self.names: dict[str, object] = {}
+        self.storages: dict[tuple[int, str], torch.TypedStorage] = {}
+        self.copied: set[int] = set()
+        self.room = _ROOM
+
+    def build(self, root: Node) -> object:
+        """The object of the root."""
+        self.todo.append((self.visit, root))
+        while self.todo:
+            step, node = self.todo.pop()
+            step(node)
+        waiting, self.waiting = self.waiting, {}
+        for node in waiting.values():
+            self.put(node)
+        return self.value(root)
+
+    def value(self, node: Node) -> object:
+        """What was made of a node.
+
+        Raises:
+            CorruptError: it is not made yet, since it is part of itself.
+        """
+        if node is None or type(node) in (bool, int, float, bytes):
+            return node
+        if isinstance(node, str):
+            return self.text(node)
+        if id(node) not in self.made:
+            raise CorruptError("a tuple, or the argument of a call, holds itself")
+        return self.made[id(node)]
+
+    def text(self, node: str) -> str:
+        """A string; long ones may have many uses, which stay one string."""
+        if len(node) <= _SHORT:
+            return str(node)
+        if id(node) not in self.made:
+            self.made[id(node)] = str(node)
+        return str(self.made[id(node)])
+
+    # -- the walk: children first, as far as there is no cycle -------------------------------------
+
+    def visit(self, node: Node) -> None:
+        if node is None or isinstance(node, (str, bytes, int, float)) or id(node) in self.met:
+            return
+        self.met.add(id(node))
+        if isinstance(node, (Tuple, Set)) and not (isinstance(node, Set) and not node.frozen):
+            self.todo.append((self.make, node))
+            self.later(node.items)
+        elif isinstance(node, (List, Dict, Set)):
+            self.make(node)
+            self.todo.append((self.fill, node))
+            self.later(_contents(node))
+        elif isinstance(node, Call):
+            self.todo.append((self.fill, node))
+            self.later(_contents(node))
+            self.todo.append((self.make, node))
+            self.later([None if node.qualname else node.function, node.args, node.kwargs])
+        else:
+            self.make(node)
+
+    def later(self, nodes: list[Node]) -> None:
+        for node in reversed(nodes):
+            if not (node is None or isinstance(node, (str, bytes, int, float))):
+                self.todo.append((self.visit, node))
+
+    def make(self, node: Node) -> None:
+        """Make an object, of its arguments if it has some."""
+        self.made[id(node)] = self.object_of(node)
+
+    def fill(self, node: Node) -> None:
+        """Fill an object, or have it wait for what is not made or filled yet."""
+        if not isinstance(node, (List, Dict, Set, Call)):
+            return
+        children = _contents(node)
+        pending = any(self.is_pending(child) for child in children)
+        if pending:
+            self.waiting[id(node)] = node
+        else:
+            self.put(node)
+
+    def is_pending(self, node: Node) -> bool:
+        if node is None or isinstance(node, (str, bytes, int, float)):
+            return False
+        return id(node) not in self.made or id(node) in self.waiting
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def object_of(self, node: Node) -> object:
+        if isinstance(node, Tuple):
+            return tuple([self.value(each) for each in node.items])
+        if isinstance(node, List):
+            return []
+        if isinstance(node, Dict):
+            return {}
+        if isinstance(node, Set):
+            items = [self.value(each) for each in node.items] if node.frozen else []
+            return frozenset(map(plain.key_of, items)) if node.frozen else set()
+        if isinstance(node, Blob):
+            if node.content is None:
+                raise UnsupportedError(f"{node} in the pickle were too many to be read")
+            return node.content
+        if isinstance(node, Call):
+            return self.called(node)
+        target = named(node)
+        if isinstance(target, Global):
+            return self.named(target)
+        assert isinstance(node, Persistent)
+        return self.storage(node)
+
+    def named(self, node: Global) -> object:
+        """A name as a value."""
+        allowed = _get_allowed_globals()
+        if node.qualname in allowed:
+            return allowed[node.qualname]
+        if node.qualname in plain.TYPES:
+            return plain.TYPES[node.qualname]
+        if node.qualname == "numpy.ndarray":
+            return arrays.ndarray()
+        if node.qualname not in self.names:
+            self.names[node.qualname] = self.opaque(node.qualname)
+        return self.names[node.qualname]
+
+    def opaque(self, qualname: str, *rest: object) -> Opaque:
+        if self.strict:
+            raise UnsupportedError(
+                f"{shown(qualname)} is not known to be plain data, "
+                "and only plain data was asked for",
+                hint="load without strict to have it stand there as what it is: a name",
+            )
+        return Opaque(qualname, *rest)
+
+    def storage(self, node: Persistent) -> torch.TypedStorage:
+        """A storage, typed as torch.load types it."""
+        items = node.pid.items if isinstance(node.pid, Tuple) else []
+        if len(items) < 5 or items[0] != "storage" or not isinstance(items[1], Global):
+            raise CorruptError("the pickle refers to something outside that is no storage")
+        name = STORAGE_CLASSES.get(items[1].name)
+        if name is None and items[1].name != "UntypedStorage":
+            raise UnsupportedError(f"the storage class {items[1].qualname} is not known")
+        untyped = self.storage_of(node)
+        key = untyped._cdata, name or "uint8"
+        if key not in self.storages:
+            dtype = getattr(torch, key[1])
+            typed = torch.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+            self.storages[key] = typed
+        return self.storages[key]
+
+    def called(self, node: Call) -> object:
+        """What a call gives, if it is one of the lists; else what stands for it."""
+        name, args, kwargs = node.qualname or "", self.value(node.args), self.value(node.kwargs)
+        if not kwargs and isinstance(args, tuple):
+            if name in rebuild.REBUILD and not rebuild.is_foreign(name, args):
+                return rebuild.rebuilt(name, args)
+            make = arrays.ARRAYS.get(name) if arrays.is_plain(node) else plain.PLAIN.get(name)
+            if make is not None:
+                self.charge(args)
+                try:
+                    return make(*args)
+                except (CkptmoveError, MemoryError):
+                    raise
+                except Exception:  # not what such objects are saved with: a call like any other
+                    pass
+        return self.opaque(name, args, kwargs, None if name else self.value(node.function))
+
+    def charge(self, args: tuple[object, ...]) -> None:
+        """Bound what calls that share an argument copy of it."""
+        for each in args:
+            if isinstance(each, (str, bytes, bytearray, list, tuple, dict)):
+                if id(each) in self.copied:
+                    self.room -= len(each)
+                self.copied.add(id(each))
+        if self.room < 0:
+            raise CorruptError("the pickle would take absurd memory")
+
+    # -- filling -----------------------------------------------------------------------------------
+
+    def put(self, node: Node) -> None:
+        """Put into an object what is its content."""
+        made: Any = self.made[id(node)]
+        if isinstance(node, (List, Set)):
+            items = [self.value(each) for each in node.items]
+            self.add(made, items)
+        elif isinstance(node, Dict):
+            self.set_pairs(made, node)
+        elif isinstance(node, Call):
+            self.add(made, [self.value(each) for each in node.items])
+            self.set_pairs(made, node)
+            if node.built:
+                self.give_state(made, self.value(node.state))
+
+    def add(self, made: Any, items: list[object]) -> None:
+        if type(made) in (list, deque):
+            made.extend(items)
+        elif type(made) is set:
+            made.update(map(plain.key_of, items))
+        elif isinstance(made, Opaque):
+            made.items.extend(items)
+        elif items:
+            raise CorruptError(f"the pickle appends to something that is no list ({_kind(made)})")
+
+    def set_pairs(self, made: Any, node: Dict | Call) -> None:
+        pairs = [(self.value(key), self.value(value)) for key, value in node.pairs]
+        if type(made) in (dict, OrderedDict, Counter, defaultdict):
+            try:
+                for key, value in pairs:
+                    made[plain.key_of(key)] = value
+            except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+                raise CorruptError("keys that can't be compared") from error
+        elif isinstance(made, Opaque):
+            made.pairs.extend(pairs)
+        elif pairs:
+            raise CorruptError(f"the pickle sets items of something that has none ({_kind(made)})")
+
+    def give_state(self, made: Any, state: Any) -> None:
+        if isinstance(made, Opaque):
+            made.state = state
+            return
+        give = arrays.give_state if type(made).__module__.startswith("numpy") else plain.give_state
+        if isinstance(state, tuple):
+            self.charge(state)
+        try:
+            give(made, state)
+        except Exception as error:
+            raise CorruptError(f"the pickle gives {_kind(made)} a state it can't have") from error
+
+
+def _kind(made: object) -> str:
+    return type(made).__name__
+
+
+def _contents(node: List | Dict | Set | Call) -> list[Node]:
+    """What an object is filled with, after it was made."""
+    if isinstance(node, (List, Set)):
+        return node.items
+    pairs: list[Node] = [each for pair in node.pairs for each in pair]
+    return [*node.items, *pairs, node.state] if isinstance(node, Call) else pairs

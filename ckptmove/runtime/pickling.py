@@ -1,0 +1,74 @@
+"""Pickle an object as torch.save does, with its storages left outside.
+
+Source: torch/serialization.py, `_save` and its `persistent_id`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+from typing import Any, NamedTuple
+
+import torch
+from torch.serialization import location_tag, normalize_storage_type
+
+from ..errors import UnsupportedError
+
+
+class Pickled(NamedTuple):
+    """An object, pickled.
+
+    Attributes:
+        data: the pickle, of protocol 2.
+        storages: key → the bytes of a storage; a view of the tensor's own memory where that is
+            the CPU's, so nothing must change them until they are written.
+    """
+
+    data: bytes
+    storages: dict[str, memoryview]
+
+
+def pickled(obj: object) -> Pickled:
+    """Pickle an object.
+
+    Raises:
+        UnsupportedError: a storage has no bytes that could be read.
+    """
+    output = io.BytesIO()
+    pickler = _Pickler(output, protocol=2)
+    pickler.dump(obj)
+    return Pickled(output.getvalue(), pickler.contents)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self.contents: dict[str, memoryview] = {}
+        self._keys: dict[int, str] = {}
+        self._alive: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        """What torch puts in the place of a storage."""
+        storage: Any
+        if isinstance(obj, torch.storage.TypedStorage):
+            storage, kind, numel = obj._untyped_storage, obj._pickle_storage_type(), obj._size()
+            storage_type = getattr(torch, kind)
+        elif torch.is_storage(obj):
+            storage, storage_type, numel = obj, normalize_storage_type(type(obj)), obj.nbytes()
+        else:
+            return None
+        key = self._keys.setdefault(storage._cdata, str(len(self._keys)))
+        if key not in self.contents:
+            self.contents[key] = self._bytes(storage)
+        return ("storage", storage_type, key, location_tag(storage), numel)
+
+    def _bytes(self, storage: Any) -> memoryview:
+        if storage.device.type == "meta":
+            raise UnsupportedError("a storage on the meta device has no bytes to be saved")
+        if storage.device.type != "cpu":
+            storage = storage.cpu()
+        nbytes = storage.nbytes()
+        content = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
+        self._alive += [storage, content]
+        return memoryview(content).cast("B")

@@ -202,7 +202,10 @@ class _ComparisonOfShown(_Comparison):
             for start, stop, ours, theirs, at in members:
                 if start >= end:
                     first = ours, theirs
-                apart = [each.data_ptr() - one.data_ptr() for each, one in zip((ours, theirs), first, strict=True)]
+                apart = [
+                    each.data_ptr() - one.data_ptr()
+                    for each, one in zip((ours, theirs), first, strict=True)
+                ]
                 storages = [each.untyped_storage()._cdata for each in (theirs, first[1])]
                 _check(storages[0] == storages[1], at, "storage sharing", "shared", "own")
                 _check(apart[0] == apart[1], at, "bytes apart", *apart)

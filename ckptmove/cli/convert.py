@@ -90,9 +90,10 @@ def convert(
 ) -> None:
     """Write a checkpoint as safetensors, or as torch.save would, and lose nothing of it.
 
-    Nothing in the file is executed. In safetensors the tensors have the names that the model gives
-    them; all else (optimizer settings, epochs, objects, aliases) is kept as text in the header, and
-    comes back with the way back. SRC is not changed; DST appears whole and verified, or not at all.
+    Nothing in the file is executed. In safetensors the tensors of a model have the names that it
+    gives them. All else (optimizer settings, epochs, objects, what shares memory) is kept as text
+    in the header, so that the way back gives the same checkpoint. SRC is not changed; DST appears
+    whole and verified, or not at all.
 
     GLOB speaks of dotted names, and of all that is below them; the name of a section (model,
     optimizer, scheduler, rng) will do where nothing is called so.

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from ..verbs.convert import ConvertReport
 from .relocate import what_stays
-from .text import listed, printable, size
+from .text import listed, printable, size, table
+
+_MOST_FILES = 10
 
 
 def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
@@ -26,7 +28,7 @@ def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
         yield f"{cast}: {count:,} tensors"
     yield from _shared(report, full)
     yield from what_stays(report.kept, full=full)
-    yield _written(report)
+    yield from _written(report, full)
 
 
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
@@ -41,12 +43,24 @@ def _listed(names: Sequence[str], full: bool) -> str:
     return listed(names, len(names)) if full else listed(names)
 
 
-def _written(report: ConvertReport) -> str:
+def _files(report: ConvertReport, full: bool) -> Iterator[str]:
+    """The files of a folder, and their sizes."""
+    files = [(name, size(nbytes)) for name, nbytes in report.files.items()]
+    if len(files) > 1:
+        shown = files if full else files[:_MOST_FILES]
+        yield from table(shown, right=[1])
+        if len(shown) < len(files):
+            yield f"and {len(files) - len(shown):,} more files"
+
+
+def _written(report: ConvertReport, full: bool) -> Iterator[str]:
     nbytes = sum(report.files.values())
     several = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
     what = f"{report.tensors:,} tensors, {size(nbytes)}{several}"
     if not report.written:
-        return printable(f"would write {report.destination} as {report.format}: {what}")
-    return printable(
+        yield from _files(report, full)
+        yield printable(f"would write {report.destination} as {report.format}: {what}")
+        return
+    yield printable(
         f"wrote {report.destination} as {report.format}: {what} in {report.seconds:.2f} s, verified"
     )

@@ -185,6 +185,8 @@ def convert(
         if renamed is not None:
             recogniser = Recogniser(draft.graph.ids)
             count = rename_keys(state_dicts(draft.graph.root, recogniser), renamed)
+            if not count and (rename or strip_prefix or add_prefix):
+                draft.warnings.append("no key of a state dict was renamed: none is so called")
         cast_ = _cast(draft, casts)
         kept = _move(draft, to)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))

@@ -19,7 +19,7 @@ import torch
 from ..dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..plan import Gather
-from ..source import Source
+from ..source import Memory, Source
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
@@ -37,21 +37,23 @@ def gathered(source: Source, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
     Args:
-        source: the file that `gather.source_at` is counted in; it must stay as it is.
+        source: the file that `gather.source_at` is counted in, unless the view is in memory; it
+            must stay as it is.
         gather: the view, and what it is to become.
 
     Raises:
         CorruptError: the view makes no sense, or reaches outside its region; nothing was read.
         UnsupportedError: torch has no such dtype or cast.
     """
+    region = source if gather.content is None else Memory(gather.content, source.path)
     dimensions = _dimensions(gather)
-    _check_reach(source, gather, dimensions)
+    _check_reach(region, gather, dimensions)
     finish = _finishing(gather)
     if 0 in gather.shape:
         return iter(())
     if not dimensions or dimensions == [(dimensions[0][0], 1)]:
-        return map(finish, _read(source, gather))
-    return map(finish, _picked(source, gather, dimensions))
+        return map(finish, _read(region, gather))
+    return map(finish, _picked(region, gather, dimensions))
 
 
 def _dimensions(gather: Gather) -> _Dimensions:
@@ -67,7 +69,7 @@ def _dimensions(gather: Gather) -> _Dimensions:
     return joined
 
 
-def _check_reach(source: Source, gather: Gather, dimensions: _Dimensions) -> None:
+def _check_reach(source: Source | Memory, gather: Gather, dimensions: _Dimensions) -> None:
     bits = BITS[gather.dtype]
     if min((0, gather.offset, *gather.shape, *gather.stride)) < 0:
         raise CorruptError("a tensor has a negative size, stride or offset", path=source.path)
@@ -90,7 +92,7 @@ def _to(gather: Gather) -> str:
 # -- elements, as they lie in the file ---------------------------------------------------------
 
 
-def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
+def _read(source: Source | Memory, gather: Gather) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie side by side."""
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
@@ -102,7 +104,9 @@ def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
         yield raw
 
 
-def _picked(source: Source, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
+def _picked(
+    source: Source | Memory, gather: Gather, dimensions: _Dimensions
+) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie here and there."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
@@ -111,7 +115,8 @@ def _picked(source: Source, gather: Gather, dimensions: _Dimensions) -> Iterator
     parts = [(units, 1)] if units > 1 else []
     elements = _PICKED_NBYTES // max(width, BITS[_to(gather)] // 8)
     for offset, dims in _pieces(dimensions, elements):
-        source.check_unchanged()  # a mapping of what was truncated since would kill the process
+        if isinstance(source, Source):
+            source.check_unchanged()  # a mapping of what was truncated would kill the process
         dims = [(n, step * units) for n, step in dims] + parts
         shape, stride = [n for n, _ in dims], [step for _, step in dims]
         raw = bytearray(prod(shape) * unit)
@@ -137,15 +142,19 @@ def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dime
             yield offset + row * step, [(min(rows, n - row), step), *rest]
 
 
-def _mapped(source: Source, at: int, nbytes: int, unit: int) -> torch.Tensor:
+def _mapped(source: Source | Memory, at: int, nbytes: int, unit: int) -> torch.Tensor:
     """A region of the file as a tensor of integers of `unit` bytes, never to be written to."""
     before = at % mmap.ALLOCATIONGRANULARITY
-    try:
-        pages = mmap.mmap(
-            source.fd, before + nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at - before
-        )
-    except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path=source.path) from error
+    pages: bytes | mmap.mmap
+    if isinstance(source, Memory):
+        before, pages = at, source.content
+    else:
+        try:
+            pages = mmap.mmap(
+                source.fd, before + nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at - before
+            )
+        except OSError as error:
+            raise InputError(f"can't be read: {error.strerror}", path=source.path) from error
     with warnings.catch_warnings():
         # Pages that could be written to would count as memory, of which there may be less.
         warnings.filterwarnings("ignore", "The given buffer is not writable")

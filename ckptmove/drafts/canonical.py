@@ -285,6 +285,7 @@ def nodes_of(
     root: Node,
     enter: Callable[[Composite], None] | None = None,
     skip: Collection[int] = (),
+    met: set[int] | None = None,
 ) -> Iterator[Composite]:
     """Every composite node that can be reached, each once, in the order of a pickle.
 
@@ -292,8 +293,9 @@ def nodes_of(
         root: where to begin.
         enter: called with each before what it holds is looked at.
         skip: `id()` of nodes that are not to be looked into; asked after a node was given.
+        met: `id()` of nodes that were reached before and are left out; the others are added.
     """
-    met: set[int] = set()
+    met = set() if met is None else met
     todo = [root]
     while todo:
         node = todo.pop()

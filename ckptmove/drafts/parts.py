@@ -126,6 +126,8 @@ class _Division:
         self.found = Parts()
         self.names: dict[int, list[str]] = {}
         self.nodes: dict[int, Node] = {}
+        self.met: set[int] = set()  # what was looked into
+        self.looks: dict[str, View] = {}  # how a composite tensor sees a storage of its own
 
     def run(self, names: Iterable[tuple[str, Node]]) -> Parts:
         self.collect(names)
@@ -153,6 +155,7 @@ class _Division:
             if isinstance(node, Blob) or (is_plain(node) and _is_simple(node)):
                 self.note(name, node)
             else:
+                self.note_look(node)
                 self.note_inside(name, node, claimed)
         self.note_inside("unnamed", self.draft.graph.root, claimed)
 
@@ -160,10 +163,17 @@ class _Division:
         self.nodes.setdefault(id(node), node)
         self.names.setdefault(id(node), []).append(name)
 
+    def note_look(self, node: Node) -> None:
+        """How a tensor that is more than a view, a quantized one for instance, sees its storage."""
+        tensor = self.recogniser.tensor(node) if isinstance(node, Call) else None
+        if tensor is not None and tensor.storage is not None:
+            view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
+            self.looks.setdefault(tensor.storage, view)
+
     def note_inside(self, name: str, root: Node, claimed: set[int]) -> None:
         """What a composite tensor is made of, where that has no name of its own."""
         skipped: set[int] = set()
-        for node in nodes_of(root, skip=skipped):
+        for node in nodes_of(root, skip=skipped, met=self.met):
             if isinstance(node, Persistent):
                 if id(node) not in self.nodes and id(node) in self.draft.graph.ids:
                     self.note(name, node)
@@ -223,7 +233,7 @@ class _Division:
         if owner is None:
             part = self.flat(stored, start, end, raw or uses[0].names[0])
         else:
-            part = self.part(stored, owner)
+            part = self.part(stored, owner.view, owner.start, owner.names[0])
         if raw is not None:
             self.found.whole[stored.id] = part.name
         for use in uses:
@@ -234,7 +244,7 @@ class _Division:
 
     def alone(self, stored: Stored, uses: list[Use]) -> None:
         """Write what shows the same bytes in the same way, its elements one after the other."""
-        part = self.part(stored, uses[0])
+        part = self.part(stored, uses[0].view, uses[0].start, uses[0].names[0])
         for n, use in enumerate(uses):
             self.show(use, part.name, None)
             self.note_shared(stored, use, part.name, n == 0)
@@ -254,7 +264,8 @@ class _Division:
             if name == part:
                 continue
             if self.mode == "duplicate":
-                self.found.duplicates.append(self.part(stored, use, name).name)
+                copy = self.part(stored, use.view, use.start, name)
+                self.found.duplicates.append(copy.name)
             else:
                 self.found.shared[name] = part
 
@@ -263,27 +274,31 @@ class _Division:
 
     # -- the tensors that are written ----------------------------------------------------------
 
-    def part(self, stored: Stored, use: Use, name: str | None = None) -> Part:
+    def part(self, stored: Stored, view: View, start: int, name: str) -> Part:
         """A tensor as it is."""
-        view = use.view
         dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
         shape = (*view.shape, last) if last else view.shape
         nbytes = nbytes_of(prod(view.shape), view.dtype)
         plain = _is_contiguous(view) and not (view.conj or view.neg)
         part = Part(
-            name=self.name(name or use.names[0]),
+            name=self.name(name),
             dtype=dtype,
             shape=shape,
             nbytes=nbytes,
             stored=stored,
-            start=use.start,
+            start=start,
             view=None if plain else view,
         )
         self.found.parts.append(part)
         return part
 
     def flat(self, stored: Stored, start: int, end: int, name: str) -> Part:
-        """Bytes of a storage, as they lie there."""
+        """Bytes of a storage as they lie there, in the shape that a composite tensor gives them."""
+        look = self.looks.get(stored.id)
+        if look is not None and BITS[look.dtype] >= 8 and _is_contiguous(look):
+            nbytes = nbytes_of(prod(look.shape), look.dtype)
+            if not look.offset and (start, end) == (0, nbytes):
+                return self.part(stored, look, start, name)
         own = stored.dtype or "uint8"
         dtype, last = CARRIERS.get(own, (own, 0))
         item = max(1, BITS[own] // 8)

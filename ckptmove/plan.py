@@ -54,7 +54,7 @@ class Gather(NamedTuple):
     neg: bool = False
     big_endian: bool = False
     to: str | None = None
-    content: bytes | None = None
+    content: bytes | memoryview | None = None
 
 
 class Measure(NamedTuple):

@@ -64,10 +64,6 @@ class Memory:
         _check_range(self, start, nbytes)
         return self.content[start : start + nbytes]
 
-    def read_into(self, start: int, buffer: bytearray) -> None:
-        """Fill the buffer with the bytes from `start` on. Raises as `read`."""
-        buffer[:] = self.read(start, len(buffer))
-
     def window(self, start: int, nbytes: int) -> Memory:
         """As `Readable.window`."""
         return Memory(self.read(start, nbytes), self.path)

@@ -19,7 +19,7 @@ import torch
 from ..dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..plan import Gather
-from ..source import Memory, Source
+from ..source import Source
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
@@ -45,15 +45,14 @@ def gathered(source: Source, gather: Gather) -> Iterator[bytearray]:
         CorruptError: the view makes no sense, or reaches outside its region; nothing was read.
         UnsupportedError: torch has no such dtype or cast.
     """
-    region = source if gather.content is None else Memory(gather.content, source.path)
     dimensions = _dimensions(gather)
-    _check_reach(region, gather, dimensions)
+    _check_reach(source, gather, dimensions)
     finish = _finishing(gather)
     if 0 in gather.shape:
         return iter(())
     if not dimensions or dimensions == [(dimensions[0][0], 1)]:
-        return map(finish, _read(region, gather))
-    return map(finish, _picked(region, gather, dimensions))
+        return map(finish, _read(source, gather))
+    return map(finish, _picked(source, gather, dimensions))
 
 
 def _dimensions(gather: Gather) -> _Dimensions:
@@ -69,7 +68,7 @@ def _dimensions(gather: Gather) -> _Dimensions:
     return joined
 
 
-def _check_reach(source: Source | Memory, gather: Gather, dimensions: _Dimensions) -> None:
+def _check_reach(source: Source, gather: Gather, dimensions: _Dimensions) -> None:
     bits = BITS[gather.dtype]
     if min((0, gather.offset, *gather.shape, *gather.stride)) < 0:
         raise CorruptError("a tensor has a negative size, stride or offset", path=source.path)
@@ -79,7 +78,8 @@ def _check_reach(source: Source | Memory, gather: Gather, dimensions: _Dimension
     start, end = gather.source_at, gather.source_at + gather.source_nbytes
     if numel and nbytes_of(last + 1, gather.dtype) > gather.source_nbytes:
         raise CorruptError("a tensor reaches outside its storage", path=source.path)
-    if not 0 <= start <= end <= source.nbytes:
+    nbytes = source.nbytes if gather.content is None else len(gather.content)
+    if not 0 <= start <= end <= nbytes:
         raise CorruptError("a storage reaches outside the file", path=source.path)
     if bits < 8 and (gather.offset * bits % 8 or dimensions not in ([], [(numel, 1)])):
         raise UnsupportedError(f"{gather.dtype} can't be gathered: its elements share bytes")
@@ -92,31 +92,31 @@ def _to(gather: Gather) -> str:
 # -- elements, as they lie in the file ---------------------------------------------------------
 
 
-def _read(source: Source | Memory, gather: Gather) -> Iterator[bytearray]:
+def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie side by side."""
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
     end = at + nbytes_of(prod(gather.shape), gather.dtype)
     while at < end:
         raw = bytearray(min(_READ_NBYTES, end - at))
-        source.read_into(at, raw)
+        if gather.content is None:
+            source.read_into(at, raw)
+        else:
+            raw[:] = gather.content[at : at + len(raw)]
         at += len(raw)
         yield raw
 
 
-def _picked(
-    source: Source | Memory, gather: Gather, dimensions: _Dimensions
-) -> Iterator[bytearray]:
+def _picked(source: Source, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie here and there."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
-    region = _mapped(source, gather.source_at, gather.source_nbytes, unit)
+    region = _region(source, gather, unit)
     units = width // unit
     parts = [(units, 1)] if units > 1 else []
     elements = _PICKED_NBYTES // max(width, BITS[_to(gather)] // 8)
     for offset, dims in _pieces(dimensions, elements):
-        if isinstance(source, Source):
-            source.check_unchanged()  # a mapping of what was truncated would kill the process
+        source.check_unchanged()  # a mapping of what was truncated since would kill the process
         dims = [(n, step * units) for n, step in dims] + parts
         shape, stride = [n for n, _ in dims], [step for _, step in dims]
         raw = bytearray(prod(shape) * unit)
@@ -142,23 +142,20 @@ def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dime
             yield offset + row * step, [(min(rows, n - row), step), *rest]
 
 
-def _mapped(source: Source | Memory, at: int, nbytes: int, unit: int) -> torch.Tensor:
-    """A region of the file as a tensor of integers of `unit` bytes, never to be written to."""
-    before = at % mmap.ALLOCATIONGRANULARITY
-    pages: bytes | mmap.mmap
-    if isinstance(source, Memory):
-        before, pages = at, source.content
-    else:
-        try:
-            pages = mmap.mmap(
-                source.fd, before + nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at - before
-            )
-        except OSError as error:
-            raise InputError(f"can't be read: {error.strerror}", path=source.path) from error
+def _region(source: Source, gather: Gather, unit: int) -> torch.Tensor:
+    """Where a view lies, as a tensor of integers of `unit` bytes, never to be written to."""
+    at, nbytes = gather.source_at, gather.source_nbytes
+    before = at % mmap.ALLOCATIONGRANULARITY if gather.content is None else at
+    try:
+        held = gather.content or mmap.mmap(
+            source.fd, before + nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at - before
+        )
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror}", path=source.path) from error
     with warnings.catch_warnings():
         # Pages that could be written to would count as memory, of which there may be less.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
+        return torch.frombuffer(held, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
 
 
 # -- elements, as they are to be written -------------------------------------------------------

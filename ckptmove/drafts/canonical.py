@@ -11,15 +11,15 @@ Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import Tensor, reach_of
-from ..contents.tensors import Recogniser
-from ..dtypes import QUANTIZED, STORAGE_CLASSES, storage_element_nbytes
-from ..errors import UnsupportedError
-from ..manifest import Manifest, Storage
+from ..contents.tensors import Recogniser, variable_of
+from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..manifest import Manifest, Storage, TensorEntry
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple, named
 from ..pickles.nodes import Mapping as MappingNode
 from .raising import raised
@@ -31,6 +31,14 @@ _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
 
 
+class Cut(NamedTuple):
+    """A part of a storage, in bytes."""
+
+    storage: str
+    start: int
+    nbytes: int
+
+
 class Graph:
     """A graph in canonical form.
 
@@ -38,12 +46,14 @@ class Graph:
         root: what was saved.
         ids: what each persistent id of a storage says, by `id()` of its node.
         storages: the one node that stands for each storage, by its id.
+        cut: id of a storage that is but a part of one in the file → which part.
     """
 
     def __init__(self, root: Node) -> None:
         self.root = root
         self.ids: dict[int, StorageId] = {}
         self.storages: dict[str, Persistent] = {}
+        self.cut: dict[str, Cut] = {}
         self._at = 0
 
     def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> Persistent:
@@ -99,8 +109,7 @@ class Graph:
             flags: of `conj` and `neg` those that are set.
         """
         node = Call(None, None, "REDUCE", 0)
-        hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
-        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, hooks)
+        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks())
         if flags:
             assert isinstance(node.args, Tuple)
             metadata = Dict()
@@ -209,6 +218,7 @@ class _Canoniser:
     def enter(self, node: Composite) -> None:
         """Replace what a node holds."""
         if isinstance(node, Call):
+            self.parameter(node)
             self.tensor(node)
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
@@ -229,9 +239,8 @@ class _Canoniser:
     def counterpart(self, node: Persistent | Call | bytes) -> Node:
         found = self.old.get(id(node))
         if found is not None:
-            if found.view_at or found.nbytes != found.whole_nbytes:
-                raise UnsupportedError("a part of a storage is used as a storage of its own")
-            return self.storage(found)
+            part = found.view_at or found.nbytes != found.whole_nbytes
+            return self.part(found) if part else self.storage(found)
         if isinstance(node, Persistent) and id(node) in self.tensors:
             said = self.tensors[id(node)]
             tensor = self.recogniser.outside(node)
@@ -247,9 +256,29 @@ class _Canoniser:
         holders = nodes_of(self.graph.root)
         return Counter(id(held) for n in holders for held in held_by(n) if isinstance(held, List))
 
+    def part(self, found: StorageId) -> Persistent:
+        """A part of a storage that is used as one: it becomes one, which newer formats need."""
+        stored = self.stored[found.id]
+        start = found.view_at * storage_element_nbytes(stored.dtype or "uint8")
+        key = f"{stored.id}[{start}:{start + found.nbytes}]"
+        self.graph.cut[key] = Cut(stored.id, start, found.nbytes)
+        return self.graph.storage(key, stored.dtype, found.nbytes, stored.location)
+
     def storage(self, found: StorageId) -> Persistent:
         stored = self.stored[found.id]
         return self.graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
+
+    def parameter(self, node: Call) -> None:
+        """Bring a parameter of torch 0.1 to 0.3 into the form that it has had since."""
+        found = variable_of(node)
+        if found is None or self.recogniser.tensor(node) is None:
+            return
+        data, requires_grad, hooks = found
+        if hooks is None and node.qualname == "torch.nn.parameter.Parameter":
+            self.kept += [node.args, node.state]
+            node.function, node.opcode = Global("torch._utils", "_rebuild_parameter", 0), "REDUCE"
+            node.args = Tuple([data, requires_grad, _no_hooks()], 0)
+            node.state, node.built = None, False
 
     def tensor(self, node: Call) -> None:
         """Bring a plain tensor into its form."""
@@ -265,7 +294,7 @@ class _Canoniser:
         grad: Node = items[4] if len(items) > 4 else False
         hooks: Node = items[5] if len(items) > 5 else None
         if hooks is None:
-            hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+            hooks = _no_hooks()
         rest = items[7:] if node.qualname.endswith(V3) else items[6:]
         shape, stride = tensor.shape, tensor.stride
         self.graph.respell(
@@ -279,6 +308,11 @@ class _Canoniser:
             hooks,
             tuple(rest),
         )
+
+
+def _no_hooks() -> Call:
+    """The backward hooks of a tensor that has none."""
+    return Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
 
 
 def nodes_of(
@@ -328,24 +362,43 @@ def held_by(node: Composite) -> Iterator[Node]:
         yield node.state
 
 
-def state_dict(manifest: Manifest) -> Graph:
+def state_dict(
+    manifest: Manifest,
+    nodes: Sequence[Node],
+    ids: Mapping[int, StorageId],
+    tensors: Mapping[int, TensorId],
+) -> Graph:
     """The tensors of a program as a state dict: what a module of the same parts would give.
 
-    Composite tensors are left out, as are those without bytes.
+    Tensors without bytes, which example inputs are, are left out.
+
+    Args:
+        manifest: what the program holds.
+        nodes: of the last of its tensors; those before have none.
+        ids, tensors: as `canonical` takes them.
     """
-    graph = Graph(Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0))
-    assert isinstance(graph.root, Call)
+    root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+    raw = len(manifest.tensors) - len(nodes)
     taken: dict[str, str] = {}
+    names: list[str] = []
     for entry in manifest.tensors:
-        storage = manifest.storages.get(entry.storage or "")
-        plain = entry.layout == "strided" and entry.kind in ("tensor", "parameter")
-        if storage is None or not plain or entry.part_of is not None or entry.dtype in QUANTIZED:
-            continue
-        if reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) > storage.nbytes:
-            continue  # example inputs, whose bytes are not written
-        name = entry.state_key or entry.name
-        name = entry.name if taken.setdefault(name, entry.name) != entry.name else name
-        node = graph.storage(storage.id, storage.dtype, storage.nbytes, storage.location)
-        call = graph.tensor(node, entry.dtype, entry.shape, entry.stride, entry.offset)
-        graph.root.pairs.append((graph.text(name), call))
+        key = entry.state_key or entry.name
+        names.append(key if taken.setdefault(key, entry.name) == entry.name else entry.name)
+    for entry, node, name in zip(manifest.tensors[raw:], nodes, names[raw:], strict=True):
+        if entry.part_of is None and _has_bytes(entry, manifest):
+            root.pairs.append((Text(name, 0), node))
+    graph = canonical(root, ids, tensors, manifest.storages)
+    for entry, name in zip(manifest.tensors[:raw], names, strict=False):
+        if entry.storage is not None and _has_bytes(entry, manifest):
+            stored = manifest.storages[entry.storage]
+            storage = graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
+            lies = entry.shape, entry.stride, entry.offset
+            root.pairs.append((Text(name, 0), graph.tensor(storage, entry.dtype, *lies)))
     return graph
+
+
+def _has_bytes(entry: TensorEntry, manifest: Manifest) -> bool:
+    storage = manifest.storages.get(entry.storage or "")
+    if storage is None:
+        return entry.layout != "strided"
+    return reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) <= storage.nbytes

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
-from ..drafts.canonical import canonical, state_dict
+from ..drafts.canonical import Cut, Graph, canonical, state_dict
 from ..drafts.draft import Draft, Loss, Stored
 from ..errors import UnsupportedError, WriteError
 from ..manifest import Manifest, Path, Storage
@@ -131,10 +131,16 @@ class PickledCheckpoint:
         container = self.container
         storages, origins = self.whole.storages, self._origins()
         if container.program:
-            graph = state_dict(self.manifest)
+            found = self.whole
+            graph = state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
         else:
             graph = canonical(self.manifest.tree, self.whole.ids, self.whole.tensors, storages)
-        stored = {key: _stored(origins[key], storages[key]) for key in graph.storages}
+        stored = {
+            key: _cut(key, graph.cut[key], origins, storages)
+            if key in graph.cut
+            else _stored(origins[key], storages[key])
+            for key in graph.storages
+        }
         packed = sum(len(each.content or b"") for each in stored.values())
         if packed > MAX_NBYTES:
             raise UnsupportedError(
@@ -154,7 +160,7 @@ class PickledCheckpoint:
                 for each in container.everything()
                 if each.beside
             ],
-            warnings=list(self.manifest.warnings),
+            warnings=[*self.manifest.warnings, *_parts_cut(graph)],
         )
 
     def _blobs(self) -> dict[int, Readable]:
@@ -216,6 +222,29 @@ def _stored(container: Container, storage: Storage) -> Stored:
         start=0 if storage.extent is None else storage.extent.start,
         crc32=container.crc32(storage.id),
         big_endian=container.big_endian,
+    )
+
+
+def _parts_cut(graph: Graph) -> Iterator[str]:
+    if graph.cut:
+        yield (
+            f"{len(graph.cut):,} parts of storages are used as storages: each becomes one of its "
+            "own, and shares its bytes with none"
+        )
+
+
+def _cut(
+    key: str, cut: Cut, origins: Mapping[str, Container], storages: Mapping[str, Storage]
+) -> Stored:
+    """A part of a storage as one of its own."""
+    whole = _stored(origins[cut.storage], storages[cut.storage])
+    content = whole.content
+    return whole._replace(
+        id=key,
+        nbytes=cut.nbytes,
+        start=whole.start + cut.start,
+        crc32=0,
+        content=None if content is None else content[cut.start : cut.start + cut.nbytes],
     )
 
 

@@ -128,7 +128,7 @@ class Pieces:
                 at=at,
                 nbytes=nbytes,
                 source=stored.source,
-                source_at=stored.start,
+                source_at=0 if stored.content is not None else stored.start,
                 source_nbytes=stored.nbytes_before,
                 dtype=before,
                 shape=view.shape,
@@ -138,6 +138,7 @@ class Pieces:
                 neg=view.neg,
                 big_endian=stored.big_endian,
                 to=None if stored.cast_from is None else view.dtype,
+                content=stored.content,
             )
         )
 

@@ -1,0 +1,214 @@
+"""Models, of what the user names with `--model`.
+
+A factory or class in code; a folder of Hugging Face's, made from its config.json without values and
+without the network; a program (TorchScript, `torch.export`), which is itself the model; or, only
+if trusted, a whole pickled module: the one place where a pickle is ever run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import InputError, UnsupportedError, UsageError
+from .imported import imported, is_named
+
+#: What makes a module, or the name of it.
+Model = str | os.PathLike[str] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, without the checkpoint's values.
+
+    Attributes:
+        module: the model; a `torch.jit.ScriptModule` or a graph for programs.
+        kind: `code`, `huggingface`, `torchscript`, `export` or `pickle`.
+        config: the Hugging Face configuration, or None.
+        example: positional and named inputs that an exported program was traced with, or None.
+        notes: what should be said of how it was made.
+    """
+
+    module: torch.nn.Module
+    kind: str
+    config: Any = None
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it has its values, and its devices, from a file."""
+        return self.kind in ("torchscript", "export", "pickle")
+
+
+def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> Built:
+    """The model that is named.
+
+    Args:
+        model: a factory, or a spelling of one.
+        trust_pickle: whether a pickled module may be unpickled, which runs what it says.
+        fmt: the format of the file, if it is known to be a checkpoint.
+
+    Raises:
+        UsageError: nothing is so named, or it is no model.
+        UnsupportedError: a pickled module that isn't trusted. Whatever else is raised is the
+            model's own failure.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return Built(_module(model, "the model"), "code")
+    spec = os.fspath(model)
+    path = Path(spec)
+    if path.is_dir():
+        return _huggingface(path)
+    if path.name == "config.json" and path.is_file():
+        return _huggingface(path.parent)
+    if path.is_file():
+        return _file(path, trust_pickle, fmt)
+    if not is_named(spec):
+        raise UsageError(
+            f"--model {spec!r} is neither a file or folder nor a name in code",
+            hint="spell it package.module:factory, or path/to/file.py:factory",
+        )
+    return Built(_module(imported(spec, "--model"), f"--model {spec}"), "code")
+
+
+def _module(factory: Any, what: str) -> torch.nn.Module:
+    if isinstance(factory, torch.nn.Module):
+        return factory
+    if not callable(factory):
+        raise UsageError(f"{what} is a {type(factory).__name__}, and makes no model")
+    needed = _needed(factory)
+    if needed:
+        raise UsageError(
+            f"{what} can't be called without arguments: it needs {', '.join(needed)}",
+            hint="name a function that returns the model",
+        )
+    module = factory()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"{what} returned a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _needed(factory: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in varying]
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------
+
+
+def _huggingface(folder: Path) -> Built:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UsageError(
+            f"--model {str(folder)!r} is a folder without a config.json", path=str(folder)
+        )
+    try:
+        said = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise UsageError("config.json is no JSON", path=str(file)) from error
+    if not isinstance(said, dict):
+        raise UsageError("config.json holds no configuration", path=str(file))
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            "a Hugging Face folder needs the transformers library", hint="pip install transformers"
+        ) from error
+    if "auto_map" in said and said.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise UnsupportedError(
+            "the model's code lies in its folder, and code of a checkpoint is never run",
+            path=str(file),
+            hint="name a factory of your own: --model path/to/file.py:factory",
+        )
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        names = [name for name in said.get("architectures") or [] if isinstance(name, str)]
+        for name in names:
+            made = getattr(transformers, name, None)
+            if isinstance(made, type) and issubclass(made, torch.nn.Module):
+                return Built(made._from_config(config), "huggingface", config)
+        note = f"no class {names[0]} in transformers: AutoModel" if names else "AutoModel"
+        module = transformers.AutoModel.from_config(config, trust_remote_code=False)
+    return Built(module, "huggingface", config, notes=(note,))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' advice on a configuration from being shown as ours."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
+    fmt = _format(path) if fmt is None else fmt
+    if fmt.startswith("torchscript"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch.jit's own end
+            return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")  # type: ignore[no-untyped-call]
+    if fmt in ("torch-export", "pt2"):
+        return _exported(path)
+    if not trust_pickle:
+        raise UnsupportedError(
+            "it could only be a model as a pickled module, and unpickling runs what it says",
+            path=str(path),
+            hint="name the model's code with --model, or trust the file with --trust-pickle",
+        )
+    made = torch.load(path, map_location="cpu", weights_only=False)
+    if not isinstance(made, torch.nn.Module):
+        raise UsageError(f"the pickle holds a {type(made).__name__}, no model", path=str(path))
+    note = "the pickle was trusted, and run: it may have done anything"
+    return Built(made, "pickle", notes=(note,))
+
+
+def _format(path: Path) -> str:
+    from .. import formats
+
+    with formats.opened(path) as found:
+        return found.checkpoint.manifest.format
+
+
+def _exported(path: Path) -> Built:
+    """A program of torch.export, of which no pickle but of plain tensors is read."""
+    before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(str(path))
+    finally:
+        if before is None:
+            del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
+        else:
+            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before
+    try:
+        module = program.module()
+    except Exception as error:
+        raise InputError("torch can't run the program", path=str(path)) from error
+    return Built(module, "export", example=program.example_inputs)

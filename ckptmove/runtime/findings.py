@@ -1,0 +1,94 @@
+"""What a rehearsal found: plain data, which the command line shows and `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+#: The checks of a rehearsal, in order.
+CHECKS = ("model", "step", "trace")
+_MOST_LISTED = 8  # names in a detail
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check came to.
+
+    Attributes:
+        check: `model`, `step` or `trace`.
+        outcome: `passed`, `failed` or `skipped`.
+        title: what it came to, in a line.
+        details: more of it, a line each; where something failed, with its cause and remedy.
+        data: the same for programs: numbers, strings, lists and dicts of them.
+    """
+
+    check: str
+    outcome: str
+    title: str
+    details: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "check": self.check,
+            "outcome": self.outcome,
+            "title": self.title,
+            "details": list(self.details),
+            "data": dict(self.data),
+        }
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A checkpoint's rehearsal on a device.
+
+    Attributes:
+        device: the device it was rehearsed for.
+        simulated: whether that device was played by tensors without values.
+        findings: one a check, in the order of `CHECKS`.
+    """
+
+    device: str
+    simulated: bool
+    findings: Sequence[Finding]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(each.outcome != FAILED for each in self.findings)
+
+    def of(self, check: str) -> Finding:
+        """The finding of a check."""
+        return next(each for each in self.findings if each.check == check)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "device": self.device,
+            "simulated": self.simulated,
+            "findings": [each.to_json() for each in self.findings],
+        }
+
+
+def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
+    """`a, b and 12 more`."""
+    more = len(names) - most
+    shown = ", ".join(names[:most])
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def counted(n: int, what: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def spell(error: BaseException) -> str:
+    """An exception in a line."""
+    lines = str(error).strip().splitlines()
+    said = lines[0].strip() if lines else ""
+    if len(said) > 300:
+        said = f"{said[:300]}..."
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

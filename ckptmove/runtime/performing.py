@@ -1,0 +1,421 @@
+"""A rehearsal on a stage: the model takes its state, then one step is taken and traced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CkptmoveError
+from . import factories, fitting, inputs, optimizers, saved, stages, steps
+from .factories import Built, Model
+from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
+from .fitting import Fit
+from .imported import imported
+from .saved import Placing, Saved
+from .stages import Stage
+from .steps import NoLoss, Step
+from .tracing import Recorder, Trace, raised_at, raised_in
+
+_MOST_HAPPENINGS = 6  # shown of a kind
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be rehearsed; see `rehearsal.rehearse`."""
+
+    path: str
+    model: Model | None
+    device: str
+    inputs: tuple[str, ...] = ()
+    step: str | None = None
+    optimizer: str | None = None
+    trust_pickle: bool = False
+
+
+@dataclass
+class Performance:
+    """What came of a rehearsal.
+
+    Attributes:
+        findings: by check.
+        step: the step, if it was finished.
+        dtypes: of the saved state.
+    """
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    step: Step | None = None
+    dtypes: frozenset[torch.dtype] = frozenset()
+
+    def listed(self) -> tuple[Finding, ...]:
+        """A finding for every check; what wasn't reached is skipped."""
+        return tuple(
+            self.findings.get(check, Finding(check, SKIPPED, "not reached")) for check in CHECKS
+        )
+
+    def find(self, check: str, outcome: str, title: str, *lines: str, **data: Any) -> None:
+        """Add a finding."""
+        self.findings[check] = Finding(check, outcome, title, lines, data)
+
+    def skip_rest(self, why: str) -> None:
+        """Skip what has no finding yet."""
+        for check in CHECKS:
+            if check not in self.findings:
+                self.find(check, SKIPPED, why)
+
+
+def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performance:
+    """Rehearse a checkpoint.
+
+    Args:
+        request: what to rehearse.
+        stage: where.
+        keep: whether what the step gives is wanted, to be compared.
+
+    Raises:
+        UsageError: the request makes no sense.
+        InputError: a file can't be read, or is not trusted.
+    """
+    found = Performance()
+    held = saved.read(request.path, values=stage.values)
+    to = saved.placing(held, request.device)
+    with stage.entered():
+        torch.manual_seed(inputs.SEED)
+        try:
+            built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
+        except CkptmoveError:
+            raise
+        except Exception as error:
+            _report(found, "model", stage, error, "the model can't be built")
+            found.skip_rest("there is no model")
+            return found
+        if not _adopt(request, stage, held, to, built, found):
+            found.skip_rest("the model didn't take the checkpoint")
+            return found
+        if request.step is None:
+            found.skip_rest("no step was asked for")
+            return found
+        _take(request, stage, held, to, built, found, keep)
+    found.skip_rest("the step wasn't taken")
+    return found
+
+
+def _built(request: Request, held: Saved) -> Built:
+    model = request.path if request.model is None else request.model
+    known = held.manifest.format if _is_itself(request) else None
+    return factories.built(model, trust_pickle=request.trust_pickle, fmt=known)
+
+
+def _is_itself(request: Request) -> bool:
+    """Whether the checkpoint is the model."""
+    if request.model is None:
+        return True
+    if not isinstance(request.model, (str, os.PathLike)) or not Path(request.model).exists():
+        return False
+    return Path(request.model).samefile(request.path)
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def _adopt(
+    request: Request, stage: Stage, held: Saved, to: Placing, built: Built, found: Performance
+) -> bool:
+    """Have the model take its state, and go to the device; whether it did."""
+    kind = type(built.module).__name__
+    data: dict[str, Any] = {"class": kind, "kind": built.kind}
+    if _is_itself(request):
+        try:
+            stage.moved(built.module, None, held, to)
+        except Exception as error:
+            _report(found, "model", stage, error, "the model can't go to the device")
+            return False
+        found.find("model", PASSED, f"the checkpoint is itself the model: {kind}", *built.notes)
+        return True
+    state = fitting.chosen(built.module, held)
+    if state is None:
+        found.find("model", FAILED, "the checkpoint holds no state dict")
+        return False
+    fit = fitting.fitted(built.module, state, values=stage.values)
+    found.dtypes = frozenset(
+        each.dtype for each in state.content.values() if isinstance(each, torch.Tensor)
+    )
+    lines = list(built.notes)
+    loads = fit.loads
+    try:
+        if stage.values or not fit.loads:
+            stage.load(built.module, fit)
+        if not loads:
+            lines.append(f"its own hooks take what doesn't fit by name: {fit.title()}")
+        loads = True
+    except Exception as error:
+        if fit.loads:  # not what could be seen from outside
+            _report(found, "model", stage, error, f"{kind} refuses its state")
+            return False
+    away = _elsewhere(fit, held, to)
+    data |= fit.to_json() | {"elsewhere": away}
+    good = loads and not fit.retyped and not fit.untied
+    title = _taken(fit, kind) if good else fit.title()
+    if away:
+        first = sorted(away)[0]
+        there = sum(map(len, away.values()))
+        title = f"{counted(there, 'tensor')} stored on {first}, not on {to.wanted}"
+        lines += [f"stored on {device}: {listed(names)}" for device, names in away.items()]
+        lines.append(f"put them together: ckptmove relocate --to {to.wanted}")
+    elif held.says_devices and not to.at_its_word and held.usual_device() != to.wanted:
+        lines.append(f"stored on {held.usual_device()}: loaded with map_location='{to.wanted}'")
+    outcome = PASSED if good and not away else FAILED
+    found.find("model", outcome, title, *fit.details(), *lines, **data)
+    if loads:
+        try:
+            stage.moved(built.module, fit, held, to)
+        except Exception as error:
+            _report(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
+            return False
+    return loads
+
+
+def _taken(fit: Fit, kind: str) -> str:
+    where = f" of {fit.state.name}" if fit.state.path else ""
+    return f"{kind} takes all {counted(fit.matched, 'tensor')}{where}"
+
+
+def _elsewhere(fit: Fit, held: Saved, to: Placing) -> dict[str, list[str]]:
+    """Keys of the model's state that were left on another device, by device."""
+    away: dict[str, list[str]] = {}
+    for key in fit.state.content:
+        label = held.label((*fit.state.path, key))
+        if to.is_elsewhere(label):
+            away.setdefault(str(label), []).append(str(key))
+    return away
+
+
+# -- the step --------------------------------------------------------------------------------------
+
+
+def _take(
+    request: Request,
+    stage: Stage,
+    held: Saved,
+    to: Placing,
+    built: Built,
+    found: Performance,
+    keep: bool,
+) -> None:
+    train = request.step == "train"
+    optimizer: optimizers.Rebuilt | None = None
+    lines: list[str] = []
+    problems: list[str] = []
+    try:
+        batch = inputs.batch(request.inputs, built, train=train)
+        batch = stage.batch(batch)
+        steps.set_mode(built.module, train=train)
+        if train:
+            optimizer, wrong, said = _optimizer(request, stage, held, to, built.module)
+            problems += wrong
+            lines += [f"optimizer: {said}"]
+    except CkptmoveError:
+        raise
+    except optimizers.Unrecognised as error:
+        hint = "say which it is: --optimizer torch.optim:AdamW"
+        found.find("step", SKIPPED, "the optimizer isn't recognised", str(error), hint)
+        return
+    except optimizers.Misfit as error:
+        found.find("step", FAILED, "the optimizer's state is not that of the model", str(error))
+        return
+    except Exception as error:
+        _report(found, "step", stage, error, "the step can't be prepared")
+        return
+    lines.insert(0, f"input: {batch.said}")
+    recorder = Recorder(built.module, stage.device, name=stage.name)
+    try:
+        step = steps.taken(built.module, batch, optimizer, recorder, values=stage.values, keep=keep)
+    except NoLoss as error:
+        found.find("step", FAILED, str(error), *lines)
+        _traced(found, recorder.trace(), stage, None)
+        return
+    except Exception as error:
+        _failed_step(found, stage, built.module, recorder, error, [*problems, *lines])
+        return
+    found.step = step
+    wrong_places = steps.misplaced(
+        built.module, optimizer.optimizer if optimizer else None, stage.device
+    )
+    problems += steps.told(wrong_places, stage.call)
+    problems += step.problems
+    title = _step_title(step, stage, train)
+    if train:
+        own = sum(1 for _ in built.module.parameters())
+        lines.append(f"loss: {step.loss}")
+        lines.append(f"gradients: {step.gradients:,} of {counted(own, 'parameter')}")
+    if problems:
+        title = problems[0]
+    data = {
+        "input": batch.said,
+        "loss": step.loss,
+        "value": step.value,
+        "gradients": step.gradients,
+        "problems": problems,
+        "optimizer": None if optimizer is None else optimizer.name,
+    }
+    outcome = FAILED if problems else PASSED
+    found.find("step", outcome, title, *problems[1:], *lines, **data)
+    _traced(found, recorder.trace(), stage, None)
+
+
+def _step_title(step: Step, stage: Stage, train: bool) -> str:
+    how = "simulated " if not stage.values else ""
+    if not train:
+        finite = ", all it puts out is finite" if stage.values else ""
+        return f"a {how}forward pass on {stage.name}{finite}"
+    value = f", loss {step.value:.6g}" if step.value is not None else ""
+    return f"a {how}training step on {stage.name}{value}"
+
+
+def _optimizer(
+    request: Request, stage: Stage, held: Saved, to: Placing, module: torch.nn.Module
+) -> tuple[optimizers.Rebuilt, list[str], str]:
+    """The optimizer, what is wrong with its state, and what it is."""
+    made: Callable[..., Any] | None = None
+    if request.optimizer is not None:
+        made = imported(request.optimizer, "--optimizer")
+    if not held.optimizers:
+        made = made or torch.optim.AdamW
+        fresh = optimizers.new(made, list(module.parameters()))
+        for group in fresh.param_groups:
+            if not stage.values:
+                group["foreach"] = False
+        known = "a new one, since the checkpoint holds none"
+        name = f"{made.__name__} ({known})"
+        return optimizers.Rebuilt(fresh, name, {}, frozenset(), []), [], name
+    misfit: optimizers.Misfit | None = None
+    for state in held.optimizers:
+        content = stage.optimizer_state(state, held, to)
+        kind, known = (made, "") if made is not None else optimizers.kind_of(content)
+        try:
+            rebuilt = optimizers.rebuilt(module, content, kind, known, simulated=not stage.values)
+        except optimizers.Misfit as error:
+            misfit = misfit or error
+            continue
+        wrong = [*rebuilt.problems, *_steps_elsewhere(state, held, to, rebuilt)]
+        more = len(held.optimizers) - 1
+        said = rebuilt.name + (f"; {state.name}, one of {more + 1}" if more else "")
+        return rebuilt, wrong, said
+    assert misfit is not None
+    raise misfit
+
+
+def _steps_elsewhere(
+    state: saved.State, held: Saved, to: Placing, rebuilt: optimizers.Rebuilt
+) -> list[str]:
+    """Tensors that torch keeps on the CPU, but that were stored elsewhere and stay there."""
+    if to.wanted == "cpu":
+        return []
+    away: dict[str, list[str]] = {}
+    for key, slots in state.content["state"].items():
+        for slot in slots if isinstance(slots, Mapping) else ():
+            path = (*state.path, "state", key, slot)
+            label = held.label(path)
+            if held.is_step(path) and label is not None and label != "cpu":
+                away.setdefault(label, []).append(f"{slot} of {rebuilt.names.get(key, key)}")
+    return [
+        f"stored on {device}, where torch keeps it on cpu without capturable or fused: "
+        f"{listed(names, 3)}"
+        for device, names in away.items()
+    ]
+
+
+# -- what went wrong -------------------------------------------------------------------------------
+
+
+def _report(found: Performance, check: str, stage: Stage, error: BaseException, title: str) -> None:
+    """A check that an exception ended."""
+    excuse = stage.excuse(error)
+    where = raised_at(error)
+    lines = [f"at {where}"] if where else []
+    data = {"error": stage.call(spell(error)), "source": where}
+    if excuse is not None:
+        found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
+        return
+    found.find(check, FAILED, title, stage.call(spell(error)), *lines, **data)
+
+
+def _failed_step(
+    found: Performance,
+    stage: Stage,
+    module: torch.nn.Module,
+    recorder: Recorder,
+    error: BaseException,
+    lines: Sequence[str],
+) -> None:
+    trace = recorder.trace()
+    excuse = stage.excuse(error)
+    mismatch = stages.is_mismatch(error)
+    inner = raised_in(error, module)
+    where = raised_at(error)
+    site = trace.error
+    operator = site.op if site is not None else ""
+    data = {
+        "error": stage.call(spell(error)),
+        "operator": operator,
+        "module": inner or (site.module if site is not None else ""),
+        "source": where or (site.source if site is not None else ""),
+        "phase": site.phase if site is not None else "",
+    }
+    place = " ".join(
+        f"{word} {data[key]}" for word, key in (("in", "module"), ("at", "source")) if data[key]
+    )
+    place = place or (f"in {data['phase']}" if data["phase"] else "")
+    what = f"{operator} {place}".strip()
+    if excuse is not None:
+        title = f"can't be simulated: {excuse}"
+        found.find("step", SKIPPED, title, *([place] if place else []), *lines, **data)
+    else:
+        title = "an operand is on the wrong device" if mismatch else "the step failed"
+        title = f"{title}: {what}" if what else title
+        found.find("step", FAILED, title, stage.call(spell(error)), *lines, **data)
+    _traced(found, trace, stage, data if mismatch and excuse is None else {})
+
+
+def _traced(
+    found: Performance, trace: Trace, stage: Stage, broken: Mapping[str, Any] | None
+) -> None:
+    """The finding of a trace; `broken` says where the step ended, {} if not by a device."""
+    lines = []
+    for kind, said in (
+        ("stray", "computed on another device"),
+        ("mixed", "operands on another device"),
+        ("created", "made on another device"),
+        ("transfer", "copied between devices"),
+        ("sync", "waits for a value"),
+    ):
+        happened = trace.of(kind)
+        lines += [f"{said}: {each}" for each in happened[:_MOST_HAPPENINGS]]
+        more = len(happened) - _MOST_HAPPENINGS
+        if more > 0:
+            lines.append(f"{said}: {more:,} more")
+    strays = trace.of("stray")
+    total = sum(trace.operations.values())
+    data = trace.to_json()
+    if strays:
+        n = sum(each.count for each in strays)
+        title = f"{counted(n, 'operation')} not on {trace.device}: {strays[0].site}"
+        found.find("trace", FAILED, title, *lines, **data)
+    elif broken:
+        title = f"{broken['operator'] or 'an operation'} met tensors of several devices"
+        found.find("trace", FAILED, title, *lines, **data)
+    elif broken is not None:
+        title = f"the step ended after {counted(total, 'operation')}"
+        found.find("trace", SKIPPED, title, *lines, **data)
+    else:
+        syncs = sum(each.count for each in trace.of("sync"))
+        copies = sum(each.count for each in trace.of("transfer"))
+        title = (
+            f"{counted(total, 'operation')}, none on another device than {trace.device}; "
+            f"{counted(copies, 'transfer')}, {counted(syncs, 'host synchronisation')}"
+        )
+        found.find("trace", PASSED, title, *lines, **data)

@@ -1,0 +1,200 @@
+"""Rehearse a checkpoint: does a model take it, and does a step run where it is to run?
+
+found = rehearse("run.pt", model="train.py:Net", inputs=["float32[8,3,32,32]"], step="train")
+found.ok, found.of("step").title
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..device import kind_of, parse
+from ..errors import DeviceError, StrPath, UsageError
+from ..verbs.inspect import inspect
+from . import inputs as batches
+from .factories import Model
+from .findings import FAILED, Finding, Rehearsal
+from .imported import is_named, spelled
+from .performing import Performance, Request, perform
+from .stages import Stage
+from .steps import Difference, compared
+
+__all__ = ["Finding", "Rehearsal", "rehearse"]
+
+_STEPS = ("forward", "train")
+_UNNUMBERED = ("cpu", "mps", "meta")
+
+
+def rehearse(
+    path: StrPath,
+    *,
+    model: Model | None = None,
+    inputs: Sequence[str] = (),
+    step: str | None = None,
+    optimizer: str | None = None,
+    device: str = "auto",
+    simulate: bool = False,
+    against: StrPath | None = None,
+    trust_pickle: bool = False,
+) -> Rehearsal:
+    """Have a model take a checkpoint's state, take a step, and watch it. Nothing is written.
+
+    Args:
+        path: the checkpoint.
+        model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
+            folder, a TorchScript file or `.pt2`, or a callable. None: the checkpoint is the model.
+        inputs: specs (`float32[8,3,224,224]`, `name=int64[2,128]<1000`), or one name of a function.
+        step: `forward`, `train`, or None for no step.
+        optimizer: `package.module:Class`, where it shouldn't be recognised by its state.
+        device: where; `auto` is where the checkpoint says it is, if that is there, else the CPU.
+        simulate: play the device if it isn't there.
+        against: another checkpoint, whose step must give the same.
+        trust_pickle: whether a pickled module may be unpickled, which runs whatever it says.
+
+    Returns:
+        What was found; a model that fails is a finding.
+
+    Raises:
+        UsageError: the request makes no sense.
+        DeviceError: the device isn't there, and isn't to be played.
+        InputError: a checkpoint can't be read, or would have to be trusted.
+    """
+    if step not in (None, *_STEPS):
+        raise UsageError(f"step {step!r} is neither forward nor train")
+    if optimizer is not None and not is_named(optimizer):
+        raise UsageError(
+            f"--optimizer {optimizer!r} names nothing in code", hint="e.g. torch.optim:AdamW"
+        )
+    batches.check(inputs)
+    wanted = _device(path, device, simulate)
+    request = Request(os.fspath(path), model, wanted, tuple(inputs), step, optimizer, trust_pickle)
+    if not is_there(wanted):
+        return _simulated(request, against)
+    with torch.random.fork_rng(devices=_seeded(wanted)):
+        keep = against is not None and step is not None
+        found = perform(request, Stage(wanted), keep=keep)
+        if keep and against is not None:
+            _compare(request, os.fspath(against), device, found)
+    return Rehearsal(wanted, False, found.listed())
+
+
+def _device(path: StrPath, device: str, simulate: bool) -> str:
+    """The device to rehearse on."""
+    if device == "auto":
+        manifest = inspect(path)
+        usual = next((each for each in manifest.devices if each != "meta"), "cpu")
+        return usual if simulate or is_there(usual) else "cpu"
+    tag = parse(device)
+    if tag == "meta":
+        raise DeviceError("nothing can be computed on meta")
+    if kind_of(tag) not in _UNNUMBERED and ":" not in tag:
+        tag = f"{tag}:0"
+    if not simulate and not is_there(tag):
+        raise DeviceError(
+            f"{tag} is not there: torch {torch.__version__} can't use it on this machine",
+            hint="--simulate plays a device that isn't there",
+        )
+    return tag
+
+
+def is_there(device: str) -> bool:
+    """Whether torch can use a device on this machine."""
+    try:
+        torch.ones(1, device=device).add_(1)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return device != "meta"
+
+
+def _seeded(device: str) -> list[int]:
+    return [torch.device(device).index or 0] if kind_of(device) == "cuda" else []
+
+
+# -- simulated -------------------------------------------------------------------------------------
+
+
+def _simulated(request: Request, against: StrPath | None) -> Rehearsal:
+    from .simulation import simulate
+
+    model = request.model
+    if model is not None and not isinstance(model, (str, os.PathLike)):
+        name = spelled(model)
+        if name is None:
+            raise UsageError(
+                "a model is simulated in another process, which can't import this one",
+                hint="give a function or class of a module, by name or as it is",
+            )
+        request = replace(request, model=name)
+    elif model is not None:
+        request = replace(request, model=os.fspath(model))
+    findings = simulate(request)
+    if against is not None and request.step is not None:
+        note = "values can't be compared in a simulation"
+        findings = tuple(
+            replace(each, details=[*each.details, note]) if each.check == "step" else each
+            for each in findings
+        )
+    return Rehearsal(request.device, True, findings)
+
+
+# -- against another -------------------------------------------------------------------------------
+
+
+def _compare(request: Request, against: str, device: str, found: Performance) -> None:
+    """Take the other checkpoint's step, and add to the finding whether it gives the same."""
+    if found.step is None:
+        return
+    there = _device(against, device, False)
+    other = perform(replace(request, path=against, device=there), Stage(there), keep=True)
+    mine = found.findings["step"]
+    if other.step is None:
+        why = [each for each in other.listed() if each.outcome == FAILED]
+        told = [f"{each.title}: {'; '.join(each.details)}" for each in why]
+        lines = [f"the step of {against} can't be taken", *told]
+        found.findings["step"] = _extended(mine, FAILED, lines, None)
+        return
+    difference = compared(found.step, other.step, found.dtypes | other.dtypes)
+    alike = there == request.device and found.dtypes == other.dtypes
+    where = f"on {there}" if there == request.device else f"on {request.device} and {there}"
+    if difference.equal:
+        line = f"{against} gives the same {where}, bit by bit"
+        found.findings["step"] = _extended(mine, mine.outcome, [line], difference)
+    elif difference.close and not alike:
+        line = f"{against} gives the same {where}, within {difference.tolerance:g}"
+        lines = [line, *difference.lines]
+        found.findings["step"] = _extended(mine, mine.outcome, lines, difference)
+    else:
+        again = perform(replace(request, path=against, device=there), Stage(there), keep=True)
+        if alike and difference.close and again.step is not None:
+            itself = compared(other.step, again.step, other.dtypes)
+            if not itself.equal:
+                line = (
+                    f"{against} gives the same {where} within {difference.tolerance:g}; not bit by "
+                    "bit, but neither does it twice"
+                )
+                found.findings["step"] = _extended(mine, mine.outcome, [line], difference)
+                return
+        bound = "bit by bit" if alike else f"within {difference.tolerance:g}"
+        line = f"{against} gives something else {where}, compared {bound}"
+        lines = [line, *difference.lines]
+        found.findings["step"] = _extended(mine, FAILED, lines, difference)
+
+
+def _extended(
+    mine: Finding, outcome: str, lines: Sequence[str], difference: Difference | None
+) -> Finding:
+    title = lines[0] if outcome == FAILED and mine.outcome != FAILED else mine.title
+    told = lines[1:] if title == lines[0] else lines
+    data = {**mine.data}
+    if difference is not None:
+        data["against"] = {
+            "equal": difference.equal,
+            "close": difference.close,
+            "tolerance": difference.tolerance,
+            "differences": list(difference.lines),
+        }
+    return replace(mine, outcome=outcome, title=title, details=[*told, *mine.details], data=data)

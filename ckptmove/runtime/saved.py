@@ -1,0 +1,182 @@
+"""A checkpoint as a rehearsal needs it: state dicts, optimizers, and where each tensor says it is.
+
+Tensors are on the CPU, mapped from the file; for a simulation they are `meta`, without values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import formats
+from ..device import kind_of
+from ..errors import StrPath
+from ..manifest import Manifest, Path, Role, TensorEntry, spell
+from ..opaque import Opaque
+from ..verbs.inspect import inspect
+from ..verbs.load import load
+
+
+class State(NamedTuple):
+    """A part of a checkpoint.
+
+    Attributes:
+        path: where it is.
+        content: a state dict, or an optimizer's.
+    """
+
+    path: Path
+    content: Mapping[Any, Any]
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        return spell(self.path)
+
+
+@dataclass
+class Saved:
+    """A checkpoint, read.
+
+    Attributes:
+        manifest: what it holds.
+        states: whatever may be a model's state dict.
+        optimizers: the state dicts of optimizers.
+        says_devices: whether its format tells the devices of tensors.
+    """
+
+    manifest: Manifest
+    states: Sequence[State]
+    optimizers: Sequence[State]
+    says_devices: bool
+    entries: Mapping[Path, TensorEntry] = field(repr=False, default_factory=dict)
+
+    def label(self, path: Path) -> str | None:
+        """The device that a tensor is tagged with, if that can be told."""
+        entry = self.entries.get(path)
+        return entry.device if entry is not None and self.says_devices else None
+
+    def is_step(self, path: Path) -> bool:
+        """Whether torch keeps this tensor on the CPU, wherever its parameter is."""
+        entry = self.entries.get(path)
+        return entry is not None and entry.role is Role.STEP
+
+    def usual_device(self) -> str:
+        """The device that most bytes are on."""
+        return next(iter(self.manifest.devices), "cpu") if self.says_devices else "cpu"
+
+
+def read(path: StrPath, *, values: bool = True) -> Saved:
+    """Read a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        values: whether tensors are to have values.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    manifest = inspect(path)
+    loaded = load(path, "cpu" if values else "meta")
+    states, optimizers = _found(loaded)
+    carries = {each.name: each.carries.devices for each in formats.FORMATS}
+    says_devices = carries.get(manifest.format, not manifest.format.startswith("safetensors"))
+    entries = {entry.path: entry for entry in manifest.tensors}
+    return Saved(manifest, states, optimizers, says_devices, entries)
+
+
+def _found(root: object) -> tuple[list[State], list[State]]:
+    """State dicts and optimizers within an object, the outermost first."""
+    states: list[State] = []
+    optimizers: list[State] = []
+    met: set[int] = set()
+    todo: list[State] = []
+
+    def later(path: Path, value: object) -> None:
+        if isinstance(value, Opaque) and isinstance(value.state, Mapping):
+            if {"_parameters", "_buffers", "_modules"} <= value.state.keys():
+                states.append(State(path, dict(_of_module(value))))
+                return
+            value = value.state
+        if isinstance(value, (list, tuple)):
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping) and id(value) not in met:
+            met.add(id(value))
+            todo.append(State(path, value))
+
+    later((), root)
+    keep: list[object] = []  # so that no id is that of another
+    for state in todo:
+        content = state.content
+        keep.append(content)
+        if is_optimizer(content):
+            optimizers.append(state)
+            continue
+        if any(isinstance(v, torch.Tensor) and isinstance(k, str) for k, v in content.items()):
+            states.append(state)
+        for key, value in content.items():
+            later((*state.path, key), value)
+    return states, optimizers
+
+
+def is_optimizer(value: Mapping[Any, Any]) -> bool:
+    """Whether this is an optimizer's state dict."""
+    groups = value.get("param_groups")
+    return (
+        isinstance(value.get("state"), Mapping)
+        and isinstance(groups, (list, tuple))
+        and all(isinstance(group, Mapping) for group in groups)
+    )
+
+
+def _of_module(root: Opaque) -> Iterator[tuple[str, torch.Tensor]]:
+    """The state dict of a module that was pickled whole, by torch's naming."""
+    todo: list[tuple[str, Opaque]] = [("", root)]
+    met: set[int] = set()
+    while todo:
+        prefix, module = todo.pop()
+        if id(module) in met or not isinstance(module.state, Mapping):
+            continue
+        met.add(id(module))
+        state: Mapping[Any, Any] = module.state
+        passing = state.get("_non_persistent_buffers_set") or ()
+        for part in ("_parameters", "_buffers"):
+            for key, value in (state.get(part) or {}).items():
+                if isinstance(value, torch.Tensor) and key not in passing:
+                    yield f"{prefix}{key}", value
+        children = state.get("_modules") or {}
+        for key, child in reversed(list(children.items())):
+            if isinstance(child, Opaque):
+                todo.append((f"{prefix}{key}.", child))
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where the tensors of a checkpoint go when it is loaded for a device.
+
+    A checkpoint that has nothing on the device is loaded with `map_location`, everything on it. One
+    that has is taken at its word, which shows what was left elsewhere.
+
+    Attributes:
+        wanted: the device.
+        at_its_word: whether tensors stay where they say they are.
+    """
+
+    wanted: str
+    at_its_word: bool
+
+    def is_elsewhere(self, label: str | None) -> bool:
+        """Whether a tensor stays behind on another device."""
+        return self.at_its_word and label is not None and label != self.wanted
+
+
+def placing(saved: Saved, wanted: str) -> Placing:
+    """How a checkpoint is loaded for a device."""
+    there = saved.says_devices and wanted in saved.manifest.devices
+    return Placing(wanted, there and kind_of(wanted) != "cpu")

@@ -1,0 +1,93 @@
+"""The stage of a rehearsal: a device that is there. `simulation` plays one that isn't."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from .factories import Built
+from .fitting import Fit, loaded_into
+from .inputs import Batch
+from .saved import Placing, Saved, State
+
+_MISMATCH = re.compile(r"same device|different devices|FakeTensor Device Propagation")
+
+
+def is_mismatch(error: BaseException) -> bool:
+    """Whether an operation was given tensors of several devices."""
+    return _MISMATCH.search(str(error)) is not None
+
+
+class Stage:
+    """A device, and how a model, its optimizer and a batch get there.
+
+    Attributes:
+        name: the device, as the user calls it.
+        device: the device that tensors are on.
+        values: whether tensors have values.
+    """
+
+    values = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.device = torch.device(name)
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """What holds as long as the rehearsal lasts."""
+        return nullcontext()
+
+    def build(self, make: Callable[[], Built], nbytes: int) -> Built:
+        """The model, on the CPU, of a checkpoint of so many bytes."""
+        return make()
+
+    def load(self, module: torch.nn.Module, fit: Fit) -> None:
+        """Have the model load its state, as torch does.
+
+        Raises:
+            RuntimeError: it won't.
+        """
+        loaded_into(module, fit)
+
+    def moved(self, module: torch.nn.Module, fit: Fit | None, saved: Saved, to: Placing) -> None:
+        """Bring a model that has its state to the device, as `Module.to` does."""
+        module.to(self.device)
+
+    def optimizer_state(self, state: State, saved: Saved, to: Placing) -> Mapping[Any, Any]:
+        """The state of an optimizer, with each tensor where loading it would leave it.
+
+        torch moves all but `step` to the parameters when it loads them.
+        """
+        content: dict[Any, Any] = {}
+        for key, slots in state.content["state"].items():
+            if not isinstance(slots, Mapping):
+                content[key] = slots
+                continue
+            content[key] = {
+                slot: self.slot(value, saved.label((*state.path, "state", key, slot)), slot)
+                for slot, value in slots.items()
+            }
+        return {**state.content, "state": content}
+
+    def slot(self, value: Any, label: str | None, slot: str) -> Any:
+        """One value of an optimizer's state."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        on_host = label in (None, "cpu")
+        return value.clone() if on_host else value.to(self.device, copy=True)
+
+    def batch(self, batch: Batch) -> Batch:
+        """The batch on the device."""
+        return batch.to(self.device)
+
+    def excuse(self, error: BaseException) -> str | None:
+        """Why an exception says nothing of the model; None if it does."""
+        return None
+
+    def call(self, text: str) -> str:
+        """A text that may speak of the device."""
+        return text

@@ -1,0 +1,319 @@
+"""One step of a model: forward, and for training a loss, backward and the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+
+from .findings import counted, listed
+from .fitting import bits_equal
+from .inputs import SEED, Batch
+from .optimizers import Rebuilt, stays_on_cpu
+from .tracing import Recorder
+
+_MOST_LISTED = 8
+#: Relative and absolute differences that are let pass where bits may differ, by the coarsest dtype.
+_TOLERANCES = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+_COARSEST = 0.1
+
+
+@dataclass
+class Step:
+    """What a step came to.
+
+    Attributes:
+        loss: how the loss was made, or None without training.
+        value: the loss, where tensors have values.
+        outputs: tensors of the output, by name, on the CPU; empty without values.
+        parameters: parameters and buffers after the step, likewise.
+        gradients: how many parameters have one.
+        problems: what is wrong, a line each.
+    """
+
+    loss: str | None = None
+    value: float | None = None
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class NoLoss(Exception):
+    """Nothing of the output can be differentiated."""
+
+
+def taken(
+    module: torch.nn.Module,
+    batch: Batch,
+    optimizer: Rebuilt | None,
+    recorder: Recorder,
+    *,
+    values: bool,
+    keep: bool,
+) -> Step:
+    """Take a step, forward alone without an optimizer.
+
+    Args:
+        module: the model, on its device.
+        batch: its inputs, there too.
+        optimizer: of its parameters.
+        recorder: what records it.
+        values: whether tensors have values.
+        keep: whether outputs and parameters are wanted.
+
+    Raises:
+        NoLoss: there is nothing to train. Whatever else is raised is the model's or torch's.
+    """
+    step = Step()
+    set_mode(module, train=optimizer is not None)
+    torch.manual_seed(SEED)
+    with recorder:
+        output = _forward(module, batch, recorder, train=optimizer is not None)
+        if optimizer is not None:
+            loss, step.loss = _loss(output, batch)
+            with recorder.phase("backward"):
+                loss.backward()
+            _update(module, batch, optimizer.optimizer, recorder)
+    if optimizer is not None and values:
+        step.value = float(loss.detach())
+    leaves = dict(tensors_of(output))
+    if values:
+        step.problems += _not_finite(leaves, "the output")
+        gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        step.problems += _not_finite(gradients, "the gradient of")
+    step.gradients = sum(p.grad is not None for p in module.parameters())
+    if optimizer is not None:
+        step.problems += _unsaved(module, optimizer)
+    if keep and values:
+        step.outputs = {name: _kept(leaf) for name, leaf in leaves.items()}
+        step.parameters = {name: _kept(each) for name, each in _named(module)}
+    return step
+
+
+def _forward(module: torch.nn.Module, batch: Batch, recorder: Recorder, *, train: bool) -> Any:
+    with recorder.phase("forward"), torch.set_grad_enabled(train):
+        return module(*batch.args, **batch.kwargs)
+
+
+def _update(
+    module: torch.nn.Module,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer,
+    recorder: Recorder,
+) -> None:
+    def again() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss, _ = _loss(_forward(module, batch, recorder, train=True), batch)
+        loss.backward()
+        return loss
+
+    with recorder.phase("optimizer"):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(again)
+        else:
+            optimizer.step()
+
+
+def set_mode(module: torch.nn.Module, *, train: bool) -> None:
+    """Have a model train or infer; a program of torch.export does what it was traced for."""
+    try:
+        module.train(train)
+    except NotImplementedError:
+        return
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+# -- outputs and the loss --------------------------------------------------------------------------
+
+
+def tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a model's output, each with a name."""
+    todo: list[tuple[str, Any]] = [("", output)]
+    met: set[int] = set()
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            yield name or "output", value
+            continue
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        parts: list[tuple[Any, Any]] = []
+        if isinstance(value, Mapping):
+            parts = list(value.items())
+        elif isinstance(value, (list, tuple)):
+            keys = getattr(value, "_fields", range(len(value)))
+            parts = list(zip(keys, value, strict=False))
+        elif is_dataclass(value):
+            parts = [(each.name, getattr(value, each.name)) for each in fields(value)]
+        todo += [(f"{name}.{key}" if name else str(key), part) for key, part in reversed(parts)]
+
+
+def _loss(output: Any, batch: Batch) -> tuple[torch.Tensor, str]:
+    """What to minimise, and how it is made."""
+    leaves = dict(tensors_of(output))
+    own = leaves.get("loss")
+    if own is not None and own.dim() == 0 and own.requires_grad:
+        return own, "the model's own loss"
+    differentiable = [
+        leaf for leaf in leaves.values() if leaf.is_floating_point() and leaf.requires_grad
+    ]
+    if not differentiable:
+        raise NoLoss("no output of the model can be differentiated")
+    if len(leaves) == 1 and differentiable[0].dim() == 0:
+        return differentiable[0], "the model's output, which is one number"
+    squares = [leaf.square().mean() for leaf in differentiable]
+    return sum(squares[1:], start=squares[0]), "the mean of squares of what it puts out"
+
+
+def _not_finite(tensors: Mapping[str, torch.Tensor], what: str) -> list[str]:
+    lines = []
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or not (
+            tensor.is_floating_point() or tensor.is_complex()
+        ):
+            continue
+        wrong = int((~torch.isfinite(tensor.detach())).sum())
+        if wrong:
+            lines.append(f"{what} {name} is not finite in {wrong:,} of {tensor.numel():,} values")
+    return lines[:_MOST_LISTED]
+
+
+def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
+    """Parameters that are trained, but whose state was not saved though others' was."""
+    if not rebuilt.saved:
+        return []
+    own = dict(module.named_parameters())
+    without = [
+        f"{name} (parameter {key})"
+        for key, name in rebuilt.names.items()
+        if key not in rebuilt.saved and name in own and own[name].grad is not None
+    ]
+    # An optimizer whose only state may be None saves nothing for some.
+    if not without or len(without) == len(rebuilt.names):
+        return []
+    return [f"no state is saved for {listed(without)}, which the step trains"]
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def misplaced(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
+) -> list[tuple[str, str, str]]:
+    """What is not where it must be: a name, where it is, and where it must be."""
+
+    def wrong(tensor: torch.Tensor, wanted: torch.device) -> bool:
+        here, there = tensor.device, wanted
+        return here.type != there.type or (here.index or 0) != (there.index or 0)
+
+    home, host = str(device), torch.device("cpu")
+    found: list[tuple[str, str, str]] = []
+    for name, tensor in _named(module):
+        if wrong(tensor, device):
+            found.append((name, str(tensor.device), home))
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None and wrong(parameter.grad, parameter.device):
+            found.append((f"gradient of {name}", str(parameter.grad.device), home))
+    if optimizer is None:
+        return found
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names.get(id(parameter), "a parameter")
+            for slot, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    on_cpu = stays_on_cpu(optimizer, group, slot)
+                    wanted = host if on_cpu else parameter.device
+                    if wrong(value, wanted):
+                        found.append((f"{slot} of {name}", str(value.device), str(wanted)))
+    return found
+
+
+def told(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> list[str]:
+    """What is misplaced, a line for each pair of devices."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, here, there in found:
+        groups.setdefault((call(here), call(there)), []).append(name)
+    return [
+        f"on {here}, not on {there}: {listed(names)}" for (here, there), names in groups.items()
+    ]
+
+
+# -- two steps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two steps agree.
+
+    Attributes:
+        equal: whether they do, bit by bit.
+        close: whether they do within the tolerance.
+        lines: what differs, a line each.
+        tolerance: relative and absolute.
+    """
+
+    equal: bool
+    close: bool
+    lines: Sequence[str]
+    tolerance: float
+
+
+def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Difference:
+    """How outputs and updated parameters of two steps differ.
+
+    Args:
+        one, other: the steps.
+        dtypes: what their states were saved in, of which the coarsest sets the tolerance.
+    """
+    lines: list[str] = []
+    equal = close = True
+    worst = max((_tolerance(each) for each in dtypes), default=0.0)
+    pairs = [("output", one.outputs, other.outputs), ("after", one.parameters, other.parameters)]
+    for what, here, there in pairs:
+        lacking = sorted(set(here) ^ set(there))
+        if lacking:
+            equal = close = False
+            lines.append(f"only one of them has {listed(lacking)}")
+        for name in sorted(set(here) & set(there)):
+            a, b = here[name], there[name]
+            label = f"{what} {name}" if what == "output" else f"{name} after the step"
+            if a.shape != b.shape:
+                equal = close = False
+                lines.append(f"{label} is {list(a.shape)} and {list(b.shape)}")
+                continue
+            if a.dtype == b.dtype and bits_equal(a, b):
+                continue
+            equal = False
+            tolerance = max(_tolerance(a.dtype), _tolerance(b.dtype), worst)
+            worst = max(worst, tolerance)
+            apart = (a.double() - b.double()).abs()
+            near = torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
+            close = close and near
+            largest = float(apart.max()) if apart.numel() else 0.0
+            n = int((apart != 0).sum())
+            lines.append(f"{label} differs in {counted(n, 'value')}, by at most {largest:.3g}")
+    more = len(lines) - _MOST_LISTED
+    lines = lines[:_MOST_LISTED] + ([f"and {more:,} more"] if more > 0 else [])
+    return Difference(equal, close, lines, worst)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return _TOLERANCES.get(dtype, _COARSEST if dtype.is_floating_point else 0.0)

@@ -7,6 +7,7 @@ ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
 ckptmove.convert("in.pt", "out.safetensors")
 """
 
+from .drafts.differing import Difference, Kind, Values
 from .drafts.draft import Loss
 from .errors import (
     CheckFailed,
@@ -34,6 +35,7 @@ from .manifest import (
 from .opaque import Opaque
 from .placement import Kept, Moved
 from .verbs.convert import ConvertReport, convert
+from .verbs.diff import Diff, diff
 from .verbs.inspect import inspect
 from .verbs.load import load
 from .verbs.recover import RecoverReport, recover
@@ -50,9 +52,12 @@ __all__ = [
     "ConvertReport",
     "CorruptError",
     "DeviceError",
+    "Diff",
+    "Difference",
     "Extent",
     "InputError",
     "Kept",
+    "Kind",
     "Loss",
     "Manifest",
     "Moved",
@@ -70,9 +75,11 @@ __all__ = [
     "Total",
     "UnsupportedError",
     "UsageError",
+    "Values",
     "WriteError",
     "__version__",
     "convert",
+    "diff",
     "inspect",
     "load",
     "recover",

@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
 from .convert import convert
+from .diff import diff
 from .inspect import inspect
 from .recover import recover
 from .relocate import relocate
@@ -55,6 +56,7 @@ def cli(context: click.Context) -> None:
 cli.add_command(inspect)
 cli.add_command(relocate)
 cli.add_command(convert)
+cli.add_command(diff)
 cli.add_command(recover)
 
 

@@ -7,6 +7,7 @@ ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
 ckptmove.convert("in.pt", "out.safetensors")
 """
 
+from .drafts.differing import Difference, Kind, Values
 from .drafts.draft import Loss
 from .errors import (
     CheckFailed,
@@ -33,12 +34,15 @@ from .manifest import (
 )
 from .opaque import Opaque
 from .placement import Kept, Moved
+from .runtime.findings import Finding
 from .verbs.convert import ConvertReport, convert
+from .verbs.diff import Diff, diff
 from .verbs.inspect import inspect
 from .verbs.load import load
 from .verbs.recover import RecoverReport, recover
 from .verbs.relocate import RelocateReport, relocate
 from .verbs.save import save
+from .verbs.validate import ValidationReport, validate
 from .verifier import Progress
 
 __version__ = "0.1.0"
@@ -50,9 +54,13 @@ __all__ = [
     "ConvertReport",
     "CorruptError",
     "DeviceError",
+    "Diff",
+    "Difference",
     "Extent",
+    "Finding",
     "InputError",
     "Kept",
+    "Kind",
     "Loss",
     "Manifest",
     "Moved",
@@ -70,12 +78,16 @@ __all__ = [
     "Total",
     "UnsupportedError",
     "UsageError",
+    "ValidationReport",
+    "Values",
     "WriteError",
     "__version__",
     "convert",
+    "diff",
     "inspect",
     "load",
     "recover",
     "relocate",
     "save",
+    "validate",
 ]

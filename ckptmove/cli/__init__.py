@@ -20,10 +20,12 @@ from .. import __version__
 from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
 from .convert import convert
+from .diff import diff
 from .inspect import inspect
 from .recover import recover
 from .relocate import relocate
 from .streams import Signalled, take_streams
+from .validate import validate
 
 _BUG = 70
 _LONGEST_LINE = 600  # characters of an error; a name in a file may have millions
@@ -55,6 +57,8 @@ def cli(context: click.Context) -> None:
 cli.add_command(inspect)
 cli.add_command(relocate)
 cli.add_command(convert)
+cli.add_command(diff)
+cli.add_command(validate)
 cli.add_command(recover)
 
 

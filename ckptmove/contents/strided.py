@@ -96,6 +96,12 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(stride)
 
 
+def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements follow each other; how far those of one are apart does not matter."""
+    pairs = zip(shape, stride, contiguous_stride(shape), strict=True)
+    return 0 in shape or all(size == 1 or step == usual for size, step, usual in pairs)
+
+
 def count_of(shape: tuple[int, ...]) -> int:
     """Elements of a shape, of which torch counts fewer than 2^63.
 

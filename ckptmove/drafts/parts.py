@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from ..contents.strided import contiguous_stride, reach_of
+from ..contents.strided import is_contiguous, reach_of
 from ..contents.tensors import Recogniser
 from ..dtypes import BITS, CARRIERS, nbytes_of
 from ..errors import RefusedError
@@ -352,6 +352,4 @@ def _nbytes(view: View) -> int:
 
 
 def _is_contiguous(view: View) -> bool:
-    """Whether the elements follow each other; how far those of one are apart does not matter."""
-    pairs = zip(view.shape, view.stride, contiguous_stride(view.shape), strict=True)
-    return 0 in view.shape or all(size == 1 or step == usual for size, step, usual in pairs)
+    return is_contiguous(view.shape, view.stride)

@@ -112,6 +112,25 @@ def prune(
     return _Pruning(root, recogniser, select, exclude, sections).run()
 
 
+def named_by(
+    root: Node,
+    recogniser: Recogniser,
+    select: Sequence[str],
+    sections: Mapping[str, Section],
+) -> tuple[set[str], list[str]]:
+    """The names that patterns speak of, with those below them; that of the root is empty.
+
+    The arguments are those of `prune`; nothing is changed.
+
+    Returns:
+        The names, and the patterns that speak of nothing.
+    """
+    pruning = _Pruning(root, recogniser, select, (), sections)
+    edges, unheard = pruning.searched()
+    names = {edge.name for edge in edges if edge.chosen}
+    return (names | {""} if pruning.speaks_of_all() else names), unheard
+
+
 class _Pruning:
     def __init__(
         self,
@@ -128,25 +147,34 @@ class _Pruning:
         self.exclude = [_Pattern(text) for text in exclude]
 
     def run(self) -> list[str]:
+        edges, unheard = self.searched()
+        if unheard:
+            raise RefusedError(
+                f"nothing in it is called {unheard[0]!r}", hint="ckptmove inspect lists names"
+            )
+        return self.cut(edges)
+
+    def searched(self) -> tuple[list[_Edge], list[str]]:
+        """Every place in the tree, and the patterns that speak of none."""
         patterns = [*self.select, *self.exclude]
         edges = self.edges()
         unheard = [each for each in patterns if not each.heard]
-        if any(each.by_section() for each in unheard):
+        if any([each.by_section() for each in unheard]):
             edges = self.edges()
             unheard = [each for each in patterns if not each.heard]
-        if unheard:
-            raise RefusedError(
-                f"nothing in it is called {unheard[0].text!r}", hint="ckptmove inspect lists names"
-            )
-        return self.cut(edges)
+        return edges, [each.text for each in unheard]
+
+    def speaks_of_all(self) -> bool:
+        """Whether a pattern speaks of the whole tree."""
+        section = self.section(self.root, "", Section.OTHER)
+        return any([each.speaks_of("", section, section) for each in self.select])
 
     def edges(self) -> list[_Edge]:
         """Every place in the tree that can be taken out, what holds it first."""
         found: list[_Edge] = []
         met: set[int] = set()
         section = self.section(self.root, "", Section.OTHER)
-        all_of_it = any([each.speaks_of("", section, section) for each in self.select])
-        chosen = all_of_it or not self.select
+        chosen = self.speaks_of_all() or not self.select
         todo: list[tuple[int, Node, str, bool, Section]] = [(-1, self.root, "", chosen, section)]
         while todo:
             parent, node, prefix, chosen, section = todo.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..contents.streams import Container
@@ -62,6 +62,13 @@ class Checkpoint(Protocol):
 
         Args:
             sources: the files that it was read from.
+        """
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """What is wrong with its bytes by its own checksums, a sentence each.
+
+        Args:
+            report: called with how many bytes were read since the last call.
         """
 
     def plan_relocate(self, moves: Moves) -> Plan:

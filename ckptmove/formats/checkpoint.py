@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
@@ -175,6 +175,15 @@ class PickledCheckpoint:
     def _origins(self) -> dict[str, Container]:
         """Which container holds each storage."""
         return {key: each for each in self.container.everything() for key in each.storages}
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """What is wrong with its bytes by its own checksums, a sentence each.
+
+        Args:
+            report: called with how many bytes were read since the last call.
+        """
+        for each in self.container.everything():
+            yield from each.damage(report)
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
         """Compare pickles and storages with those of what was written.

@@ -14,8 +14,8 @@ from ..manifest import Extent, Path, Storage
 from ..plan import Plan, carry_out
 from ..source import MAX_NBYTES, Memory, Readable
 from ..zips.amend import amend
-from ..zips.checking import damage
 from ..zips.archive import DEFLATED, STORED, Archive, Record, most_inflated
+from ..zips.checking import damage
 from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite

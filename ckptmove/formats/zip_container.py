@@ -15,8 +15,8 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
 from ..plan import Plan, carry_out, edited
 from ..source import MAX_NBYTES, Memory
-from ..zips.checking import damage
 from ..zips.archive import STORED, Archive, Record
+from ..zips.checking import damage
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
 from .opening import Opening

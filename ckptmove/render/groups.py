@@ -93,6 +93,21 @@ def _collapse(entries: Iterable[TensorEntry], *, whole_names: bool) -> list[Grou
     return list(groups.values())
 
 
+def pattern_of(name: str) -> tuple[_Parts, list[int]]:
+    """A name with None for each key that is a number, and the numbers."""
+    keys = [cut(key, _LONGEST_KEY) for key in name.split(".")]
+    numbers = [_NUMBER.fullmatch(key) is not None for key in keys]
+    parts = tuple(None if n else key for key, n in zip(keys, numbers, strict=True))
+    return parts, [int(key) for key, n in zip(keys, numbers, strict=True) if n]
+
+
+def collapsed(names: Iterable[str]) -> str:
+    """`layers.{0..79}.weight`: names that differ in whole numbers only, as one."""
+    found = [pattern_of(name) for name in names]
+    columns = iter(set(column) for column in zip(*(n for _, n in found), strict=True))
+    return ".".join(_spans(next(columns)) if p is None else p for p in found[0][0])
+
+
 def _spans(numbers: set[int]) -> str:
     """`{0..4,6..31}`: each run of numbers, as shells write it."""
     runs: list[list[int]] = []

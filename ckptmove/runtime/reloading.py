@@ -3,56 +3,56 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..findings import Finding, failed, passed, skipped
+from ..manifest import Manifest
+from .findings import FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
+from .rehearsal import is_there
 
 _BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar")
-_MOST_NAMED = 5
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
-def device_here(wanted: str) -> str | None:
-    """The device that is meant, or None if this machine doesn't have it.
-
-    `auto` is the first accelerator, else the CPU.
-    """
-    accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    if wanted == "auto":
-        return "cpu" if accelerator is None else f"{accelerator.type}:0"
-    if wanted in ("cpu", "meta"):
-        return wanted
-    kind, _, index = wanted.partition(":")
-    if accelerator is None or accelerator.type != kind:
-        return None
-    return wanted if int(index or 0) < torch.accelerator.device_count() else None
+def there(manifest: Manifest, device: str) -> str:
+    """The device that is meant: `auto` is where most of it is, if that is here, else the CPU."""
+    if device != "auto":
+        return device
+    usual = next((each for each in manifest.devices if each != "meta"), "cpu")
+    return usual if is_there(usual) else "cpu"
 
 
 def reloaded(path: str, format: str, device: str) -> Finding:
     """Whether torch loads a checkpoint onto a device, and all of it lands there."""
-    here = device_here(device)
-    if here is None:
-        return skipped("reload", f"there is no {device} on this machine")
+    if not is_there(device):
+        return Finding("reload", SKIPPED, f"there is no {device} on this machine")
     try:
-        how, found = _load(path, format, here)
+        how, found = _load(path, format, device)
     except pickle.UnpicklingError as error:
-        why = str(error).split("\n", 1)[0]
-        return skipped("reload", f"torch.load(weights_only=True) refuses it: {why}")
+        return Finding("reload", SKIPPED, "torch.load(weights_only=True) refuses it", _why(error))
     except Exception as error:  # whatever torch raises is the finding
-        return failed("reload", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Finding("reload", FAILED, "torch can't load it", [spell(error)])
     if how is None:
-        return skipped("reload", f"torch has no loader for {format} that runs nothing of it")
+        return Finding("reload", SKIPPED, f"torch loads {format} only by running what it says")
     tensors = list(tensors_in(found))
-    stray = [name for name, tensor in tensors if str(tensor.device) != str(torch.device(here))]
+    stray = [name for name, tensor in tensors if tensor.device != torch.device(device)]
+    data = {"by": how, "device": device, "tensors": len(tensors), "elsewhere": stray}
     if stray:
-        named = ", ".join(stray[:_MOST_NAMED])
-        return failed("reload", f"{len(stray):,} tensors are not on {here}", named, by=how)
-    return passed(
-        "reload", f"{how} put all {len(tensors):,} tensors on {here}", by=how, device=here
-    )
+        title = f"{counted(len(stray), 'tensor')} of {len(tensors):,} did not land on {device}"
+        return Finding("reload", FAILED, title, [listed(stray)], data)
+    title = f"{how} put {counted(len(tensors), 'tensor')} on {device}"
+    return Finding("reload", PASSED, title, (), data)
+
+
+def _why(error: BaseException) -> list[str]:
+    """What torch's restricted unpickler does not take."""
+    names = _GLOBAL.findall(str(error))
+    refused = [f"it names {name}" for name in dict.fromkeys(names)]
+    return [*refused, "ckptmove.load gives what stands for such objects; convert keeps them"]
 
 
 def _load(path: str, format: str, device: str) -> tuple[str | None, Any]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .. import formats
 from ..errors import CheckFailed, InputError, StrPath
-from ..findings import Finding, Outcome, failed, passed, skipped
-from ..in_place import settle
+from ..manifest import Manifest
+from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, counted
+from ..source import Source
 from ..verifier import Progress
+from .diff import Diff, diff
 
 SCHEMA = 1
+#: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
-_UNREADABLE = "it can't be read"
+_MOST_TOLD = 8  # differences
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class ValidationReport:
         against: what it was compared with, or None.
         device: where it was loaded and run.
         simulated: whether that was a stand-in for a device that is not there.
-        checks: what each check found, in order.
+        checks: what each check found, in the order of `CHECKS`.
         warnings: what the user should know, a sentence each.
     """
 
@@ -40,11 +45,19 @@ class ValidationReport:
     @property
     def ok(self) -> bool:
         """Whether no check failed."""
-        return all(finding.outcome is not Outcome.FAILED for finding in self.checks)
+        return all(each.outcome != FAILED for each in self.checks)
+
+    def of(self, check: str) -> Finding:
+        """What one check found."""
+        return next(each for each in self.checks if each.check == check)
 
     def raise_if_failed(self) -> None:
-        """Raises CheckFailed, naming each check that failed."""
-        found = [f"{each.check}: {each.title}" for each in self.checks if each.outcome is _FAILED]
+        """Do nothing if no check failed.
+
+        Raises:
+            CheckFailed: one did; it names each that did.
+        """
+        found = [f"{each.check}: {each.title}" for each in self.checks if each.outcome == FAILED]
         if found:
             raise CheckFailed("; ".join(found), path=self.source)
 
@@ -57,9 +70,157 @@ class ValidationReport:
             "device": self.device,
             "simulated": self.simulated,
             "ok": self.ok,
-            "checks": [finding.to_json() for finding in self.checks],
+            "checks": [each.to_json() for each in self.checks],
             "warnings": list(self.warnings),
         }
 
 
-_FAILED = Outcome.FAILED
+def validate(
+    src: StrPath,
+    *,
+    against: StrPath | None = None,
+    model: str | os.PathLike[str] | Callable[..., Any] | None = None,
+    input: str | Sequence[str] = (),
+    step: str | None = None,
+    optimizer: str | None = None,
+    device: str = "auto",
+    simulate: bool = False,
+    trust_pickle: bool = False,
+    progress: Progress | None = None,
+) -> ValidationReport:
+    """Check a checkpoint, from its bytes to a step of training. Nothing is written.
+
+    A check that fails is a finding, not an error, and those after it are still made where they can
+    be. Without `model` and `step` the last three are left out.
+
+    Args:
+        src: the checkpoint.
+        against: another that it must be equal to, but for devices and casts between floating
+            dtypes: its source, before it was relocated or converted.
+        model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
+            folder, a TorchScript file or `.pt2`, or a callable.
+        input: `float32[8,3,224,224]`, `int64[2,128]<1000`, `name=…`; or one name of a function.
+        step: `forward` or `train`.
+        optimizer: `package.module:Class`, where it shouldn't be recognised by its state.
+        device: where to load and run; `auto` is where the checkpoint says it is, if that is there,
+            else the CPU.
+        simulate: play the device if it isn't there.
+        trust_pickle: whether a pickled module may be unpickled, which runs whatever it says.
+        progress: called with the bytes read or compared since the last call.
+
+    Raises:
+        UsageError: the request makes no sense.
+        DeviceError: the device isn't there, and isn't to be played.
+        InputError: a file is missing or can't be opened.
+    """
+    path = os.fspath(src)
+    specs = (input,) if isinstance(input, str) else tuple(input)
+    container, manifest = _container(path, progress)
+    if manifest is None:
+        unread = [Finding(each, SKIPPED, "it can't be read") for each in CHECKS[1:]]
+        return ValidationReport(path, _text(against), device, False, (container, *unread))
+    compared = _against(path, against, progress)
+    rehearsal = None
+    if model is not None or step is not None:
+        from ..runtime.rehearsal import rehearse
+
+        rehearsal = rehearse(
+            path,
+            model=model,
+            inputs=specs,
+            step=step,
+            optimizer=optimizer,
+            device=device,
+            simulate=simulate,
+            against=against,
+            trust_pickle=trust_pickle,
+        )
+    where, loaded = _reload(path, manifest, device if rehearsal is None else rehearsal.device)
+    left_out = tuple(Finding(each, SKIPPED, "no model was named") for each in CHECKS[3:])
+    return ValidationReport(
+        source=path,
+        against=_text(against),
+        device=where,
+        simulated=rehearsal is not None and rehearsal.simulated,
+        checks=(
+            container,
+            compared,
+            loaded,
+            *(left_out if rehearsal is None else rehearsal.findings),
+        ),
+        warnings=manifest.warnings,
+    )
+
+
+def _text(path: StrPath | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
+# -- the first rungs ------------------------------------------------------------------------------
+
+
+def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest | None]:
+    """Whether the file is what it says, to the last byte; and what it holds."""
+    report = progress or (lambda nbytes: None)
+    try:
+        with formats.opened(path) as found:
+            manifest = found.manifest
+            faults = list(found.checkpoint.damage(report))
+            faults += [fault for source in found.sources for fault in _second_opinion(source)]
+    except InputError as error:
+        if not Path(path).exists():
+            raise
+        return Finding("container", FAILED, str(error)), None
+    what = f"{manifest.format}, {counted(len(manifest.tensors), 'tensor')}"
+    data = {"format": manifest.format, "nbytes": manifest.nbytes, "faults": faults}
+    if faults:
+        title = f"{what}: {counted(len(faults), 'fault')}"
+        return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest
+    return Finding("container", PASSED, f"{what}, every checksum right", (), data), manifest
+
+
+def _second_opinion(source: Source) -> list[str]:
+    """What the safetensors library has against a file of its own, if it is there to be asked."""
+    if not source.path.endswith(".safetensors"):
+        return []
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        return []
+    try:
+        with safe_open(source.path, framework="pt") as file:
+            file.keys()
+    except (SafetensorError, OSError) as error:
+        return [f"the safetensors library refuses it: {str(error).splitlines()[0]}"]
+    return []
+
+
+def _against(path: str, against: StrPath | None, progress: Progress | None) -> Finding:
+    """Whether it is the same checkpoint as another, but for devices and casts."""
+    if against is None:
+        return Finding("against", SKIPPED, "nothing to compare it with was named")
+    try:
+        found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
+    except InputError as error:
+        return Finding("against", FAILED, f"it can't be compared: {error}", (), {})
+    if found.equal:
+        casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
+        title = f"equal to {found.a}: {counted(found.tensors, 'tensor')}, byte for byte"
+        return Finding("against", PASSED, title, casts, found.to_json())
+    return Finding("against", FAILED, f"differs from {found.a}", _told(found), found.to_json())
+
+
+def _told(found: Diff) -> list[str]:
+    lines = [f"{each.name}: {each.kind}" for each in found.differences[:_MOST_TOLD]]
+    more = len(found.differences) - len(lines)
+    return [*lines, f"and {more:,} more"] if more else lines
+
+
+def _reload(path: str, manifest: Manifest, device: str) -> tuple[str, Finding]:
+    """Whether torch itself loads it, and where."""
+    try:
+        from ..runtime.reloading import reloaded, there
+    except ImportError:
+        return device, Finding("reload", SKIPPED, "torch is not installed")
+    wanted = there(manifest, device)
+    return wanted, reloaded(path, manifest.format, wanted)

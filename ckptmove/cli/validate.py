@@ -1,0 +1,92 @@
+"""ckptmove validate"""
+
+from __future__ import annotations
+
+import click
+
+from ..errors import CheckFailed
+from ..render.validate import validation
+from ..verbs.validate import validate as validate_checkpoint
+from .options import (
+    emit,
+    emit_json,
+    needs_source,
+    output_options,
+    progress_bar,
+    source_argument,
+    warn,
+)
+
+
+@click.command()
+@source_argument
+@click.option("--against", metavar="OTHER", help="What it must be equal to, but for devices.")
+@click.option("--model", metavar="FACTORY", help="What makes the model; see below.")
+@click.option(
+    "--input", multiple=True, metavar="SPEC", help="What goes into the model. Repeatable, in turn."
+)
+@click.option("--step", type=click.Choice(["forward", "train"]), help="Take a step of this kind.")
+@click.option("--optimizer", metavar="CLASS", help="Its class, if its state shouldn't tell.")
+@click.option(
+    "--device", default="auto", metavar="DEVICE", help="Where; auto: where the checkpoint says."
+)
+@click.option("--simulate", is_flag=True, help="Play the device if this machine lacks it.")
+@click.option(
+    "--trust-pickle", is_flag=True, help="Unpickle a whole module, running whatever it says."
+)
+@output_options
+def validate(
+    src: str | None,
+    against: str | None,
+    model: str | None,
+    input: tuple[str, ...],
+    step: str | None,
+    optimizer: str | None,
+    device: str,
+    simulate: bool,
+    trust_pickle: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    no_progress: bool,
+) -> None:
+    """Prove that a checkpoint is whole, equal to its source, loads, and trains; exit 1 if not.
+
+    The checks, each passed, failed or skipped with its reason: every checksum of the file; equal to
+    OTHER; loaded by torch itself; taken by the model, strictly; a step; and what that step did on
+    which device. Nothing in the file is executed unless --trust-pickle says so; FACTORY is code of
+    yours, and is.
+
+    FACTORY is package.module:name, path/to/file.py:name, a Hugging Face folder, a TorchScript file
+    or a .pt2. SPEC is float32[8,3,224,224], int64[2,128]<1000 or NAME=…, or the name of a function;
+    Hugging Face's models get theirs by themselves.
+
+    \b
+    ckptmove validate moved.pt --against run.pt
+    ckptmove validate run.pt --model train.py:Net --input 'float32[8,3,32,32]' --step train
+    ckptmove validate run.cuda-0.pt --model hf-folder/ --step train --device cuda:0 --simulate
+    """
+    path = needs_source(src)
+    with progress_bar("validate", path, shown=not (quiet or no_progress)) as progress:
+        report = validate_checkpoint(
+            path,
+            against=against,
+            model=model,
+            input=input,
+            step=step,
+            optimizer=optimizer,
+            device=device,
+            simulate=simulate,
+            trust_pickle=trust_pickle,
+            progress=progress,
+        )
+    if as_json:
+        emit_json(report.to_json())
+    elif not quiet:
+        emit(validation(report, full=verbose))
+    if not quiet:
+        warn(path, report.warnings)
+    if quiet or as_json:
+        report.raise_if_failed()
+    elif not report.ok:
+        raise CheckFailed("a check failed", path=path)

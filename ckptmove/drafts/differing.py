@@ -1,0 +1,213 @@
+"""What two checkpoints can differ in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from enum import Enum
+from math import isfinite
+from typing import Any, NamedTuple
+
+from ..contents.strided import Tensor, reach_of
+from ..dtypes import BITS
+from ..pickles.nodes import Node
+from .draft import Draft, Stored, View
+
+_FLOATING = ("float", "bfloat", "complex")
+
+
+class Kind(str, Enum):
+    """A kind of difference; of the second checkpoint, seen from the first."""
+
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    RESHAPED = "reshaped"
+    RETYPED = "retyped"
+    MOVED = "moved"
+    SHARED = "shared"
+    UNSHARED = "unshared"
+    VALUE = "value"
+    VALUE_ADDED = "value added"
+    VALUE_REMOVED = "value removed"
+    TYPE = "type"
+    ORDER = "order"
+
+    __str__ = str.__str__
+
+
+class Values(NamedTuple):
+    """How the elements of two tensors differ.
+
+    Attributes:
+        differing: how many do.
+        of: how many there are.
+        first: the index of the first that does.
+        old, new: what that is, as text.
+        max_abs: the largest difference; None where elements are no numbers, or none are finite.
+        max_rel: the largest difference relative to an old element that is not zero, or None.
+    """
+
+    differing: int
+    of: int
+    first: tuple[int, ...]
+    old: str
+    new: str
+    max_abs: float | None = None
+    max_rel: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; an infinite difference as text, since JSON has no such number."""
+        said = self._asdict() | {"first": list(self.first)}
+        for key in ("max_abs", "max_rel"):
+            if said[key] is not None and not isfinite(said[key]):
+                said[key] = str(said[key])
+        return said
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same.
+
+    Attributes:
+        kind: what kind of thing.
+        name: where it is: in the first checkpoint, or in the second if it is added.
+        old, new: what it was and became: names, shapes, dtypes, devices, types, or terms of
+            values. None where there is nothing.
+        values: of a changed tensor, how its elements differ.
+        names: of bytes or objects that are, or were, one and the same: all their names.
+    """
+
+    kind: Kind
+    name: str
+    old: Any = None
+    new: Any = None
+    values: Values | None = None
+    names: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        said: dict[str, Any] = {"kind": str(self.kind), "name": self.name}
+        if self.values is not None:
+            said["values"] = self.values.to_json()
+        elif self.names:
+            said["names"] = list(self.names)
+        elif self.kind is not Kind.ORDER:
+            said |= {"old": self.old, "new": self.new}
+        return said
+
+
+class Shown(NamedTuple):
+    """Elements of a storage, as a tensor of a draft shows them."""
+
+    draft: Draft
+    stored: Stored
+    view: View
+
+
+class Held(NamedTuple):
+    """A tensor that one of the checkpoints holds under a name.
+
+    Attributes:
+        name: the name.
+        node: its node.
+        tensor: what it is.
+        shown: its elements; None where it is made of other tensors, or has none.
+        draft: the checkpoint.
+    """
+
+    name: str
+    node: Node
+    tensor: Tensor
+    shown: Shown | None
+    draft: Draft
+
+    @property
+    def extent(self) -> tuple[Hashable, int, int] | None:
+        """Where its bytes lie: in what, from where, to where; None if it has no storage."""
+        tensor = self.tensor
+        if tensor.storage is None:
+            return None
+        stored = self.draft.stored[tensor.storage]
+        start = tensor.offset * BITS[tensor.dtype] // 8
+        end = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
+        if stored.content is not None:
+            return stored.id, start, end
+        return stored.source, stored.start + start, stored.start + end
+
+
+def can_cast(old: str, new: str) -> bool:
+    """Whether elements of one floating dtype are cast to the other."""
+    kinds = [each.startswith("complex") for each in (old, new) if each.startswith(_FLOATING)]
+    return len(kinds) == 2 and kinds[0] == kinds[1]
+
+
+def unlike(old: Tensor, new: Tensor) -> Iterator[tuple[Kind, Any, Any]]:
+    """What two tensors differ in, but for their elements; a value is `requires_grad`."""
+    kinds = [
+        each.kind if each.layout == "strided" else f"{each.kind}, {each.layout}"
+        for each in (old, new)
+    ]
+    facts: tuple[tuple[Kind, Any, Any], ...] = (
+        (Kind.TYPE, kinds[0], kinds[1]),
+        (Kind.RETYPED, old.dtype, new.dtype),
+        (Kind.RESHAPED, list(old.shape), list(new.shape)),
+        (Kind.MOVED, old.device, new.device),
+        (Kind.VALUE, old.requires_grad, new.requires_grad),
+    )
+    for kind, mine, other in facts:
+        if mine != other:
+            yield kind, mine, other
+
+
+def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:
+    """Which tensors have bytes in common in one of two checkpoints only."""
+    both = [each for each in pairs if each[0].extent and each[1].extent]
+    yield from regrouped(
+        [old.name for old, _ in both],
+        overlapping(old.extent for old, _ in both if old.extent),
+        overlapping(new.extent for _, new in both if new.extent),
+    )
+
+
+def regrouped(
+    names: Sequence[str], old: Sequence[Hashable], new: Sequence[Hashable]
+) -> Iterator[Difference]:
+    """What is no longer one and the same, and what has become so.
+
+    Args:
+        names: of things that both checkpoints have.
+        old, new: a label of each; things with equal labels are one and the same.
+    """
+    for kind, mine, others in ((Kind.UNSHARED, old, new), (Kind.SHARED, new, old)):
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for n, label in enumerate(mine):
+            groups[label].append(n)
+        for group in groups.values():
+            if len({others[n] for n in group}) > 1:
+                same = tuple(dict.fromkeys(names[n] for n in group))
+                yield Difference(kind, same[0], names=same)
+
+
+def overlapping(ranges: Iterable[tuple[Hashable, int, int]]) -> list[int]:
+    """A number for each half-open range of something, the same for those that have bytes in common.
+
+    Args:
+        ranges: of what, from where, to where.
+    """
+    listed = list(ranges)
+    numbers = list(range(len(listed)))
+    of: dict[Hashable, list[int]] = defaultdict(list)
+    for n, (what, start, end) in enumerate(listed):
+        if start < end:
+            of[what].append(n)
+    for members in of.values():
+        members.sort(key=lambda n: listed[n][1])
+        first, reached = members[0], -1
+        for n in members:
+            _, start, end = listed[n]
+            if start >= reached:
+                first = n
+            numbers[n] = first
+            reached = max(reached, end)
+    return numbers

@@ -1,0 +1,161 @@
+"""What a node is, however a file spells it: sets, bytes and devices have several spellings."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Sequence
+
+from ..contents.listing import children_of
+from ..contents.strided import Child
+from ..contents.tensors import device_text
+from ..device import names_device
+from ..manifest import Key, Path
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
+from .canonical import Composite
+
+COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
+_SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
+_LATIN_1 = ("latin1", "latin-1")
+_SAFE_BITS = 60  # of a number that is its own hash
+
+#: What a thing holds, by keys that can be compared: the keys that lead there, and the node.
+Edges = dict[Hashable, tuple[Path, Node]]
+
+
+def edges_of(node: Composite) -> Edges:
+    """What a node holds by keys that can be compared, with those that lead there."""
+    members = _members(node)
+    if members is not None:
+        scalars = [((), item) if is_leaf(item) else ((n,), item) for n, item in enumerate(members)]
+        return {
+            ("member", keys or scalar_of(item)): (("<member>",), item) for keys, item in scalars
+        }
+    if isinstance(node, Persistent):
+        return {"pid": (("<id>",), node.pid)}
+    return _keyed(list(children_of(node)))
+
+
+def _keyed(children: list[tuple[Path, Node]]) -> Edges:
+    found: Edges = {}
+    for keys, child in children:
+        label: tuple[Hashable, ...] = tuple(map(_label, keys))
+        while label in found:  # an attribute and an item may be called the same
+            label = (*label, "again")
+        found[label] = keys, child
+    return found
+
+
+def _label(key: Key) -> Hashable:
+    """A key as it is told from others: 1, 1.0 and True are not the same."""
+    if isinstance(key, str):
+        return str(key)
+    return type(key).__name__, struct.pack("<d", key) if isinstance(key, float) else key
+
+
+def _members(node: Node) -> list[Node] | None:
+    """What is in a set, whether an opcode or a call makes it."""
+    if isinstance(node, Set):
+        return node.items
+    if isinstance(node, Call) and node.qualname in _SETS and isinstance(node.args, Tuple):
+        items = node.args.items
+        if not items:
+            return []
+        if len(items) == 1 and isinstance(items[0], (List, Tuple)):
+            return items[0].items
+    return None
+
+
+def type_of(node: Node) -> str:
+    """What a container is, as people know it."""
+    if _members(node) is not None:
+        frozen = node.frozen if isinstance(node, Set) else "frozen" in str(node.qualname)  # type: ignore[union-attr]
+        return "frozenset" if frozen else "set"
+    if isinstance(node, Call):
+        return (node.qualname or "(called indirectly)").removeprefix("builtins.")
+    return type(node).__name__.lower()
+
+
+def signature_of(node: Composite) -> Hashable:
+    """What two containers have in common if they are of the same type."""
+    if not isinstance(node, Call) or _members(node) is not None:
+        return type_of(node)
+    states = node.state.items if isinstance(node.state, Tuple) else [node.state]
+    kinds = tuple(None if each is None else type(each) for each in states if node.built)
+    return type_of(node), node.opcode, kinds, node.kwargs is None, isinstance(node.args, Tuple)
+
+
+def types_of(old: Composite, new: Composite) -> tuple[str, str]:
+    """What two containers are, said so that it can be told apart."""
+    types = type_of(old), type_of(new)
+    if types[0] != types[1]:
+        return types
+    hows = [
+        f"{type_of(each)}, made by {each.opcode if isinstance(each, Call) else 'an opcode'}"
+        for each in (old, new)
+    ]
+    return (hows[0], hows[1]) if hows[0] != hows[1] else (types[0], f"{types[1]}, of another form")
+
+
+def is_mutable(node: Composite) -> bool:
+    """Whether it matters that two names speak of one object."""
+    if isinstance(node, Call):
+        filled = node.pairs or node.items or isinstance(node.state, Dict)
+        return bool(filled) or node.qualname == "builtins.set"
+    return isinstance(node, (List, Dict)) or (isinstance(node, Set) and not node.frozen)
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether it is compared as one value."""
+    return (
+        not isinstance(node, COMPOSITE)
+        or device_text(node) is not None
+        or bytes_of(node) is not None
+    )
+
+
+def bytes_of(node: Node) -> bytes | None:
+    """Bytes, as an opcode pushes them or a call makes them."""
+    if isinstance(node, bytes):
+        return node
+    if not isinstance(node, Call) or not isinstance(node.args, Tuple):
+        return None
+    args = node.args.items
+    if node.qualname == "builtins.bytes" and not args:
+        return b""
+    if node.qualname == "_codecs.encode" and len(args) == 2 and args[1] in _LATIN_1:
+        try:
+            return args[0].encode("latin-1") if isinstance(args[0], str) else None
+        except UnicodeEncodeError:
+            return None
+    return None
+
+
+def scalar_of(node: Node) -> tuple[Hashable, ...]:
+    """What makes a scalar itself: its type and its bits."""
+    if isinstance(node, str):
+        return "str", str(node)
+    if isinstance(node, float):
+        return "float", struct.pack("<d", node)
+    if isinstance(node, Global):
+        return "name", node.qualname
+    content = bytes_of(node)
+    if content is not None:
+        return "bytes", content
+    if isinstance(node, Blob):
+        return "bytes", node.nbytes, id(node)
+    if isinstance(node, int) and node.bit_length() > _SAFE_BITS:
+        return "int", f"{node:x}"
+    device = device_text(node)
+    return ("device", device) if device is not None else (type(node).__name__, node)
+
+
+def device_of(node: Node) -> str | None:
+    """The device that a value names, as text or as an object."""
+    if isinstance(node, str):
+        return str(node) if names_device(str(node)) else None
+    return device_text(node)
+
+
+def children_edges(children: Sequence[Child]) -> Edges:
+    """What hangs on a tensor."""
+    return _keyed([((child.key,), child.node) for child in children])

@@ -1,0 +1,153 @@
+"""What is not the same in two checkpoints: how much, then what, alike lines as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from ..drafts.differing import Difference, Kind, Values
+from ..verbs.diff import Diff
+from .groups import collapsed, pattern_of
+from .text import cut, listed, printable, shape, size, table
+
+_MOST_LINES = 15  # of a kind
+_LONGEST_VALUE = 60  # characters
+_ABOUT_TENSORS = (
+    *(Kind.CHANGED, Kind.ADDED, Kind.REMOVED, Kind.RENAMED, Kind.RESHAPED, Kind.RETYPED),
+    Kind.MOVED,
+)
+_COUNTED = {
+    Kind.VALUE: ("value", "values"),
+    Kind.VALUE_ADDED: ("value added", "values added"),
+    Kind.VALUE_REMOVED: ("value removed", "values removed"),
+    Kind.TYPE: ("type", "types"),
+    Kind.ORDER: ("order of keys", "orders of keys"),
+    Kind.SHARED: ("alias made", "aliases made"),
+    Kind.UNSHARED: ("alias lost", "aliases lost"),
+}
+_WORDS = {
+    Kind.SHARED: "now shared",
+    Kind.UNSHARED: "no longer shared",
+    Kind.ORDER: "other order of keys",
+}
+
+
+def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
+    """A summary, and then a line for whatever differs in the same way.
+
+    Args:
+        diff: what differs.
+        full: whether to collapse and shorten nothing.
+    """
+    yield summary(diff)
+    for kind in diff.counts:
+        groups = _groups(diff.of(kind), full)
+        shown = groups if full else groups[:_MOST_LINES]
+        for line in table([_row(kind, group, full) for group in shown]):
+            yield f"  {line}"
+        if len(shown) < len(groups):
+            yield f"  … and {len(groups) - len(shown):,} more lines of this kind; -v shows them"
+
+
+def summary(diff: Diff) -> str:
+    """`equal: 102 tensors, 37.9 MB`, or how many differences there are of each kind."""
+    notes = []
+    if diff.close:
+        notes.append(f"{diff.close:,} within the tolerance")
+    notes += [f"{count:,} compared as {cast}" for cast, count in diff.cast.items()]
+    if diff.devices_ignored:
+        notes.append(f"{diff.devices_ignored:,} other devices ignored")
+    note = f" ({', '.join(notes)})" if notes else ""
+    if diff.equal:
+        return f"equal: {_many(diff.tensors, 'tensor')}, {size(diff.nbytes)}{note}"
+    parts: list[str] = []
+    for kind, count in diff.counts.items():
+        if kind in _ABOUT_TENSORS:
+            what = f"{count:,} {kind}" if parts else f"{_many(count, 'tensor')} {kind}"
+        else:
+            what = f"{count:,} {_COUNTED[kind][count != 1]}"
+        parts.append(what)
+    return f"different: {', '.join(parts)}{note}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _groups(found: Sequence[Difference], full: bool) -> list[list[Difference]]:
+    """Those that differ in the same way, and in whole numbers of their names only."""
+    if full:
+        return [[each] for each in found]
+    groups: dict[object, list[Difference]] = {}
+    for each in found:
+        label: list[object] = [pattern_of(each.name)[0]]
+        if each.kind is Kind.RENAMED:
+            label.append(pattern_of(str(each.new))[0])
+        elif each.names:
+            label += [pattern_of(name)[0] for name in each.names]
+        elif each.kind in (Kind.ADDED, Kind.REMOVED):
+            label.append(_dtype(each))
+        else:
+            label.append(json.dumps([each.old, each.new]))
+        groups.setdefault(tuple(label), []).append(each)
+    return list(groups.values())
+
+
+def _row(kind: Kind, group: Sequence[Difference], full: bool) -> tuple[str, str, str, str]:
+    first = group[0]
+    count = f"×{len(group):,}" if len(group) > 1 else ""
+    name = collapsed(each.name for each in group)
+    return _WORDS.get(kind, str(kind)), name, count, _what(kind, first, group, full)
+
+
+def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool) -> str:
+    if kind is Kind.CHANGED:
+        return _changed([each.values for each in group if each.values is not None], first)
+    if kind is Kind.RENAMED:
+        return f"→ {collapsed(str(each.new) for each in group)}"
+    if kind in (Kind.ADDED, Kind.REMOVED):
+        said = [each.old or each.new for each in group]
+        shapes = {tuple(each["shape"]) for each in said}
+        return f"{_dtype(first)} {shape(shapes.pop()) if len(shapes) == 1 else 'of several shapes'}"
+    if first.names:
+        others = [collapsed(each.names[n] for each in group) for n in range(1, len(first.names))]
+        return listed(others, len(others)) if full else listed(others)
+    if kind is Kind.ORDER:
+        return ""
+    if kind is Kind.RESHAPED:
+        return f"{shape(first.old)} → {shape(first.new)}"
+    if kind in (Kind.RETYPED, Kind.MOVED, Kind.TYPE):
+        return f"{first.old} → {first.new}"
+    if kind is Kind.VALUE_ADDED:
+        return _value(first.new, full)
+    if kind is Kind.VALUE_REMOVED:
+        return _value(first.old, full)
+    return f"{_value(first.old, full)} → {_value(first.new, full)}"
+
+
+def _dtype(difference: Difference) -> str:
+    return str((difference.old or difference.new)["dtype"])
+
+
+def _changed(values: Sequence[Values], difference: Difference) -> str:
+    """How many elements, by how much, and the first one."""
+    first = values[0]
+    dtype = difference.new if difference.old == difference.new else f"as {difference.new}"
+    differing, of = (sum(each[n] for each in values) for n in (0, 1))  # type: ignore[misc]
+    parts = [f"{dtype}, {differing:,} of {of:,}"]
+    for word, known in (
+        ("max abs", [each.max_abs for each in values if each.max_abs is not None]),
+        ("max rel", [each.max_rel for each in values if each.max_rel is not None]),
+    ):
+        if known:
+            parts.append(f"{word} {max(known):.3g}")
+    where = f"at {shape(first.first)} " if first.first else ""
+    return f"{', '.join(parts)}; {where}{first.old} → {first.new}"
+
+
+def _value(term: object, full: bool) -> str:
+    text = json.dumps(term, ensure_ascii=False)
+    if isinstance(term, dict) and term.keys() == {"$", "of", "args"} and term["$"] == "call":
+        args = ", ".join(_value(each, full) for each in term["args"])
+        text = f"{str(term['of']).replace(':', '.')}({args})"
+    return printable(text if full else cut(text, _LONGEST_VALUE))

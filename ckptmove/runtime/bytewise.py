@@ -1,0 +1,337 @@
+"""Compare the elements of two tensors where they lie, a chunk at a time.
+
+What lies in the same way on both sides is read and compared as bytes, and holes of sparse files are
+not even read. Only where a chunk is not the same are its elements looked at, and only views that
+have to be gathered, swapped or cast need torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..contents.strided import is_contiguous
+from ..drafts.differing import Shown, Values
+from ..drafts.draft import View
+from ..dtypes import BITS, nbytes_of
+from ..errors import UnsupportedError
+from ..plan import Gather
+from ..source import Source
+from .runs import Gathered, Run, plain, span
+
+if TYPE_CHECKING:
+    from .differing import Unlike
+
+_CHUNK_NBYTES = 1 << 17  # at once, of each: more than a processor's cache holds is slower
+_ALIGNED = 16  # bytes of the largest element
+_TIMES = 64  # how often all bytes may be compared, under as many names and in as many views
+_LEAST_ROOM = 1 << 30
+_WHOLE = {f"{sign}int{n}": not sign for sign in ("", "u") for n in (8, 16, 32, 64)}
+
+_Progress = Callable[[int], object]
+
+
+class Outcome(NamedTuple):
+    """What a comparison has found.
+
+    Attributes:
+        values: how elements differ, or None if they do not.
+        close: how many differ by less than the tolerance.
+    """
+
+    values: Values | None
+    close: int
+
+    @property
+    def same(self) -> bool:
+        """Whether all bits are the same."""
+        return self.values is None and not self.close
+
+
+class Comparison:
+    """Compares tensors; used as a context, it gives back what it needed for that."""
+
+    def __init__(
+        self, nbytes: int, atol: float, rtol: float, progress: _Progress | None = None
+    ) -> None:
+        """Args:
+        nbytes: the sizes of both checkpoints together.
+        atol, rtol: as `differing.unlike` takes them.
+        progress: called with the bytes of the first checkpoint that were compared.
+        """
+        self.tolerance = atol, rtol
+        self.room = _LEAST_ROOM + _TIMES * nbytes
+        self.report = progress or (lambda nbytes: None)
+        self.known: dict[tuple[str, View, str, View], Outcome] = {}
+        self.held: dict[int, tuple[Source, bytes | memoryview]] = {}
+        self.buffers = bytearray(_CHUNK_NBYTES), bytearray(_CHUNK_NBYTES)
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for source, _ in self.held.values():
+            os.close(source.fd)
+
+    def compare(self, old: Shown, new: Shown) -> Outcome:
+        """How two tensors of one shape differ, the old one as the new one's dtype has it.
+
+        Raises:
+            CorruptError: the bytes are not all there.
+            UnsupportedError: torch is missing or can't cast, or the same bytes are seen too often.
+        """
+        key = (old.stored.id, old.view, new.stored.id, new.view)
+        if key not in self.known:
+            self.known[key] = self._compare(old, new)
+        return self.known[key]
+
+    def digest(self, shown: Shown, dtype: str) -> bytes:
+        """A digest of the elements in a dtype."""
+        nbytes = nbytes_of(prod(shown.view.shape), dtype)
+        self.take_room(nbytes)
+        run, found = self.run(shown, dtype), hashlib.sha256()
+        buffer = self.buffers[0]
+        for at in range(0, nbytes, _CHUNK_NBYTES):
+            part = memoryview(buffer)[: min(_CHUNK_NBYTES, nbytes - at)]
+            run.read(at, part)
+            found.update(part)
+        return found.digest()
+
+    def take_room(self, nbytes: int) -> None:
+        """Count bytes that are to be read.
+
+        Raises:
+            UnsupportedError: they are absurdly many for files of that size.
+        """
+        self.room -= nbytes
+        if self.room < 0:
+            raise UnsupportedError("its tensors show the same bytes too many times")
+
+    def _compare(self, old: Shown, new: Shown) -> Outcome:
+        dtype = new.view.dtype
+        nbytes = nbytes_of(prod(new.view.shape), dtype)
+        if not nbytes or _is_same(old, new):
+            self.report(nbytes)
+            return Outcome(None, 0)
+        if _lie_alike(old, new):
+            start, end = span(new.view)
+            start_old, _ = span(old.view)
+            self.take_room(end - start)
+            runs = plain(old, start_old), plain(new, start)
+            flags = new.view.conj or new.view.neg
+            if is_contiguous(new.view.shape, new.view.stride) and not flags:
+                return self.elements(*runs, nbytes, new.view)
+            if not any(True for _ in self.unequal(*runs, end - start)):
+                return Outcome(None, 0)
+        self.take_room(nbytes)
+        return self.elements(self.run(old, dtype), self.run(new, dtype), nbytes, new.view)
+
+    def elements(self, old: Run, new: Run, nbytes: int, view: View) -> Outcome:
+        """How the elements of two runs differ."""
+        tally = _Tally(view, *self.tolerance)
+        for at, mine, other in self.unequal(old, new, nbytes):
+            tally.add(at, bytes(mine), bytes(other))
+        return tally.outcome
+
+    def unequal(
+        self, old: Run, new: Run, nbytes: int
+    ) -> Iterator[tuple[int, memoryview, memoryview]]:
+        """The chunks that are not the same, and where they are."""
+        left, right = self.buffers
+        at = 0
+        while at < nbytes:
+            data = min(old.data_from(at), new.data_from(at))
+            data = nbytes if data >= nbytes else data - data % _ALIGNED
+            if data > at:
+                self.report(data - at)
+                at = data
+                continue
+            count = min(_CHUNK_NBYTES, nbytes - at)
+            mine, other = memoryview(left)[:count], memoryview(right)[:count]
+            old.read(at, mine)
+            new.read(at, other)
+            same = left == right if count == _CHUNK_NBYTES else left[:count] == right[:count]
+            if not same:
+                yield at, mine, other
+            self.report(count)
+            at += count
+
+    # -- where the elements come from ----------------------------------------------------------
+
+    def run(self, shown: Shown, dtype: str) -> Run:
+        """The elements of a tensor in a dtype, one after the other."""
+        view = shown.view
+        made = shown.stored.is_made or view.conj or view.neg or dtype != view.dtype
+        if not made and is_contiguous(view.shape, view.stride):
+            return plain(shown, span(view)[0])
+        return Gathered(self.gathered(shown, dtype))
+
+    def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
+        try:
+            from .gather import gathered  # what lies as it is compared needs no torch
+        except ImportError as error:
+            raise UnsupportedError(
+                "needs torch to compare strided or cast tensors", hint="pip install torch"
+            ) from error
+
+        view, stored = shown.view, shown.stored
+        held = stored.content is not None
+        return gathered(
+            self.source(shown),
+            Gather(
+                at=0,
+                nbytes=nbytes_of(prod(view.shape), dtype),
+                source=stored.source,
+                source_at=0 if held else stored.start,
+                source_nbytes=stored.nbytes_before,
+                dtype=view.dtype,
+                shape=view.shape,
+                stride=view.stride,
+                offset=view.offset,
+                conj=view.conj,
+                neg=view.neg,
+                big_endian=stored.big_endian,
+                to=None if dtype == view.dtype else dtype,
+            ),
+        )
+
+    def source(self, shown: Shown) -> Source:
+        """The file that has the bytes of a storage; where memory has them, one is made."""
+        stored = shown.stored
+        if stored.content is None:
+            return shown.draft.sources[stored.source]
+        if id(stored.content) not in self.held:
+            with tempfile.TemporaryFile() as file:
+                file.write(stored.content)
+                file.flush()
+                made = Source(os.dup(file.fileno()), shown.draft.path)
+            self.held[id(stored.content)] = made, stored.content
+        return self.held[id(stored.content)][0]
+
+
+def _lie_alike(old: Shown, new: Shown) -> bool:
+    """Whether the bytes are equal if the elements are."""
+    mine, other = old.view, new.view
+    if old.stored.is_made or new.stored.is_made or mine.dtype != other.dtype:
+        return False
+    if (mine.conj, mine.neg) != (other.conj, other.neg):
+        return False
+    if BITS[mine.dtype] < 8 and (mine.offset or other.offset):
+        return False
+    shape = mine.shape
+    if all(is_contiguous(shape, each.stride) for each in (mine, other)):
+        return True
+    steps = zip(shape, mine.stride, other.stride, strict=True)
+    return all(size == 1 or a == b for size, a, b in steps)
+
+
+def _is_same(old: Shown, new: Shown) -> bool:
+    """Whether two tensors are one: the same view of the same bytes of the same file."""
+    mine, other = old.stored, new.stored
+    if mine.content is not None or other.content is not None or old.view != new.view:
+        return False
+    if (mine.start, mine.big_endian, mine.cast_from) != (
+        other.start,
+        other.big_endian,
+        other.cast_from,
+    ):
+        return False
+    files = old.draft.sources[mine.source], new.draft.sources[other.source]
+    return os.path.sameopenfile(files[0].fd, files[1].fd)
+
+
+class _Tally:
+    """Adds up how the elements of two tensors differ."""
+
+    def __init__(self, view: View, atol: float, rtol: float) -> None:
+        self.view = view
+        self.width = max(1, BITS[view.dtype] // 8)
+        self.tolerance = atol, rtol
+        self.count = self.close = 0
+        self.first: tuple[int, str, str] | None = None
+        self.max_abs: float | None = None
+        self.max_rel: float | None = None
+
+    def add(self, at: int, old: bytes, new: bytes) -> None:
+        """Take two chunks into account that begin at an offset."""
+        found = _unlike(old, new, self.view.dtype, *self.tolerance)
+        self.count += found.far
+        self.close += found.close
+        self.max_abs = _larger(self.max_abs, found.max_abs)
+        self.max_rel = _larger(self.max_rel, found.max_rel)
+        if self.first is None and found.far:
+            start = found.first * self.width
+            element = slice(start, start + self.width)
+            texts = [_spelled(each[element], self.view.dtype) for each in (old, new)]
+            self.first = at // self.width + found.first, texts[0], texts[1]
+
+    @property
+    def outcome(self) -> Outcome:
+        """All of it."""
+        if self.first is None:
+            return Outcome(None, self.close)
+        index, old, new = self.first
+        shape, of = self.view.shape, prod(self.view.shape)
+        if BITS[self.view.dtype] < 8:  # several elements to a byte: bytes are told
+            of = nbytes_of(of, self.view.dtype)
+            shape = (of,)
+        where = []
+        for size in reversed(shape):
+            index, place = divmod(index, size)
+            where.append(place)
+        first = tuple(reversed(where))
+        return Outcome(
+            Values(self.count, of, first, old, new, self.max_abs, self.max_rel), self.close
+        )
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+class _Unlike(NamedTuple):
+    """As `differing.Unlike`, where torch is missing: bits alone."""
+
+    far: int
+    close: int
+    first: int
+    max_abs: None = None
+    max_rel: None = None
+
+
+def _unlike(old: bytes, new: bytes, dtype: str, atol: float, rtol: float) -> Unlike | _Unlike:
+    try:
+        from .differing import unlike  # what is the same needs no torch
+    except ImportError as error:
+        if atol or rtol:
+            raise UnsupportedError(
+                "needs torch to compare with a tolerance", hint="pip install torch"
+            ) from error
+        width = max(1, BITS[dtype] // 8)
+        places = range(0, len(old), width)
+        differs = [n for n in places if old[n : n + width] != new[n : n + width]]
+        return _Unlike(len(differs), 0, differs[0] // width if differs else -1)
+    return unlike(old, new, dtype, atol, rtol)
+
+
+def _spelled(raw: bytes, dtype: str) -> str:
+    """One element as people write it."""
+    if dtype in _WHOLE:
+        return str(int.from_bytes(raw, "little", signed=_WHOLE[dtype]))
+    if dtype == "bool" and raw in (b"\0", b"\1"):
+        return str(raw == b"\1")
+    try:
+        from .differing import spelled
+    except ImportError:
+        return f"0x{raw[::-1].hex()}"
+    return spelled(raw, dtype)

@@ -1,0 +1,70 @@
+"""Find tensors that have the same bytes under another name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ..drafts.differing import Held, can_cast
+from .bytewise import Comparison
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+def renamed(
+    old: Sequence[Held], new: Sequence[Held], comparison: Comparison, *, cast: bool
+) -> Iterator[tuple[Held, Held]]:
+    """Pairs of tensors of one dtype and shape, and with the same bytes, each in one pair at most.
+
+    Args:
+        old, new: tensors, each in order; those that are made of others are left out.
+        comparison: compares their bytes.
+        cast: whether to compare floating tensors as the new one's dtype has them.
+
+    Raises:
+        CorruptError, UnsupportedError: as `Comparison.compare`.
+    """
+    groups: dict[_Key, tuple[list[Held], list[Held]]] = defaultdict(lambda: ([], []))
+    for side, tensors in enumerate((old, new)):
+        for held in tensors:
+            if held.shown is not None:
+                groups[_key(held, cast)][side].append(held)
+    for olds, news in groups.values():
+        if olds and news:
+            yield from _matched(olds, news, comparison)
+
+
+def _key(held: Held, cast: bool) -> _Key:
+    dtype = held.tensor.dtype
+    if cast and can_cast(dtype, dtype):
+        dtype = "complex" if dtype.startswith("complex") else "float"
+    return dtype, held.tensor.shape
+
+
+def _matched(
+    olds: list[Held], news: list[Held], comparison: Comparison
+) -> Iterator[tuple[Held, Held]]:
+    if len(olds) == len(news):  # mostly it is but a prefix that has changed
+        rest: tuple[list[Held], list[Held]] = [], []
+        for old, new in zip(olds, news, strict=True):
+            assert old.shown is not None
+            assert new.shown is not None
+            if comparison.compare(old.shown, new.shown).same:
+                yield old, new
+            else:
+                rest[0].append(old)
+                rest[1].append(new)
+        olds, news = rest
+    waiting: dict[tuple[str, bytes], list[Held]] = defaultdict(list)
+    for new in reversed(news):
+        assert new.shown is not None
+        dtype = new.tensor.dtype
+        waiting[dtype, comparison.digest(new.shown, dtype)].append(new)
+    dtypes = dict.fromkeys(dtype for dtype, _ in waiting)
+    for old in olds:
+        assert old.shown is not None
+        for dtype in dtypes:
+            found = waiting.get((dtype, comparison.digest(old.shown, dtype)))
+            if found:
+                yield old, found.pop()
+                break

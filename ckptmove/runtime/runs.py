@@ -1,0 +1,96 @@
+"""Elements one after the other, wherever they are: in a file, in memory, or yet to be gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from ..contents.strided import reach_of
+from ..drafts.differing import Shown
+from ..drafts.draft import View
+from ..dtypes import BITS
+from ..source import Source
+
+
+class Run(Protocol):
+    """Elements one after the other, read from the start to the end."""
+
+    def data_from(self, at: int) -> int:
+        """Where the next byte is that is not known to be zero."""
+
+    def read(self, at: int, buffer: memoryview) -> None:
+        """Fill the buffer with what begins at an offset."""
+
+
+class Range:
+    """Part of a file."""
+
+    def __init__(self, source: Source, start: int, end: int) -> None:
+        self.source = source
+        self.start, self.end = start, end
+        self.dense = source.allocated_nbytes >= source.nbytes
+        self.known = start, start
+
+    def data_from(self, at: int) -> int:
+        """As `Run.data_from`."""
+        at += self.start
+        if self.dense or self.known[0] <= at < self.known[1]:
+            return at - self.start
+        ranges = self.source.data_ranges(at, self.end)
+        self.known = next(ranges, (self.end, self.end))
+        return self.known[0] - self.start
+
+    def read(self, at: int, buffer: memoryview) -> None:
+        """As `Run.read`."""
+        self.source.read_into(self.start + at, buffer)
+
+
+class Content:
+    """Bytes in memory."""
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content
+
+    def data_from(self, at: int) -> int:
+        """As `Run.data_from`."""
+        return at
+
+    def read(self, at: int, buffer: memoryview) -> None:
+        """As `Run.read`."""
+        buffer[:] = self.content[at : at + len(buffer)]
+
+
+class Gathered:
+    """Elements that come in chunks of any size."""
+
+    def __init__(self, chunks: Iterator[bytearray]) -> None:
+        self.chunks = chunks
+        self.rest = memoryview(b"")
+
+    def data_from(self, at: int) -> int:
+        """As `Run.data_from`."""
+        return at
+
+    def read(self, at: int, buffer: memoryview) -> None:
+        """As `Run.read`."""
+        while len(buffer):
+            if not len(self.rest):
+                self.rest = memoryview(next(self.chunks))
+            count = min(len(buffer), len(self.rest))
+            buffer[:count] = self.rest[:count]
+            buffer, self.rest = buffer[count:], self.rest[count:]
+
+
+def plain(shown: Shown, start: int) -> Run:
+    """The bytes of a storage from an offset on, as they lie there."""
+    stored = shown.stored
+    if stored.content is not None:
+        return Content(memoryview(stored.content)[start:])
+    source = shown.draft.sources[stored.source]
+    return Range(source, stored.start + start, stored.start + stored.nbytes)
+
+
+def span(view: View) -> tuple[int, int]:
+    """The bytes of a storage from the first that a view shows to the last."""
+    start = view.offset * BITS[view.dtype] // 8
+    return start, max(start, reach_of(view.shape, view.stride, view.offset, view.dtype))

@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], tokens.device)
         logits: Tensor = self.head(self.layers(self.embed(tokens), mask=mask, is_causal=True))
         return logits
 

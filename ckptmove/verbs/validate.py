@@ -161,7 +161,14 @@ def _text(path: StrPath | None) -> str | None:
 
 def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest | None]:
     """Whether the file is what it says, to the last byte; and what it holds."""
-    report = progress or (lambda nbytes: None)
+    summed = 0
+
+    def report(nbytes: int) -> None:
+        nonlocal summed
+        summed += nbytes
+        if progress is not None:
+            progress(nbytes)
+
     try:
         with formats.opened(path) as found:
             manifest = found.manifest
@@ -176,7 +183,8 @@ def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest 
     if faults:
         title = f"{what}: {counted(len(faults), 'fault')}"
         return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest
-    return Finding("container", PASSED, f"{what}, every checksum right", (), data), manifest
+    how = "every checksum is right" if summed else "all in its place; it has no checksums"
+    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest
 
 
 def _second_opinion(source: Source) -> list[str]:

@@ -137,7 +137,7 @@ def test_public_folders_are_named(corpus: Path) -> None:
 
 def test_everything_else_is_copied(model: Path, tmp_path: Path) -> None:
     before = tree(model)
-    os.chmod(model / "config.json", 0o640)
+    (model / "config.json").chmod(0o640)
     told: list[int] = []
     report = convert(model, tmp_path / "out", progress=told.append)
     assert tree(model) == before
@@ -301,7 +301,7 @@ def test_folders_must_lie_apart(
     before = tree(model)
     for force in (False, True):
         for dry_run in (False, True):
-            with pytest.raises(RefusedError, match="lies in|the source itself"):
+            with pytest.raises(RefusedError, match=r"lies in|the source itself"):
                 convert(model, out, force=force, dry_run=dry_run)
     assert tree(model) == before
 
@@ -319,7 +319,7 @@ def test_an_existing_folder_is_replaced_only_by_force(model: Path, tmp_path: Pat
 def test_another_file_of_that_name_is_not_overwritten(model: Path, tmp_path: Path) -> None:
     (model / "model.safetensors").rename(model / "x.safetensors")
     (model / "x-00001-of-00002.safetensors").mkdir()
-    with pytest.raises(RefusedError, match="has another 'x-00001-of-00002.safetensors'"):
+    with pytest.raises(RefusedError, match="has another 'x-00001-of-00002"):
         convert(model, tmp_path / "out", max_shard_size=1200)
     assert not (tmp_path / "out").exists()
 

@@ -65,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents",
     ),
     (
+        "drafts.raising",
         "drafts.canonical",
         "drafts.draft",
         "drafts.filling",

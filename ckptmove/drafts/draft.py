@@ -128,7 +128,7 @@ class Pieces:
                 at=at,
                 nbytes=nbytes,
                 source=stored.source,
-                source_at=stored.start,
+                source_at=0 if stored.content is not None else stored.start,
                 source_nbytes=stored.nbytes_before,
                 dtype=before,
                 shape=view.shape,
@@ -138,6 +138,7 @@ class Pieces:
                 neg=view.neg,
                 big_endian=stored.big_endian,
                 to=None if stored.cast_from is None else view.dtype,
+                content=stored.content,
             )
         )
 
@@ -149,7 +150,7 @@ class _Graph(Container):
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
         root = self.roots[0][1]
-        return _NBYTES_EACH * (1 + sum(1 for node in nodes_of(root) for _ in held_by(node)))
+        return _NBYTES_EACH * (1 + sum(len(held_by(node)) for node in nodes_of(root)))
 
 
 @dataclass

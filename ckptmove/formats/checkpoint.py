@@ -206,7 +206,14 @@ def _stored(container: Container, storage: Storage) -> Stored:
     """Where the bytes of a storage come from."""
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
-        return Stored(storage.id, storage.location, storage.dtype, len(content), content=content)
+        return Stored(
+            id=storage.id,
+            location=storage.location,
+            dtype=storage.dtype,
+            nbytes=len(content),
+            content=content,
+            big_endian=container.big_endian,
+        )
     return Stored(
         id=storage.id,
         location=storage.location,

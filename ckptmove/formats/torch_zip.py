@@ -141,9 +141,9 @@ def _member(name: str, content: bytes) -> Member:
 
 def _known_crc(stored: Stored) -> int:
     """The checksum of a storage as it will be, or 0 where it must be measured."""
-    if stored.content is not None:
-        return zlib.crc32(stored.content)
-    return 0 if stored.is_made else stored.crc32
+    if stored.is_made:
+        return 0
+    return stored.crc32 if stored.content is None else zlib.crc32(stored.content)
 
 
 def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:

@@ -52,12 +52,15 @@ class Companion(NamedTuple):
             file.write(Plan("clone", self.nbytes, copies, ()), progress)
 
 
-def companions_of(folder: str, weights: Collection[str]) -> list[Companion]:
+def companions_of(folder: str, weights: Collection[str], warnings: list[str]) -> list[Companion]:
     """Everything in a folder but the weights, however deep: links are followed.
+
+    Changes in place that were interrupted are undone first.
 
     Args:
         folder: the folder.
         weights: names of files in it that are left out.
+        warnings: what the user should know is added to these.
 
     Raises:
         InputError: something can't be read.
@@ -68,7 +71,7 @@ def companions_of(folder: str, weights: Collection[str]) -> list[Companion]:
     todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(folder),))]
     while todo:
         inside, above = todo.pop()
-        names = _names(os.path.join(folder, inside))
+        names = _settled(folder, inside, warnings)
         if inside and not names:
             found.append(Companion(inside, os.path.join(folder, inside), 0))
         for name in names:
@@ -83,13 +86,21 @@ def companions_of(folder: str, weights: Collection[str]) -> list[Companion]:
                     raise UnsupportedError("is a link to a folder that it is in", path=path)
                 todo.append((f"{within}/", (*above, identity)))
             elif stat.S_ISREG(about.st_mode):
-                settle(path)
-                found.append(Companion(within, path, _about(path).st_size))
+                found.append(Companion(within, path, about.st_size))
             else:
                 raise UnsupportedError("is no file, and can't be copied", path=path)
             if len(found) + len(todo) > _MOST:
                 raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
     return sorted(found)
+
+
+def _settled(folder: str, inside: str, warnings: list[str]) -> list[str]:
+    """The names in a folder, once no journal is among them."""
+    path = os.path.join(folder, inside)
+    for name in _names(path):
+        for note in settle(os.path.join(path, name)):
+            warnings.append(f"{inside}{name}: {note}")
+    return _names(path)
 
 
 def _names(folder: str) -> list[str]:

@@ -287,7 +287,7 @@ def test_links_that_double_again_and_again_are_refused(model: Path) -> None:
         for name in ("x", "y"):
             (model / f"d{n}" / name).symlink_to(f"../d{n + 1}")
     (model / "d40").mkdir()
-    with pytest.raises(RefusedError, match="more than 100,000 files"):
+    with pytest.raises(RefusedError, match="too many links lead to this folder"):
         convert(model, model.parent / "out")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from ..plan import Copy, Plan
 from ..source import Source
 from ..verifier import Progress
 
-_MOST = 100_000  # files, and folders: links can make few look like many
+_MOST = 100_000  # files, and folders
+_MOST_COPIES = 16  # of one folder: links to folders with links make few look like many
 
 
 class Companion(NamedTuple):
@@ -68,6 +70,7 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
         RefusedError: there is too much.
     """
     found: list[Companion] = []
+    met: Counter[tuple[int, int]] = Counter()
     todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(folder),))]
     while todo:
         inside, above = todo.pop()
@@ -84,6 +87,9 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
                 identity = (about.st_dev, about.st_ino)
                 if identity in above:
                     raise UnsupportedError("is a link to a folder that it is in", path=path)
+                met[identity] += 1
+                if met[identity] > _MOST_COPIES:
+                    raise RefusedError("too many links lead to this folder", path=path)
                 todo.append((f"{within}/", (*above, identity)))
             elif stat.S_ISREG(about.st_mode):
                 found.append(Companion(within, path, about.st_size))

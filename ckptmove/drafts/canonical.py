@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import Tensor, reach_of
@@ -29,6 +29,7 @@ _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
+_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent}
 
 
 class Cut(NamedTuple):
@@ -330,36 +331,27 @@ def nodes_of(
         met: `id()` of nodes that were reached before and are left out; the others are added.
     """
     met = set() if met is None else met
-    todo = [root]
+    todo: list[Any] = [root] if type(root) in _COMPOSITE else []
     while todo:
         node = todo.pop()
-        if not isinstance(node, (Tuple, List, Set, Dict, Call, Persistent)) or id(node) in met:
+        if id(node) in met:
             continue
         met.add(id(node))
         if enter is not None:
             enter(node)
         yield node
         if id(node) not in skip:
-            todo.extend(reversed(list(held_by(node))))
+            todo += [each for each in reversed(held_by(node)) if type(each) in _COMPOSITE]
 
 
-def held_by(node: Composite) -> Iterator[Node]:
+def held_by(node: Composite) -> Sequence[Node]:
     """Everything that a node holds."""
-    if isinstance(node, Persistent):
-        yield node.pid
-        return
     if isinstance(node, Call):
-        yield node.function
-        yield node.args
-        yield node.kwargs
-    if isinstance(node, (Tuple, List, Set, Call)):
-        yield from node.items
-    if isinstance(node, MappingNode):
-        for key, value in node.pairs:
-            yield key
-            yield value
-    if isinstance(node, Call):
-        yield node.state
+        pairs = [each for pair in node.pairs for each in pair]
+        return [node.function, node.args, node.kwargs, *node.items, *pairs, node.state]
+    if isinstance(node, Dict):
+        return [each for pair in node.pairs for each in pair]
+    return [node.pid] if isinstance(node, Persistent) else node.items
 
 
 def state_dict(

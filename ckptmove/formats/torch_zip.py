@@ -51,6 +51,7 @@ class TorchZip(PickledFormat):
     name = "torch-zip"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
     folder_stem = "pytorch_model"
+    shards = False
     summary = "torch.save, torch 1.6 and newer, or 1.4 when asked for it"
     refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
@@ -113,10 +114,12 @@ class TorchZip(PickledFormat):
             seal=lambda crcs: _sealed(laid, dict(zip(measured, crcs, strict=True))),
         )
 
-        def check(files: Mapping[str, Source]) -> None:
-            _check(files[""], pickle, stored)
+        name = f"{manner.stem}.bin" if manner.in_folder else ""
 
-        return Writing({"": plan}, len(draft.listed().tensors), {}, (), check)
+        def check(files: Mapping[str, Source]) -> None:
+            _check(files[name], pickle, stored)
+
+        return Writing({name: plan}, len(draft.listed().tensors), {}, (), check)
 
 
 def _numbered(draft: Draft) -> list[Stored]:

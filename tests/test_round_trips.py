@@ -173,7 +173,7 @@ def test_programs_are_refused_and_their_tensors_taken(
 def _of_script(path: Path) -> dict[str, bytes]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+        module = torch.jit.load(path, map_location="cpu")
     return {
         name: bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
         for name, tensor in module.state_dict().items()

@@ -242,7 +242,7 @@ class Training:
                 value.backward()
                 return value
 
-            self.optimizer.step(loss)  # type: ignore[arg-type]  # it calls it without arguments
+            self.optimizer.step(loss)
             self.scheduler.step()
             seen.append(b"".join(p.detach().numpy().tobytes() for p in self.model.parameters()))
         return seen

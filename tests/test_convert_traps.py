@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ckptmove import CorruptError, convert, inspect
 from tests.checkpoints import MAKERS, rezip, sparse_zip64
@@ -376,3 +376,46 @@ def test_a_damaged_source_is_found_out(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="damaged"):
         convert(tmp_path / "made.pt", tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
+
+
+TENSOR = {"$": "tensor", "of": "w"}
+MALFORMED: dict[str, object] = {
+    "a dtype that is a list": {**TENSOR, "dtype": []},
+    "a storage that is a dict": {**TENSOR, "storage": {}},
+    "an unknown storage": {**TENSOR, "storage": "float7"},
+    "a stride that is a number": {**TENSOR, "shape": [2], "stride": 1},
+    "a shape of text": {**TENSOR, "shape": ["2"]},
+    "a negative offset": {**TENSOR, "shape": [1], "offset": -1},
+    "more than there is": {**TENSOR, "shape": [3]},
+    "a stride too far": {**TENSOR, "shape": [2], "stride": [2]},
+    "a huge stride": {**TENSOR, "shape": [2], "stride": [1 << 62]},
+    "a device that is a number": {**TENSOR, "device": 0},
+    "a flag that is a number": {**TENSOR, "grad": 1},
+    "a key too many": {**TENSOR, "colour": "red"},
+    "a name that is none": {"$": "tensor", "of": 3},
+    "a storage's dtype that is a list": {"$": "storage", "of": "w", "dtype": []},
+    "a storage of another size": {"$": "storage", "of": "w", "dtype": "complex128"},
+    "two dtypes": [{"$": "storage", "of": "w", "dtype": "int32"}, TENSOR],
+    "two devices": [{**TENSOR, "device": "cuda:0"}, TENSOR],
+    "a blob that says more": {"$": "blob", "of": "w", "dtype": "uint8"},
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_tree_that_contradicts_its_file_is_refused(what: str, tmp_path: Path) -> None:
+    tree = json.dumps({"version": 1, "root": MALFORMED[what]})
+    save_file({"w": torch.ones(2)}, tmp_path / "made.safetensors", {"ckptmove": tree})
+    for run in (inspect, lambda path: convert(path, tmp_path / "out.pt")):
+        with pytest.raises(CorruptError, match="its tree"):
+            run(tmp_path / "made.safetensors")
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_tree_that_does_not_fit_its_tensors_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    for n, root in enumerate(([{**TENSOR, "of": "gone"}], {"epoch": 3})):
+        tree = json.dumps({"version": 1, "root": root})
+        source = tmp_path / f"{n}.safetensors"
+        save_file({"w": torch.ones(2)}, source, {"ckptmove": tree})
+        report = convert(source, tmp_path / f"{n}.pt")
+        assert "its tree" in report.warnings[0]
+        assert_same_tree({"w": torch.ones(2)}, load(tmp_path / f"{n}.pt", weights_only=True))

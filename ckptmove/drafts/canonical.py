@@ -3,13 +3,16 @@
 Each storage is `('storage', class, id, location, elements)`, the persistent id of torch.save since
 1.6; each plain tensor a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` where its dtype
 has no storage class. What older formats put elsewhere (tensors by number, parts of storages,
-classes with their source, storages loaded from bytes) is brought into these forms; all other nodes
-stay what they are. Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
+classes with their source, storages loaded from bytes) is brought into these forms, and what old
+protocols spell as calls becomes what it stands for (`raising`). All other nodes stay what they are.
+Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..contents.pids import StorageId, TensorId
@@ -19,6 +22,7 @@ from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..manifest import Manifest, Storage, TensorEntry
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple, named
 from ..pickles.nodes import Mapping as MappingNode
+from .raising import raised
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
@@ -225,7 +229,7 @@ class _Canoniser:
             node.items = [self.replaced(each) for each in node.items]
 
     def replaced(self, node: Node) -> Node:
-        if not isinstance(node, (Persistent, Call)):
+        if not isinstance(node, (Persistent, Call, bytes)):
             return node
         known = id(node)
         if known not in self.new:
@@ -233,7 +237,7 @@ class _Canoniser:
             self.new[known] = self.counterpart(node)
         return self.new[known]
 
-    def counterpart(self, node: Persistent | Call) -> Node:
+    def counterpart(self, node: Persistent | Call | bytes) -> Node:
         found = self.old.get(id(node))
         if found is not None:
             part = found.view_at or found.nbytes != found.whole_nbytes
@@ -245,7 +249,13 @@ class _Canoniser:
             return self.graph.tensor(
                 self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
             )
-        return named(node)
+        return raised(named(node), lambda held: self.uses[id(held)] == 1)
+
+    @cached_property
+    def uses(self) -> Counter[int]:
+        """How often each list is held, by its `id()`."""
+        holders = nodes_of(self.graph.root)
+        return Counter(id(held) for n in holders for held in held_by(n) if isinstance(held, List))
 
     def part(self, found: StorageId) -> Persistent:
         """A part of a storage that is used as one: it becomes one, which newer formats need."""

@@ -128,7 +128,7 @@ class Pieces:
                 at=at,
                 nbytes=nbytes,
                 source=stored.source,
-                source_at=stored.start,
+                source_at=0 if stored.content is not None else stored.start,
                 source_nbytes=stored.nbytes_before,
                 dtype=before,
                 shape=view.shape,
@@ -138,6 +138,7 @@ class Pieces:
                 neg=view.neg,
                 big_endian=stored.big_endian,
                 to=None if stored.cast_from is None else view.dtype,
+                content=stored.content,
             )
         )
 
@@ -206,6 +207,10 @@ class Draft:
             stored = self.stored[key]._replace(location=location)
             self.stored[key] = stored
             self.graph.retype(key, stored.dtype, stored.nbytes, location)
+
+    def number_of(self, window: Readable) -> int:
+        """Which of the sources a part of a file is in."""
+        return [id(each) for each in self.sources].index(id(getattr(window, "source", window)))
 
     def listed(self) -> Contents:
         """Everything that the graph holds, as any checkpoint's content is listed."""

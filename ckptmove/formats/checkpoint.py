@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
@@ -62,7 +62,7 @@ class PickledCheckpoint:
         return Manifest(
             path=container.source.path,
             format=self.format,
-            nbytes=container.source.nbytes,
+            nbytes=container.nbytes,
             tensors=tuple(contents.tensors),
             storages=self.whole.storages,
             values_naming_devices=tuple(contents.values),
@@ -117,13 +117,13 @@ class PickledCheckpoint:
             spelling.spell(contents.value_nodes[n], device)
         return spelling
 
-    def draft(self, source: Source) -> Draft:
+    def draft(self, sources: Sequence[Source]) -> Draft:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
         Of a program this is a state dict of its tensors.
 
         Args:
-            source: the file that it was read from.
+            sources: the files that it was read from.
 
         Raises:
             CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
@@ -148,11 +148,11 @@ class PickledCheckpoint:
                 hint="unpack it and save it anew",
             )
         return Draft(
-            path=source.path,
+            path=container.source.path,
             format=self.format,
             graph=graph,
             stored=stored,
-            sources=[source],
+            sources=sources,
             section=container.section,
             blobs=self._blobs(),
             losses=[
@@ -206,12 +206,20 @@ def _stored(container: Container, storage: Storage) -> Stored:
     """Where the bytes of a storage come from."""
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
-        return Stored(storage.id, storage.location, storage.dtype, len(content), content=content)
+        return Stored(
+            id=storage.id,
+            location=storage.location,
+            dtype=storage.dtype,
+            nbytes=len(content),
+            content=content,
+            big_endian=container.big_endian,
+        )
     return Stored(
         id=storage.id,
         location=storage.location,
         dtype=storage.dtype,
         nbytes=storage.nbytes,
+        source=0 if storage.extent is None else storage.extent.source,
         start=0 if storage.extent is None else storage.extent.start,
         crc32=container.crc32(storage.id),
         big_endian=container.big_endian,

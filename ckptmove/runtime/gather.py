@@ -37,7 +37,8 @@ def gathered(source: Source, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
     Args:
-        source: the file that `gather.source_at` is counted in; it must stay as it is.
+        source: the file that `gather.source_at` is counted in, unless the view is in memory; it
+            must stay as it is.
         gather: the view, and what it is to become.
 
     Raises:
@@ -77,7 +78,8 @@ def _check_reach(source: Source, gather: Gather, dimensions: _Dimensions) -> Non
     start, end = gather.source_at, gather.source_at + gather.source_nbytes
     if numel and nbytes_of(last + 1, gather.dtype) > gather.source_nbytes:
         raise CorruptError("a tensor reaches outside its storage", path=source.path)
-    if not 0 <= start <= end <= source.nbytes:
+    nbytes = source.nbytes if gather.content is None else len(gather.content)
+    if not 0 <= start <= end <= nbytes:
         raise CorruptError("a storage reaches outside the file", path=source.path)
     if bits < 8 and (gather.offset * bits % 8 or dimensions not in ([], [(numel, 1)])):
         raise UnsupportedError(f"{gather.dtype} can't be gathered: its elements share bytes")
@@ -97,7 +99,10 @@ def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
     end = at + nbytes_of(prod(gather.shape), gather.dtype)
     while at < end:
         raw = bytearray(min(_READ_NBYTES, end - at))
-        source.read_into(at, raw)
+        if gather.content is None:
+            source.read_into(at, raw)
+        else:
+            raw[:] = gather.content[at : at + len(raw)]
         at += len(raw)
         yield raw
 
@@ -106,7 +111,7 @@ def _picked(source: Source, gather: Gather, dimensions: _Dimensions) -> Iterator
     """The bytes of a view whose elements lie here and there."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
-    region = _mapped(source, gather.source_at, gather.source_nbytes, unit)
+    region = _region(source, gather, unit)
     units = width // unit
     parts = [(units, 1)] if units > 1 else []
     elements = _PICKED_NBYTES // max(width, BITS[_to(gather)] // 8)
@@ -137,11 +142,12 @@ def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dime
             yield offset + row * step, [(min(rows, n - row), step), *rest]
 
 
-def _mapped(source: Source, at: int, nbytes: int, unit: int) -> torch.Tensor:
-    """A region of the file as a tensor of integers of `unit` bytes, never to be written to."""
-    before = at % mmap.ALLOCATIONGRANULARITY
+def _region(source: Source, gather: Gather, unit: int) -> torch.Tensor:
+    """Where a view lies, as a tensor of integers of `unit` bytes, never to be written to."""
+    at, nbytes = gather.source_at, gather.source_nbytes
+    before = at % mmap.ALLOCATIONGRANULARITY if gather.content is None else at
     try:
-        pages = mmap.mmap(
+        held = gather.content or mmap.mmap(
             source.fd, before + nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at - before
         )
     except OSError as error:
@@ -149,7 +155,7 @@ def _mapped(source: Source, at: int, nbytes: int, unit: int) -> torch.Tensor:
     with warnings.catch_warnings():
         # Pages that could be written to would count as memory, of which there may be less.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
+        return torch.frombuffer(held, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
 
 
 # -- elements, as they are to be written -------------------------------------------------------

@@ -11,7 +11,6 @@ from ..drafts.draft import Draft
 from ..drafts.filling import fill
 from ..drafts.shaping import prune
 from ..errors import CorruptError, StrPath
-from ..in_place import settle
 from ..pickles.nodes import Persistent
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def load(
     from ..runtime.storages import Storages
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
-    settle(path)
     with formats.opened(path) as found:
         draft = found.draft()
         if patterns:

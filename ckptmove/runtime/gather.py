@@ -23,6 +23,7 @@ from ..source import Source
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
+_ALONE = 1 << 15  # elements: of more torch makes work for threads, which wait longer than they work
 
 _BIG_HOST = sys.byteorder == "big"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -239,7 +240,9 @@ def _checked_cast(dtype: str, to: str) -> Callable[[bytearray], bytearray]:
         old = torch.frombuffer(raw, dtype=torch.uint8).view(values)
         made = bytearray(old.numel() * wanted.itemsize * (2 if widened else 1))
         new = torch.frombuffer(made, dtype=torch.uint8).view(wanted)
-        new[:: 2 if widened else 1].copy_(old)
+        new = new[:: 2 if widened else 1]
+        for these, those in zip(old.split(_ALONE), new.split(_ALONE), strict=True):
+            those.copy_(these)
         return made
 
     try:

@@ -165,6 +165,7 @@ class Draft:
         sources: the files that hold them.
         section: what its tensors serve where nothing else tells.
         blobs: `id()` of bytes in the graph that were passed over → what holds them.
+        metadata: what is said of the whole, as text.
         losses: what the graph does not hold of the source.
         warnings: what the user should know.
     """
@@ -176,6 +177,7 @@ class Draft:
     sources: Sequence[Source]
     section: Section = Section.OTHER
     blobs: Mapping[int, Readable] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -155,6 +155,7 @@ class PickledCheckpoint:
             sources=sources,
             section=container.section,
             blobs=self._blobs(),
+            metadata=container.metadata,
             losses=[
                 Loss(f"<{each.beside}>", "has no place in other formats")
                 for each in container.everything()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS
-from ..drafts.draft import Draft
+from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
 from ..drafts.trees import TREE, read_tree
 from ..errors import UnsupportedError
@@ -73,6 +73,10 @@ class SafetensorsFile(PickledFormat):
     def open(self, glimpse: Glimpse) -> SafetensorsContainer:
         """Read the header."""
         return SafetensorsContainer(glimpse)
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """Nothing: what has no form of its own is told in the header."""
+        return []
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as one file, or as several with an index.
@@ -178,5 +182,7 @@ class SafetensorsContainer(TensorsContainer):
         self.header = read_header(source)
         placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
         super().__init__(source, placed, self.header.metadata.get(TREE), self.header.data_at)
+        own = ("format", TREE)
+        self.metadata = {k: v for k, v in self.header.metadata.items() if k not in own}
         made_for = _WRITERS.get(self.header.metadata.get("format", ""))
         self.writer = self.writer or (f"a library for {made_for}" if made_for else "")

@@ -22,6 +22,7 @@ from ..pickles.nodes import Mapping as MappingNode
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
+_PARAMETER = "torch.nn.parameter.Parameter"
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
@@ -95,9 +96,9 @@ class Graph:
             flags: of `conj` and `neg` those that are set.
         """
         node = Call(None, None, "REDUCE", 0)
-        hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+        hooks = _no_hooks()
         self.respell(node, storage, dtype, shape, stride, offset, requires_grad, hooks)
-        if flags:
+        if flags and any(flags.values()):
             assert isinstance(node.args, Tuple)
             metadata = Dict()
             metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
@@ -195,17 +196,21 @@ class _Canoniser:
         self.recogniser = Recogniser(ids, tensors)
         self.kept: list[Node] = [root]  # so that no other node takes the `id()` of one
         self.new: dict[int, Node] = {}
+        self.done: set[int] = set()  # tensors that hold nothing more to be looked at
 
     def run(self) -> Graph:
         self.graph.root = self.replaced(self.graph.root)
-        for _ in nodes_of(self.graph.root, self.enter):
+        for _ in nodes_of(self.graph.root, self.enter, self.done):
             pass  # each was entered
         return self.graph
 
     def enter(self, node: Composite) -> None:
         """Replace what a node holds."""
         if isinstance(node, Call):
-            self.tensor(node)
+            if self.tensor(node):
+                self.done.add(id(node))
+                return
+            self.parameter(node)
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
@@ -241,13 +246,29 @@ class _Canoniser:
         stored = self.stored[found.id]
         return self.graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
 
-    def tensor(self, node: Call) -> None:
-        """Bring a plain tensor into its form."""
-        if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
+    def parameter(self, node: Call) -> None:
+        """Bring a parameter of torch 0.1 to 0.3 into the form that they have since."""
+        if node.qualname != _PARAMETER or not node.built or not isinstance(node.state, Tuple):
             return
+        args, state = node.args.items if isinstance(node.args, Tuple) else [], node.state.items
+        if len(args) == 1 and len(state) == 3:
+            data, grad, hooks = args[0], state[0], state[2]
+        elif not args and len(state) == 5:
+            data, grad, hooks = state[0], state[3], state[2]
+        else:
+            return
+        self.kept += [node.args, node.state]
+        node.function = Global("torch._utils", "_rebuild_parameter", 0)
+        node.args = Tuple([data, grad, _no_hooks() if hooks is None else hooks], 0)
+        node.state, node.built = None, False
+
+    def tensor(self, node: Call) -> bool:
+        """Bring a plain tensor into its form, and tell whether that is all there is to it."""
+        if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
+            return False
         items = node.args.items
         if not items or id(items[0]) not in self.old:
-            return
+            return False
         tensor = self.recogniser.tensor(node)
         assert isinstance(tensor, Tensor)
         self.kept.append(node.args)
@@ -255,7 +276,7 @@ class _Canoniser:
         grad: Node = items[4] if len(items) > 4 else False
         hooks: Node = items[5] if len(items) > 5 else None
         if hooks is None:
-            hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+            hooks = _no_hooks()
         rest = items[7:] if node.qualname.endswith(V3) else items[6:]
         shape, stride = tensor.shape, tensor.stride
         self.graph.respell(
@@ -269,6 +290,11 @@ class _Canoniser:
             hooks,
             tuple(rest),
         )
+        return not rest and isinstance(grad, bool) and is_untouched(node)
+
+
+def _no_hooks() -> Call:
+    return Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
 
 
 def nodes_of(

@@ -59,6 +59,7 @@ def read_tree(
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries), Dict()
     root.pairs = [(Text(name, 0), reader.tensor(name, {})) for name in entries]
+    reader.graph.root = root
     return reader, root
 
 

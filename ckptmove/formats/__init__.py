@@ -40,6 +40,7 @@ __all__ = [
     "WritableFormat",
     "opened",
     "read",
+    "uncollected",
 ]
 
 FORMATS: tuple[Format, ...] = (
@@ -84,9 +85,7 @@ def read(source: Readable) -> Checkpoint:
         CorruptError: it is damaged, truncated or hostile.
         UnsupportedError: it is no checkpoint, or of a format that can't be read.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # all that is built stays: to look for garbage in it takes longer than to build
-    try:
+    with uncollected():
         glimpse = _glimpse(source, Opening(_open_nested))
         for format in FORMATS:
             if format.sniff(glimpse):
@@ -95,6 +94,15 @@ def read(source: Readable) -> Checkpoint:
         if legacy.sniff_behind(glimpse):
             return legacy.read(glimpse)
         raise _stranger(glimpse)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """A context in which all that is built stays: to look for garbage takes longer than that."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()

@@ -9,7 +9,7 @@ from functools import cached_property
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
-from ..drafts.canonical import canonical, state_dict
+from ..drafts.canonical import Graph, canonical, state_dict
 from ..drafts.draft import Draft, Loss, Stored
 from ..errors import UnsupportedError, WriteError
 from ..manifest import Manifest, Path, Storage
@@ -130,10 +130,7 @@ class PickledCheckpoint:
         """
         container = self.container
         storages, origins = self.whole.storages, self._origins()
-        if container.program:
-            graph = state_dict(self.manifest)
-        else:
-            graph = canonical(self.manifest.tree, self.whole.ids, self.whole.tensors, storages)
+        graph = self.graph()
         stored = {key: _stored(origins[key], storages[key]) for key in graph.storages}
         packed = sum(len(each.content or b"") for each in stored.values())
         if packed > MAX_NBYTES:
@@ -154,8 +151,19 @@ class PickledCheckpoint:
                 for each in container.everything()
                 if each.beside
             ],
-            warnings=list(self.manifest.warnings),
+            warnings=list(dict.fromkeys(self._warnings())),
         )
+
+    def graph(self) -> Graph:
+        """What it holds, in canonical form.
+
+        Raises:
+            CorruptError, UnsupportedError: as `draft`.
+        """
+        if self.container.program:
+            return state_dict(self.manifest)
+        tree, (_, ids, storages, _, tensors) = joined(self.container.roots), self.whole
+        return canonical(tree, ids, tensors, storages)
 
     def _blobs(self) -> dict[int, Readable]:
         """The bytes that are not held in memory."""

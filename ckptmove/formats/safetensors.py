@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS
+from ..drafts.canonical import Graph
 from ..drafts.draft import Draft
 from ..drafts.leaves import Reader
 from ..drafts.trees import TREE, read_tree
@@ -25,7 +26,7 @@ from ..manifest import Extent, Section, Storage
 from ..plan import Plan
 from ..source import Readable
 from .base import Carries, Glimpse
-from .checkpoint import PickledFormat
+from .checkpoint import PickledCheckpoint, PickledFormat
 from .safetensors_writing import planned
 from .writing import Manner, Writing
 
@@ -66,6 +67,10 @@ class SafetensorsFile(PickledFormat):
         fits = 0 < length <= glimpse.source.nbytes - LENGTH_NBYTES
         return fits and start.lstrip(_SPACE)[:1] in (b"{", b"")
 
+    def read(self, glimpse: Glimpse) -> SafetensorsCheckpoint:
+        """Read the header."""
+        return SafetensorsCheckpoint(self.name, self.open(glimpse))
+
     def open(self, glimpse: Glimpse) -> SafetensorsContainer:
         """Read the header."""
         return SafetensorsContainer(glimpse)
@@ -80,11 +85,25 @@ class SafetensorsFile(PickledFormat):
         return planned(draft, manner)
 
 
+class SafetensorsCheckpoint(PickledCheckpoint):
+    """What such a file holds."""
+
+    def __init__(self, format: str, container: SafetensorsContainer) -> None:
+        super().__init__(format, container)
+        self._header = container
+
+    def graph(self) -> Graph:
+        """As `PickledCheckpoint.graph`."""
+        return self._header.graph if self._header.is_canonical else super().graph()
+
+
 class SafetensorsContainer(Container):
     """The tensors that a header names, and the tree that it tells of them, if it does.
 
     Attributes:
         header: what it says.
+        graph: its nodes.
+        is_canonical: whether these are sure to be in canonical form.
     """
 
     def __init__(self, glimpse: Glimpse) -> None:
@@ -104,8 +123,9 @@ class SafetensorsContainer(Container):
         reader, root = read_tree(self.header.entries, self.header.metadata.get(TREE), self.warnings)
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
-        self._graph = reader.graph  # its nodes are known by their `id()`
+        self.graph = reader.graph
         self.ids = reader.graph.ids
+        self.is_canonical = not reader.terms  # terms may say anything
         self.blobs = {known: self._window(name) for known, name in reader.blobs.items()}
         self.storages = {name: self._storage(reader, name) for name in reader.graph.storages}
         made_for = _WRITERS.get(self.header.metadata.get("format", ""))

@@ -16,7 +16,8 @@ from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..contents.strided import MOST_DIMENSIONS, count_of, reach_of
 from ..dtypes import nbytes_of
-from ..errors import CorruptError
+from ..errors import CorruptError, UnsupportedError
+from .restoring import HINT
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -147,8 +148,10 @@ def _meta(args: _Args) -> None:
 
 
 def _from_cpu_tensor(args: _Args) -> None:
-    data, _, _, requires_grad = args
+    data, dtype, device, requires_grad = args
     _check(isinstance(data, torch.Tensor), "what it is made of is no tensor")
+    _check(isinstance(dtype, torch.dtype), "its dtype is none")
+    _check(isinstance(device, (str, torch.device)), "its device is none")
     _check(data.nbytes <= data.untyped_storage().nbytes(), "it repeats elements")
     _check_rest(requires_grad, None)
 
@@ -173,6 +176,7 @@ def rebuilt(name: str, args: _Args) -> object:
 
     Raises:
         CorruptError: its arguments make no sense.
+        UnsupportedError: it says that it is on a device that is not there.
     """
     function, check = REBUILD[name]
     try:
@@ -186,12 +190,16 @@ def rebuilt(name: str, args: _Args) -> object:
         raise
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
+        if name == _THROUGH_CPU:  # of which all but the device was checked
+            where = f"a tensor can't be put on its device: {why}"
+            raise UnsupportedError(where, hint=HINT) from error
         raise CorruptError(f"a tensor can't be made by {name}: {why}") from error
 
 
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
+_THROUGH_CPU = "torch._utils._rebuild_device_tensor_from_cpu_tensor"
 _CHECKS: dict[str, Callable[[_Args], None]] = {
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _from_cpu_tensor,
+    _THROUGH_CPU: _from_cpu_tensor,
     "torch._utils._rebuild_meta_tensor_no_storage": _meta,
     "torch._utils._rebuild_nested_tensor": _nested,
     "torch._utils._rebuild_parameter": _parameter,

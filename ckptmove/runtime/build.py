@@ -80,6 +80,7 @@ class _Builder:
         self.storages: dict[tuple[int, str], torch.TypedStorage] = {}
         self.copied: set[int] = set()
         self.room = _ROOM
+        self.fake = torch._guards.detect_fake_mode(None) is not None
 
     def build(self, root: Node) -> object:
         """The object of the root."""
@@ -145,28 +146,28 @@ class _Builder:
     def plain_tensor(self, node: Call) -> object:
         """A tensor of which nothing needs to be made but its storage, as of nearly all; else None.
 
-        It is what all the steps would make of it, at once.
+        It is what all the steps would make of it, at once. What is odd is left to them.
         """
-        if not is_plain(node) or not isinstance(node.args, Tuple):
+        if self.fake or not is_plain(node) or not isinstance(node.args, Tuple):
             return None
         assert isinstance(node.function, Global)
-        items, name = node.args.items, node.function.name
-        if len(items) != _PLAIN[name] or not isinstance(items[0], Persistent):
-            return None
-        if not is_untouched(node):
+        items = node.args.items
+        storage = items[0] if len(items) == _PLAIN[node.function.name] else None
+        if not isinstance(storage, Persistent):
             return None
         _, offset, shape, stride, grad, _, *dtype = items
+        pid = storage.pid.items if isinstance(storage.pid, Tuple) else []
+        kind = dtype[0] if dtype else pid[1] if len(pid) == 5 else None
+        if not isinstance(kind, Global) or not isinstance(grad, bool) or not is_untouched(node):
+            return None
+        name = kind.name if dtype else STORAGE_CLASSES.get(kind.name)
+        if name not in rebuild.WHOLE or (dtype and kind.module != "torch"):
+            return None
         if not isinstance(shape, Tuple) or not isinstance(stride, Tuple):
             return None
-        for each in (offset, grad, *shape.items, *stride.items):
-            if type(each) is not int and type(each) is not bool:
-                return None
-        args: list[Any] = [offset, tuple(shape.items), tuple(stride.items), grad, OrderedDict()]
-        if dtype:
-            if not isinstance(dtype[0], Global):
-                return None
-            args.append(self.named(dtype[0]))
-        return rebuild.rebuilt(f"torch._utils.{name}", (self.storage(items[0]), *args))
+        return rebuild.plain_tensor(
+            self.storage_of(storage), name, offset, shape.items, stride.items, grad
+        )
 
     def later(self, nodes: list[Node]) -> None:
         for node in reversed(nodes):

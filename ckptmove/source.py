@@ -69,6 +69,22 @@ class Memory:
         return Memory(self.read(start, nbytes), self.path)
 
 
+class Held:
+    """Bytes of this process, in the place of a file."""
+
+    def __init__(self, content: bytes | memoryview, path: str) -> None:
+        self.content = memoryview(content)
+        self.path = path
+        self.nbytes = len(self.content)
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """As `Source.read_into`."""
+        buffer[:] = self.content[start : start + len(buffer)]
+
+    def check_unchanged(self) -> None:
+        """Nothing: they are there."""
+
+
 class Window:
     """A part of a file."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import pickle
+import random
+import resource
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,16 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove import CkptmoveError, Opaque, UnsupportedError, UsageError
+from ckptmove import CkptmoveError, InputError, Opaque, UnsupportedError, UsageError
+from tests.building import at_most
 from tests.checkpoints import MAKERS, rezip, save, sparse_zip64
 from tests.making.expected import having_every_device
 from tests.making.families import FAMILIES
+from tests.mutating import mutated
 from tests.oracles import load, loads_safely
-from tests.reading import READERS, read
+from tests.reading import read
 from tests.sameness import assert_same_tree
-from tests.test_build import REGISTERED
+from tests.test_build import REGISTERED, holds_opaque
 from tests.test_memory import PROJECT
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
@@ -34,19 +40,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 
 def comparable(theirs: Any, ours: Any) -> tuple[Any, Any]:
     """Both trees, without what is opaque in ours."""
-    if isinstance(ours, Opaque):
-        return None, None
-    if type(ours) is not type(theirs):
+    if not holds_opaque(ours):
         return theirs, ours
-    if type(ours) is dict:
-        assert len(theirs) == len(ours)
-        pairs = zip(theirs.items(), ours.items(), strict=True)
-        kept = [(comparable(a, b), comparable(x, y)) for (a, x), (b, y) in pairs]
-        return {key[0]: value[0] for key, value in kept}, {key[1]: value[1] for key, value in kept}
-    if type(ours) in (list, tuple):
+    if isinstance(ours, dict):
+        pairs = list(zip(theirs.items(), ours.items(), strict=True))
+        both = [comparable(value, mine) for (_, value), (_, mine) in pairs]
+        return [each[0] for each in both], [each[1] for each in both]
+    if isinstance(ours, (list, tuple)):
         both = [comparable(*pair) for pair in zip(theirs, ours, strict=True)]
         return [each[0] for each in both], [each[1] for each in both]
-    return theirs, ours
+    return None, None
 
 
 def assert_same(theirs: object, ours: object) -> None:
@@ -63,22 +66,6 @@ def assert_loads_alike(path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_a_zip(name: str, tmp_path: Path) -> None:
     assert_loads_alike(save(tmp_path / "saved.pt", MAKERS[name](), "cpu"), name)
-
-
-# Of what torch itself can't load from the older format.
-_LEGACY = [
-    name
-    for name in sorted(MAKERS)
-    if name not in ("generator", "nested_strided", "same_storage_as_three_dtypes")
-    and not name.startswith(("dtype_", "every_dtype", "untyped"))
-]
-
-
-@pytest.mark.parametrize("name", _LEGACY)
-def test_a_legacy_file(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "saved.pt"
-    save(path, MAKERS[name](), "cpu", _use_new_zipfile_serialization=False)
-    assert_loads_alike(path, name)
 
 
 # Convert has a bug with the first: storages with elements of several dtypes.
@@ -100,11 +87,9 @@ def test_safetensors_by_the_library(tmp_path: Path) -> None:
     ours, theirs = ckptmove.load(path, strict=True), safetensors.torch.load_file(path)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        assert ours[name].dtype == tensor.dtype
-        assert ours[name].shape == tensor.shape
-        assert ours[name].view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist() or (
-            tensor.dim() == 0 and torch.signbit(ours[name]) == torch.signbit(tensor)
-        )
+        assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape)
+        each = [one.flatten().view(torch.uint8) for one in (ours[name], tensor)]
+        assert each[0].equal(each[1])
 
 
 PICKLED = [
@@ -116,18 +101,19 @@ PICKLED = [
 ]
 
 
-@pytest.mark.parametrize("tag", ["cpu", "cuda:1"])
 @pytest.mark.parametrize(("family", "name"), PICKLED)
-def test_a_file_of_the_families(family: str, name: str, tag: str, tmp_path: Path) -> None:
-    path = tmp_path / "saved"
+def test_a_file_of_the_families(family: str, name: str, tmp_path: Path) -> None:
+    path, tag = tmp_path / "saved", "cuda:1"
     expected = FAMILIES[family][name](path, tag)
-    away = name == "storageless" and tag != "cpu"
+    away = name == "storageless"
     with having_every_device() as restored:
         made = ckptmove.load(path, "cpu" if away else None)
     if away:
         assert_same(torch.load(path, "cpu", weights_only=False), made)
     elif expected.readable:
-        assert_same(read(family, name, path).tree, made)
+        tree = read(family, name, path).tree
+        if tree is not None:
+            assert_same(tree, made)
         assert set(restored.tags.values()) <= {"cpu", tag, "meta", "cuda:0"}
 
 
@@ -141,14 +127,15 @@ def test_parts_of_storages_share_them(tmp_path: Path) -> None:
             assert ours[name].stride() == tensor.stride()
 
 
-@pytest.mark.parametrize("name", FAMILIES["tar"])
+# torch takes parts of storages for storages of their own.
+@pytest.mark.parametrize("name", sorted(FAMILIES["tar"].keys() - {"storage_views"}))
 def test_a_tar(name: str, tmp_path: Path) -> None:
     path = tmp_path / "saved"
     FAMILIES["tar"][name](path, "cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = torch.load(path, weights_only=False)
-    assert_same(theirs, ckptmove.load(path))
+        theirs = torch.load(path, "cpu", weights_only=False)
+    assert_same(theirs, ckptmove.load(path, "cpu"))
 
 
 @pytest.mark.parametrize("name", FAMILIES["script"])
@@ -191,8 +178,6 @@ def test_a_package_is_a_dict_of_its_pickles(name: str, tmp_path: Path) -> None:
 
 
 def test_a_bundle_is_a_dict_of_its_checkpoints(tmp_path: Path) -> None:
-    import zipfile
-
     save(tmp_path / "policy.pth", {"a": torch.arange(3.0)}, "cpu")
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         archive.writestr("data", "{}")
@@ -205,9 +190,7 @@ def test_what_is_big_endian_or_compressed(tmp_path: Path) -> None:
     saved = {"f": torch.arange(4.0), "c": torch.ones(2, dtype=torch.complex64), "b": b"x"}
     path = save(tmp_path / "saved.pt", saved, "cpu")
     packed = rezip(path, tmp_path / "packed.pt", lambda _: True)
-    assert_same_tree(load(path), ckptmove.load(packed, strict=True))
-    torch.serialization.set_default_load_endianness(None)
-    import zipfile
+    assert_same_tree(load(path, weights_only=True), ckptmove.load(packed, strict=True))
 
     big = tmp_path / "big.pt"
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(big, "w") as target:
@@ -219,7 +202,7 @@ def test_what_is_big_endian_or_compressed(tmp_path: Path) -> None:
             elif name.startswith("data/"):
                 data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
             target.writestr(info.filename, data)
-    assert_same_tree(load(path), ckptmove.load(big, strict=True))
+    assert_same_tree(load(path, weights_only=True), ckptmove.load(big, strict=True))
 
 
 # -- nothing is run --------------------------------------------------------------------------------
@@ -271,20 +254,21 @@ def test_map_location(how: str, tag: str, tmp_path: Path) -> None:
 def test_map_location_sees_what_torch_shows_it(tmp_path: Path) -> None:
     path = save(tmp_path / "saved.pt", MAKERS["adam_mixed_capturable"](), "cuda:1")
     seen: list[list[object]] = []
-    for by in (load, ckptmove.load):
+    for by in (torch.load, ckptmove.load):
         met: list[object] = []
 
-        def note(storage: Any, location: str, met: list[object] = met) -> object:
+        def note(storage: Any, location: str, met: list[object] = met) -> Any:
             met.append((type(storage), storage.nbytes(), location, type(location)))
             return storage
 
-        by(path, map_location=note)  # type: ignore[operator]
+        by(path, map_location=note)
         seen.append(met)
     assert seen[0] == seen[1]
 
 
 def test_map_location_raises_what_it_raises(tmp_path: Path) -> None:
     path = save(tmp_path / "saved.pt", [torch.ones(1)], "cpu")
+    before = torch.serialization._serialization_tls.map_location
 
     def fail(storage: object, location: str) -> object:
         raise KeyError(location)
@@ -295,7 +279,7 @@ def test_map_location_raises_what_it_raises(tmp_path: Path) -> None:
         ckptmove.load(path, lambda storage, location: 3)
     with pytest.raises(UsageError, match="map_location can't be 3"):
         ckptmove.load(path, 3)
-    assert torch.serialization._serialization_tls.map_location is None  # type: ignore[attr-defined]
+    assert torch.serialization._serialization_tls.map_location is before
 
 
 @pytest.mark.parametrize("to", ["cpu", "meta", {"cuda:1": "cpu"}])
@@ -361,10 +345,9 @@ def test_writing_to_tensors_never_changes_the_file(format: str, tmp_path: Path) 
 
 
 def test_paths_that_are_no_text(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path) + b"/\xff.pt"
-    torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
-    os.rename(tmp_path / "a.pt", path)
-    assert ckptmove.load(os.fsdecode(path))["a"].tolist() == [1, 1, 1]
+    path = tmp_path / os.fsdecode(b"\xff.pt")
+    save(tmp_path / "a.pt", {"a": torch.ones(3)}, "cpu").rename(path)
+    assert ckptmove.load(path)["a"].tolist() == [1, 1, 1]
 
 
 # -- a part of it ----------------------------------------------------------------------------------
@@ -379,7 +362,7 @@ def test_select(tmp_path: Path) -> None:
     path = save(tmp_path / "saved.pt", saved, "cpu")
     model = ckptmove.load(path, select="model")
     assert list(model) == ["model"]
-    assert_same_tree(load(path)["model"], model["model"])  # type: ignore[index]
+    assert_same_tree(load(path, weights_only=True)["model"], model["model"])  # type: ignore[index]
     assert list(ckptmove.load(path, select=["model.w*"])["model"]) == ["weight"]
     with pytest.raises(CkptmoveError):
         ckptmove.load(path, select="nothing.*")
@@ -395,4 +378,63 @@ def test_a_pickle_of_plain_data(tmp_path: Path) -> None:
     assert_same_tree(saved, ckptmove.load(path, strict=True))
 
 
-Damage = Callable[[bytes], bytes]
+def error_of(path: Path) -> CkptmoveError | None:
+    """What loading is refused with."""
+    try:
+        ckptmove.load(path, "cpu")
+    except InputError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_files_are_refused_or_loaded(seed: int, tmp_path: Path) -> None:
+    """Nothing but our errors, no hang, no memory that the file has not got."""
+    dice, path = random.Random(seed), tmp_path / "damaged"
+    names = ("adam_mixed_capturable", "tied_weights", "sparse_coo_hybrid", "quantized_quint8")
+    donors = []
+    for name in names:
+        zipped = save(tmp_path / "in.pt", MAKERS[name](), "cpu")
+        donors.append(zipped.read_bytes())
+        ckptmove.convert(zipped, tmp_path / "in.safetensors", force=True)
+        donors.append((tmp_path / "in.safetensors").read_bytes())
+        save(zipped, MAKERS[name](), "cpu", _use_new_zipfile_serialization=False)
+        donors.append(zipped.read_bytes())
+    before, loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
+    for _ in range(250):
+        path.write_bytes(mutated(dice.choice(donors), donors, dice))
+        with at_most(30), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded += error_of(path) is None
+    assert 0 < loaded < 250
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
+
+
+TERMS = [
+    {"$": "call", "of": "os:system", "args": ["touch here"]},
+    {"$": "call", "of": "torch._utils:_rebuild_tensor_v2", "args": [{"$": "storage", "of": "a"}]},
+    {"$": "tensor", "of": "a", "shape": [1 << 40], "stride": [0]},
+    {"$": "tensor", "of": "a", "shape": [1 << 62, 1 << 62], "stride": [0, 0]},
+    {"$": "tensor", "of": "a", "shape": [9], "offset": 1},
+    {"$": "tensor", "of": "a", "device": "cuda:99"},
+    {"$": "tensor", "of": "a", "conj": True},
+    {"$": "again", "as": 0},
+    {"$": "shared", "as": 0, "of": {"$": "tuple", "of": [{"$": "again", "as": 0}]}},
+    {"$": "call", "of": "builtins:bytearray", "args": [1 << 60]},
+    {"$": "call", "of": "collections:deque", "args": [[], -1]},
+    {"$": "call", "of": "torch:Size", "args": [[1 << 70]]},
+    {"$": "set", "of": [[]]},
+    {"$": "dict", "of": [[{"$": "tensor", "of": "a"}, 1]]},
+]
+
+
+@pytest.mark.parametrize("term", TERMS, ids=range(len(TERMS)))
+def test_hostile_terms(term: object, tmp_path: Path) -> None:
+    path = tmp_path / "saved.safetensors"
+    said = json.dumps({"version": 1, "root": [term, {"$": "tensor", "of": "a"}]})
+    safetensors.torch.save_file({"a": torch.ones(9)}, path, {"ckptmove": said})
+    with at_most(10), contextlib.suppress(CkptmoveError):
+        ckptmove.load(path, strict=True)
+    with at_most(10), contextlib.suppress(CkptmoveError):
+        ckptmove.load(path)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

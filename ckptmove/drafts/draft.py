@@ -138,6 +138,7 @@ class Pieces:
                 neg=view.neg,
                 big_endian=stored.big_endian,
                 to=None if stored.cast_from is None else view.dtype,
+                content=stored.content,
             )
         )
 

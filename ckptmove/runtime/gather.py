@@ -19,7 +19,7 @@ import torch
 from ..dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..plan import Gather
-from ..source import Source
+from ..source import Held, Source
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
@@ -33,7 +33,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 _Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
 
 
-def gathered(source: Source, gather: Gather) -> Iterator[bytearray]:
+def gathered(source: Source | Held, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
     Args:
@@ -67,7 +67,7 @@ def _dimensions(gather: Gather) -> _Dimensions:
     return joined
 
 
-def _check_reach(source: Source, gather: Gather, dimensions: _Dimensions) -> None:
+def _check_reach(source: Source | Held, gather: Gather, dimensions: _Dimensions) -> None:
     bits = BITS[gather.dtype]
     if min((0, gather.offset, *gather.shape, *gather.stride)) < 0:
         raise CorruptError("a tensor has a negative size, stride or offset", path=source.path)
@@ -90,7 +90,7 @@ def _to(gather: Gather) -> str:
 # -- elements, as they lie in the file ---------------------------------------------------------
 
 
-def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
+def _read(source: Source | Held, gather: Gather) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie side by side."""
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
@@ -102,7 +102,7 @@ def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
         yield raw
 
 
-def _picked(source: Source, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
+def _picked(source: Source | Held, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie here and there."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
@@ -137,8 +137,10 @@ def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dime
             yield offset + row * step, [(min(rows, n - row), step), *rest]
 
 
-def _mapped(source: Source, at: int, nbytes: int, unit: int) -> torch.Tensor:
+def _mapped(source: Source | Held, at: int, nbytes: int, unit: int) -> torch.Tensor:
     """A region of the file as a tensor of integers of `unit` bytes, never to be written to."""
+    if isinstance(source, Held):
+        return _over(source.content, at, nbytes, unit)
     before = at % mmap.ALLOCATIONGRANULARITY
     try:
         pages = mmap.mmap(
@@ -146,10 +148,14 @@ def _mapped(source: Source, at: int, nbytes: int, unit: int) -> torch.Tensor:
         )
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path=source.path) from error
+    return _over(pages, before, nbytes, unit)
+
+
+def _over(content: mmap.mmap | memoryview, at: int, nbytes: int, unit: int) -> torch.Tensor:
     with warnings.catch_warnings():
         # Pages that could be written to would count as memory, of which there may be less.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
+        return torch.frombuffer(content, dtype=_INTEGERS[unit], offset=at, count=nbytes // unit)
 
 
 # -- elements, as they are to be written -------------------------------------------------------

@@ -38,7 +38,7 @@ class Gather(NamedTuple):
         conj, neg: whether the imaginary part, or the value, is to be negated.
         big_endian: whether the region's elements are.
         to: the dtype that they are cast to, by torch's name; None keeps their bits.
-        content: what the region is in, where it is in no source.
+        content: the region itself, where no source has it as it is.
     """
 
     at: int

@@ -69,22 +69,6 @@ class Memory:
         return Memory(self.read(start, nbytes), self.path)
 
 
-class Held:
-    """Bytes of this process, in the place of a file."""
-
-    def __init__(self, content: bytes | memoryview, path: str) -> None:
-        self.content = memoryview(content)
-        self.path = path
-        self.nbytes = len(self.content)
-
-    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        """As `Source.read_into`."""
-        buffer[:] = self.content[start : start + len(buffer)]
-
-    def check_unchanged(self) -> None:
-        """Nothing: they are there."""
-
-
 class Window:
     """A part of a file."""
 
@@ -115,7 +99,7 @@ class Source:
     truncates kills the process, a short `pread` is an error with a name.
     """
 
-    __slots__ = ("_stat", "fd", "nbytes", "path")
+    __slots__ = ("_data", "_stat", "fd", "nbytes", "path")
 
     start = 0
 
@@ -124,6 +108,7 @@ class Source:
         self.path = path
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size
+        self._data = (0, 0)  # the part without holes that was last asked for
 
     @classmethod
     def open(cls, path: StrPath) -> Source:
@@ -225,18 +210,25 @@ class Source:
         return self._stat.st_blocks * 512
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of `[start, end)` that are no holes, as far as the file system tells."""
+        """The parts of `[start, end)` that are no holes, as far as the file system tells.
+
+        Who goes on where the last call ended asks it nothing: it may look through the whole rest
+        of the file for a hole.
+        """
         at = start
         while at < end:
-            try:
-                data = os.lseek(self.fd, at, os.SEEK_DATA)
-                hole = os.lseek(self.fd, data, os.SEEK_HOLE)
-            except OSError as error:
-                if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
-                    yield at, end
-                return
+            data, hole = self._data
+            if not data <= at < hole:
+                try:
+                    data = os.lseek(self.fd, at, os.SEEK_DATA)
+                    hole = os.lseek(self.fd, data, os.SEEK_HOLE)
+                except OSError as error:
+                    if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
+                        yield at, end
+                    return
+                self._data = data, hole
             if data < end:
-                yield data, min(hole, end)
+                yield max(at, data), min(hole, end)
             at = hole
 
     def check_unchanged(self) -> None:

@@ -14,7 +14,7 @@ from .copier import Copier, holds_at, start_writeback, write_at
 from .destination import failure_of, mode_from, refuse_if_full
 from .errors import WriteError
 from .plan import Copy, Gather, Plan
-from .source import Held, Source
+from .source import Source
 from .verifier import Progress, Verifier
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -133,11 +133,7 @@ class Unnamed:
         from .runtime.gather import gathered  # what needs no gather needs no torch
 
         at, left = gather.at, gather.nbytes
-        source = (
-            self.sources[gather.source]
-            if gather.content is None
-            else Held(gather.content, self.path)
-        )
+        source = self.sources[gather.source] if gather.content is None else None
         for chunk in gathered(source, gather):
             nbytes = memoryview(chunk).nbytes
             left -= nbytes

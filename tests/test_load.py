@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 import ckptmove
-from ckptmove import CkptmoveError, InputError, Opaque, UnsupportedError, UsageError
+from ckptmove import CkptmoveError, InputError, UnsupportedError, UsageError
 from tests.building import at_most
 from tests.checkpoints import MAKERS, rezip, save, sparse_zip64
 from tests.making.expected import having_every_device

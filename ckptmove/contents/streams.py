@@ -117,6 +117,11 @@ class Container:
         self.writer = ""
 
     @property
+    def nbytes(self) -> int:
+        """Its size, of all its files together."""
+        return self.source.nbytes
+
+    @property
     def described_nbytes(self) -> int:
         """How many bytes say what it holds, without those that are held: its pickles."""
         return sum(len(stream.data) for stream in self.streams)

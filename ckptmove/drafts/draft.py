@@ -128,7 +128,7 @@ class Pieces:
                 at=at,
                 nbytes=nbytes,
                 source=stored.source,
-                source_at=stored.start,
+                source_at=0 if stored.content is not None else stored.start,
                 source_nbytes=stored.nbytes_before,
                 dtype=before,
                 shape=view.shape,
@@ -150,7 +150,7 @@ class _Graph(Container):
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
         root = self.roots[0][1]
-        return _NBYTES_EACH * (1 + sum(1 for node in nodes_of(root) for _ in held_by(node)))
+        return _NBYTES_EACH * (1 + sum(len(held_by(node)) for node in nodes_of(root)))
 
 
 @dataclass
@@ -207,6 +207,10 @@ class Draft:
             stored = self.stored[key]._replace(location=location)
             self.stored[key] = stored
             self.graph.retype(key, stored.dtype, stored.nbytes, location)
+
+    def number_of(self, window: Readable) -> int:
+        """Which of the sources a part of a file is in."""
+        return [id(each) for each in self.sources].index(id(getattr(window, "source", window)))
 
     def listed(self) -> Contents:
         """Everything that the graph holds, as any checkpoint's content is listed."""

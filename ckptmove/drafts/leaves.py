@@ -5,7 +5,7 @@
         "conj", "neg": true                    with that bit of torch's set
         "device": "cuda:0"                     saved on another device than the CPU
         "grad": true                           it requires a gradient
-        "untyped": true                        its storage has no dtype of its own
+        "storage": "uint8"                     its storage is of another dtype, or "untyped"
     {"$": "storage", "of": NAME, "dtype": …}   the storage that the tensor of that name is all of
     {"$": "blob", "of": NAME}                  bytes
 
@@ -25,10 +25,11 @@ from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
 from .canonical import Graph, is_plain
 from .parts import Parts
 
-_TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "untyped"}
+_TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}
 _LONGEST = 256  # characters of a device
 #: The dtypes that storages have.
 TYPED = frozenset(STORAGE_CLASSES.values())
+_UNTYPED = "untyped"
 
 
 class Speller:
@@ -81,8 +82,8 @@ class Speller:
             term["device"] = str(storage.location)
         if items[4] is True:
             term["grad"] = True
-        if storage.dtype is None and dtype in TYPED:
-            term["untyped"] = True
+        if storage.dtype != (dtype if dtype in TYPED else None):
+            term["storage"] = storage.dtype or _UNTYPED
         return term
 
 
@@ -172,7 +173,7 @@ class Reader:
         """A tensor of the file, or a view of one, by what its term says of it."""
         entry = self.entries[name]
         dtype = said.get("dtype", entry.dtype)
-        flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad", "untyped")}
+        flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad")}
         if dtype not in BITS or not all(isinstance(flag, bool) for flag in flags.values()):
             raise self._malformed(name)
         shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
@@ -181,11 +182,11 @@ class Reader:
             raise self._malformed(name)
         if len(stride) != len(shape) or reach_of(shape, stride, offset, dtype) > entry.nbytes:
             raise CorruptError(f"its tree says that {name!r} holds more than it does")
-        untyped = flags.pop("untyped")
+        of = said.get("storage", dtype if dtype in TYPED else _UNTYPED)
+        if of not in (*TYPED, _UNTYPED):
+            raise self._malformed(name)
         grad = flags.pop("grad")
-        storage = self._storage(
-            name, None if untyped or dtype not in TYPED else dtype, said.get("device", "cpu")
-        )
+        storage = self._storage(name, None if of == _UNTYPED else of, said.get("device", "cpu"))
         return self.graph.tensor(
             storage, dtype, shape, tuple(stride), offset, requires_grad=grad, flags=flags
         )

@@ -15,7 +15,7 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..contents.strided import MOST_DIMENSIONS, count_of, reach_of
-from ..dtypes import BITS, QUANTIZED, nbytes_of
+from ..dtypes import BITS, nbytes_of
 from ..errors import CorruptError, UnsupportedError
 from .restoring import HINT
 
@@ -236,8 +236,10 @@ def plain_tensor(
 #: The dtypes whose elements each take whole bytes, and that are not quantised.
 WHOLE: dict[str, torch.dtype] = {
     name: getattr(torch, name)
-    for name in BITS.keys() - QUANTIZED
-    if hasattr(torch, name) and BITS[name] == 8 * getattr(torch, name).itemsize
+    for name in BITS
+    if not name.startswith("q")
+    and hasattr(torch, name)
+    and BITS[name] == 8 * getattr(torch, name).itemsize
 }
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 _THROUGH_CPU = "torch._utils._rebuild_device_tensor_from_cpu_tensor"

@@ -56,10 +56,12 @@ class Storages:
     def _bytes(self, stored: Stored) -> torch.UntypedStorage:
         if not stored.nbytes:
             return torch.UntypedStorage(0)
-        if stored.content is not None:
-            return _copied(stored.content)
-        if stored.big_endian:
+        content = stored.content
+        if content is None and stored.big_endian:
             content = self._sources[stored.source].read(stored.start, stored.nbytes)
+        if content is not None and not stored.big_endian:
+            return _copied(content)
+        if content is not None:
             storage = _copied(content)
             if stored.dtype is not None and storage_element_nbytes(stored.dtype) > 1:
                 storage.byteswap(getattr(torch, stored.dtype))

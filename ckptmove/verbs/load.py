@@ -10,7 +10,6 @@ from ..contents.tensors import Recogniser
 from ..drafts.filling import fill
 from ..drafts.shaping import prune
 from ..errors import CorruptError, StrPath
-from ..in_place import settle
 from ..pickles.nodes import Persistent
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ def load(
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
     restoring = Restoring(map_location)
-    settle(path)
     with formats.uncollected(), formats.opened(path) as found:
         draft = found.draft()
         if patterns:

@@ -81,6 +81,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("opaque",),
     (  # torch; whoever needs it imports it as late as can be
         "runtime.gather",
+        "runtime.restoring",
         "runtime.rebuild",
         "runtime.plain",
         "runtime.arrays",

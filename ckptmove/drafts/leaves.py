@@ -162,6 +162,13 @@ class Reader:
             return blob
         raise self._malformed(name)
 
+    def whole(self, name: str) -> Call:
+        """A tensor of the file as it is."""
+        entry = self.entries[name]
+        storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, "cpu")
+        stride = contiguous_stride(entry.shape)
+        return self.graph.tensor(storage, entry.dtype, entry.shape, stride, 0)
+
     def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
         """A tensor of the file, or a view of one, by what its term says of it."""
         entry = self.entries[name]

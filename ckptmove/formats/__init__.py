@@ -48,6 +48,7 @@ __all__ = [
     "WritableFormat",
     "opened",
     "read",
+    "uncollected",
 ]
 
 FORMATS: tuple[Format, ...] = (
@@ -96,7 +97,7 @@ def read(source: Readable) -> Checkpoint:
         CorruptError: it is damaged, truncated or hostile.
         UnsupportedError: it is no checkpoint, or of a format that can't be read.
     """
-    with _uncollected():
+    with uncollected():
         glimpse = _glimpse(source, Opening(_open_nested))
         for format in FORMATS:
             if format.sniff(glimpse):
@@ -108,8 +109,8 @@ def read(source: Readable) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """All that is built here stays: to look for garbage in it takes longer than to build."""
+def uncollected() -> Iterator[None]:
+    """A context in which all that is built stays: to look for garbage takes longer than that."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -182,7 +183,7 @@ def _read_shards(index: Index, sources: Mapping[str, Source]) -> Checkpoint:
         CorruptError, UnsupportedError: as `read`; or they don't belong together.
     """
     opening, shards = Opening(_open_nested), list[Shard]()
-    with _uncollected():
+    with uncollected():
         for name, source in sources.items():
             try:
                 shards.append(Shard(name, source, _read_part(source, opening)))

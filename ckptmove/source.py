@@ -99,7 +99,7 @@ class Source:
     truncates kills the process, a short `pread` is an error with a name.
     """
 
-    __slots__ = ("_data", "_stat", "fd", "nbytes", "path")
+    __slots__ = ("_seen", "_stat", "fd", "nbytes", "path")
 
     start = 0
 
@@ -108,7 +108,7 @@ class Source:
         self.path = path
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size
-        self._data = (0, 0)  # the part without holes that was last asked for
+        self._seen = (0, 0, 0)  # from where holes were looked for; the data that came next
 
     @classmethod
     def open(cls, path: StrPath) -> Source:
@@ -217,16 +217,17 @@ class Source:
         """
         at = start
         while at < end:
-            data, hole = self._data
-            if not data <= at < hole:
+            since, data, hole = self._seen
+            if not since <= at < hole:
                 try:
                     data = os.lseek(self.fd, at, os.SEEK_DATA)
                     hole = os.lseek(self.fd, data, os.SEEK_HOLE)
                 except OSError as error:
-                    if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
+                    if error.errno != errno.ENXIO:
                         yield at, end
-                    return
-                self._data = data, hole
+                        return
+                    data = hole = max(end, self.nbytes)  # only a hole is left
+                self._seen = at, data, hole
             if data < end:
                 yield max(at, data), min(hole, end)
             at = hole

@@ -214,8 +214,10 @@ class _ComparisonOfShown(_Comparison):
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
     """The bytes of its storage among which those of a tensor lie."""
-    start = tensor.storage_offset() * tensor.itemsize
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    last = sum(
+        int(n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return start, start + (last + 1) * tensor.itemsize
 
 

@@ -89,6 +89,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.runs",
         "runtime.bytewise",
         "runtime.matching",
+        "runtime.restoring",
         "runtime.rebuild",
         "runtime.plain",
         "runtime.arrays",

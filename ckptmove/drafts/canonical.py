@@ -111,7 +111,7 @@ class Graph:
         """
         node = Call(None, None, "REDUCE", 0)
         self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks())
-        if flags:
+        if flags and any(flags.values()):
             assert isinstance(node.args, Tuple)
             metadata = Dict()
             metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
@@ -209,10 +209,11 @@ class _Canoniser:
         self.recogniser = Recogniser(ids, tensors)
         self.kept: list[Node] = [root]  # so that no other node takes the `id()` of one
         self.new: dict[int, Node] = {}
+        self.done: set[int] = set()  # tensors that hold nothing more to be looked at
 
     def run(self) -> Graph:
         self.graph.root = self.replaced(self.graph.root)
-        for _ in nodes_of(self.graph.root, self.enter):
+        for _ in nodes_of(self.graph.root, self.enter, self.done):
             pass  # each was entered
         return self.graph
 
@@ -220,7 +221,9 @@ class _Canoniser:
         """Replace what a node holds."""
         if isinstance(node, Call):
             self.parameter(node)
-            self.tensor(node)
+            if self.tensor(node):
+                self.done.add(id(node))
+                return
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
@@ -275,19 +278,19 @@ class _Canoniser:
         if found is None or self.recogniser.tensor(node) is None:
             return
         data, requires_grad, hooks = found
-        if hooks is None and node.qualname == "torch.nn.parameter.Parameter":
+        if node.qualname == "torch.nn.parameter.Parameter":
             self.kept += [node.args, node.state]
             node.function, node.opcode = Global("torch._utils", "_rebuild_parameter", 0), "REDUCE"
-            node.args = Tuple([data, requires_grad, _no_hooks()], 0)
+            node.args = Tuple([data, requires_grad, _no_hooks() if hooks is None else hooks], 0)
             node.state, node.built = None, False
 
-    def tensor(self, node: Call) -> None:
-        """Bring a plain tensor into its form."""
+    def tensor(self, node: Call) -> bool:
+        """Bring a plain tensor into its form, and tell whether that is all there is to it."""
         if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
-            return
+            return False
         items = node.args.items
         if not items or id(items[0]) not in self.old:
-            return
+            return False
         tensor = self.recogniser.tensor(node)
         assert isinstance(tensor, Tensor)
         self.kept.append(node.args)
@@ -309,6 +312,7 @@ class _Canoniser:
             hooks,
             tuple(rest),
         )
+        return not rest and isinstance(grad, bool) and is_untouched(node)
 
 
 def _no_hooks() -> Call:

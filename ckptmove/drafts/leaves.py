@@ -15,7 +15,7 @@ the named one, without a last dimension that only makes up for the dtype (`dtype
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
@@ -153,7 +153,7 @@ class Reader:
             return self.tensor(name, said)
         if kind == "storage" and said.keys() <= {"dtype", "device"}:
             dtype = said.get("dtype")
-            if dtype is not None and dtype not in TYPED:
+            if dtype is not None and not _is_among(dtype, TYPED):
                 raise self._malformed(name)
             return self._storage(name, dtype, said.get("device", "cpu"))
         if kind == "blob" and not said:
@@ -162,21 +162,30 @@ class Reader:
             return blob
         raise self._malformed(name)
 
+    def whole(self, name: str) -> Call:
+        """A tensor of the file as it is."""
+        entry = self.entries[name]
+        storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, "cpu")
+        stride = contiguous_stride(entry.shape)
+        return self.graph.tensor(storage, entry.dtype, entry.shape, stride, 0)
+
     def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
         """A tensor of the file, or a view of one, by what its term says of it."""
         entry = self.entries[name]
         dtype = said.get("dtype", entry.dtype)
         flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad")}
-        if dtype not in BITS or not all(isinstance(flag, bool) for flag in flags.values()):
+        if not _is_among(dtype, BITS) or not all(isinstance(flag, bool) for flag in flags.values()):
             raise self._malformed(name)
         shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
+        if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, offset]):
+            raise self._malformed(name)
         stride = said.get("stride", contiguous_stride(shape))
-        if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, *stride, offset]):
+        if not _are_sizes(stride):
             raise self._malformed(name)
         if len(stride) != len(shape) or reach_of(shape, stride, offset, dtype) > entry.nbytes:
             raise CorruptError(f"its tree says that {name!r} holds more than it does")
         of = said.get("storage", dtype if dtype in TYPED else _UNTYPED)
-        if of not in (*TYPED, _UNTYPED):
+        if not _is_among(of, (*TYPED, _UNTYPED)):
             raise self._malformed(name)
         grad = flags.pop("grad")
         storage = self._storage(name, None if of == _UNTYPED else of, said.get("device", "cpu"))
@@ -213,5 +222,9 @@ class Reader:
         return CorruptError(f"its tree says of {name!r} what can't be understood")
 
 
-def _are_sizes(numbers: list[object]) -> bool:
+def _is_among(name: object, names: Container[str]) -> bool:
+    return isinstance(name, str) and name in names
+
+
+def _are_sizes(numbers: Sequence[object]) -> bool:
     return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63 for n in numbers)

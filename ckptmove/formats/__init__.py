@@ -27,7 +27,7 @@ from .model_folder import weights_of
 from .opening import Opening
 from .pickle import PlainPickle
 from .safetensors import SafetensorsFile
-from .shard_index import Index, is_index, open_shards, read_index
+from .shard_index import Index, is_json, open_shards, read_index
 from .sharded import SafetensorsSharded, Shard, TorchSharded
 from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
@@ -48,6 +48,7 @@ __all__ = [
     "WritableFormat",
     "opened",
     "read",
+    "uncollected",
 ]
 
 FORMATS: tuple[Format, ...] = (
@@ -96,7 +97,7 @@ def read(source: Readable) -> Checkpoint:
         CorruptError: it is damaged, truncated or hostile.
         UnsupportedError: it is no checkpoint, or of a format that can't be read.
     """
-    with _uncollected():
+    with uncollected():
         glimpse = _glimpse(source, Opening(_open_nested))
         for format in FORMATS:
             if format.sniff(glimpse):
@@ -108,8 +109,8 @@ def read(source: Readable) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """All that is built here stays: to look for garbage in it takes longer than to build."""
+def uncollected() -> Iterator[None]:
+    """A context in which all that is built stays: to look for garbage takes longer than that."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -166,7 +167,7 @@ def opened(path: StrPath) -> Iterator[Opened]:
     notes += settle(path)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(Source.open(path))
-        if source.nbytes and is_index(_glimpse(source, Opening(_open_nested))):
+        if is_json(_head(source)):
             index = read_index(source)
             shards, more = open_shards(index, stack)
             checkpoint = _read_shards(index, shards)
@@ -182,7 +183,7 @@ def _read_shards(index: Index, sources: Mapping[str, Source]) -> Checkpoint:
         CorruptError, UnsupportedError: as `read`; or they don't belong together.
     """
     opening, shards = Opening(_open_nested), list[Shard]()
-    with _uncollected():
+    with uncollected():
         for name, source in sources.items():
             try:
                 shards.append(Shard(name, source, _read_part(source, opening)))
@@ -219,13 +220,17 @@ def _open_nested(source: Readable, opening: Opening) -> Container | None:
 def _glimpse(source: Readable, opening: Opening) -> Glimpse:
     if source.nbytes == 0:
         raise UnsupportedError("is empty")
-    head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
+    head = _head(source)
     archive = Archive(source) if head.startswith(LOCAL_MAGIC) else None
     return Glimpse(source, head, archive, opening)
 
 
+def _head(source: Readable) -> bytes:
+    return source.read(0, min(source.nbytes, _HEAD_NBYTES))
+
+
 def _stranger(glimpse: Glimpse) -> UnsupportedError:
-    if is_index(glimpse):
+    if is_json(glimpse.head):
         return UnsupportedError(
             "is JSON: an index only stands for the files that it names",
             hint="name one of these files",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..contents.streams import Container
-from ..drafts.draft import Draft
+from ..drafts.draft import Draft, Loss
 from ..manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
@@ -119,6 +119,9 @@ class WritableFormat(Format, Protocol):
 
     folder_stem: str
     shards: bool
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """What of a draft has no place in it."""
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft."""

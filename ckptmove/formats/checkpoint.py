@@ -130,11 +130,7 @@ class PickledCheckpoint:
         """
         container = self.container
         storages, origins = self.whole.storages, self._origins()
-        if container.program:
-            found = self.whole
-            graph = state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
-        else:
-            graph = canonical(self.manifest.tree, self.whole.ids, self.whole.tensors, storages)
+        graph = self.graph()
         stored = {
             key: _cut(key, graph.cut[key], origins, storages)
             if key in graph.cut
@@ -155,13 +151,26 @@ class PickledCheckpoint:
             sources=sources,
             section=container.section,
             blobs=self._blobs(),
+            metadata=container.metadata,
             losses=[
                 Loss(f"<{each.beside}>", "has no place in other formats")
                 for each in container.everything()
                 if each.beside
             ],
-            warnings=[*self.manifest.warnings, *_parts_cut(graph)],
+            warnings=[*dict.fromkeys(self._warnings()), *_parts_cut(graph)],
         )
+
+    def graph(self) -> Graph:
+        """What it holds, in canonical form.
+
+        Raises:
+            CorruptError, UnsupportedError: as `draft`.
+        """
+        if self.container.program:
+            found = self.whole
+            return state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
+        tree, (_, ids, storages, _, tensors) = joined(self.container.roots), self.whole
+        return canonical(tree, ids, tensors, storages)
 
     def _blobs(self) -> dict[int, Readable]:
         """The bytes that are not held in memory."""

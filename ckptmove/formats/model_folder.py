@@ -30,6 +30,7 @@ _FAMILIES = (
     ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"),
     ("adapter_model.safetensors", "adapter_model.bin"),
 )
+_WANTED = [each for family in _FAMILIES for whole in family for each in (whole, whole + _INDEX)]
 _SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(\.safetensors|\.bin)", re.DOTALL)
 _INDEXED = (f".safetensors{_INDEX}", f".bin{_INDEX}")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -85,17 +86,13 @@ def weights_of(folder: StrPath) -> Weights:
     """
     path = os.fspath(folder)
     try:
-        names = sorted(each.name for each in Path(path).iterdir())
+        inside = sorted(Path(path).iterdir())
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path=path) from error
-    wanted = [each for family in _FAMILIES for whole in family for each in (whole, whole + _INDEX)]
-    found = next((name for name in wanted if name in names), None)
+    names = [each.name for each in inside if each.is_file()]
+    found = next((name for name in _WANTED if name in names), None)
     if found is None:
-        indexes = [name for name in names if name.endswith(_INDEXED)]
-        alone = indexes or [name for name in names if _may_be_weights(name)]
-        if len(alone) != 1:
-            raise _stranger(path, names, alone)
-        found = alone[0]
+        found = _only_one(path, names, [each.name for each in inside])
     whole = _whole_of(found)
     family = next((each for each in _FAMILIES if whole in each), (whole,))
     others = [
@@ -122,19 +119,34 @@ def _may_be_weights(name: str) -> bool:
     return name.endswith(_LIKE_WEIGHTS) and not name.startswith(_BESIDE)
 
 
-def _stranger(path: str, names: list[str], several: list[str]) -> UnsupportedError:
-    for pattern, what, hint in _STRANGERS:
-        if any(re.fullmatch(pattern, name) for name in names):
-            hint = hint and hint.replace("DIR", path)
-            return UnsupportedError(f"is a directory: {what}", path=path, hint=hint)
-    if several:
-        return UnsupportedError(
-            f"is a directory with {len(several):,} files that may be checkpoints",
+def _only_one(path: str, names: list[str], inside: list[str]) -> str:
+    """The one file in a folder that may hold weights, if none has a usual name.
+
+    Args:
+        path: the folder.
+        names: of its files.
+        inside: the names of all that is in it.
+
+    Raises:
+        UnsupportedError: there is none, or are several.
+    """
+    indexes = [name for name in names if name.endswith(_INDEXED)]
+    found = indexes or [name for name in names if _may_be_weights(name)]
+    if not indexes:
+        for pattern, what, hint in _STRANGERS:
+            if any(re.fullmatch(pattern, name) for name in inside):
+                hint = hint and hint.replace("DIR", path)
+                raise UnsupportedError(f"is a directory: {what}", path=path, hint=hint)
+    if len(found) > 1:
+        raise UnsupportedError(
+            f"is a directory with {len(found):,} files that may be checkpoints",
             path=path,
-            hint=f"name one of them, e.g. {several[0]}",
+            hint=f"name one of them, e.g. {found[0]}",
         )
-    return UnsupportedError(
-        "is a directory without a file that is known to hold weights",
-        path=path,
-        hint="name one file inside it",
-    )
+    if not found:
+        raise UnsupportedError(
+            "is a directory without a file that is known to hold weights",
+            path=path,
+            hint="name one file inside it",
+        )
+    return found[0]

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS
-from ..drafts.draft import Draft
+from ..drafts.canonical import Graph
+from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
 from ..drafts.trees import TREE, read_tree
 from ..errors import UnsupportedError
@@ -28,7 +29,7 @@ from ..manifest import Extent, Section, Storage
 from ..plan import Plan
 from ..source import Readable
 from .base import Carries, Glimpse
-from .checkpoint import PickledFormat
+from .checkpoint import PickledCheckpoint, PickledFormat
 from .safetensors_writing import planned
 from .writing import Manner, Writing
 
@@ -70,9 +71,17 @@ class SafetensorsFile(PickledFormat):
         fits = 0 < length <= glimpse.source.nbytes - LENGTH_NBYTES
         return fits and start.lstrip(_SPACE)[:1] in (b"{", b"")
 
+    def read(self, glimpse: Glimpse) -> TensorsCheckpoint:
+        """Read the header."""
+        return TensorsCheckpoint(self.name, self.open(glimpse))
+
     def open(self, glimpse: Glimpse) -> SafetensorsContainer:
         """Read the header."""
         return SafetensorsContainer(glimpse)
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """Nothing: what has no form of its own is told in the header."""
+        return []
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as one file, or as several with an index.
@@ -98,8 +107,25 @@ class Placed(NamedTuple):
     source: int = 0
 
 
+class TensorsCheckpoint(PickledCheckpoint):
+    """What is saved as tensors by name."""
+
+    def __init__(self, format: str, container: TensorsContainer) -> None:
+        super().__init__(format, container)
+        self._tensors = container
+
+    def graph(self) -> Graph:
+        """As `PickledCheckpoint.graph`."""
+        return self._tensors.graph if self._tensors.is_canonical else super().graph()
+
+
 class TensorsContainer(Container):
-    """Tensors by name, and the tree that is told of them, if it is."""
+    """Tensors by name, and the tree that is told of them, if it is.
+
+    Attributes:
+        graph: its nodes.
+        is_canonical: whether these are sure to be in canonical form.
+    """
 
     def __init__(
         self, source: Readable, placed: Mapping[str, Placed], tree: str | None, described: int
@@ -123,10 +149,11 @@ class TensorsContainer(Container):
         reader, root = read_tree(entries, tree, self.warnings)
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
+        self.graph = reader.graph
         self._placed = placed
         self._described = described
-        self._graph = reader.graph  # its nodes are known by their `id()`
         self.ids = reader.graph.ids
+        self.is_canonical = not reader.terms  # terms may say anything
         self.blobs = {known: self._window(name) for known, name in reader.blobs.items()}
         self.storages = {name: self._storage(reader, name) for name in reader.graph.storages}
         self.writer = "ckptmove" if reader.terms else ""
@@ -178,5 +205,7 @@ class SafetensorsContainer(TensorsContainer):
         self.header = read_header(source)
         placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
         super().__init__(source, placed, self.header.metadata.get(TREE), self.header.data_at)
+        own = ("format", TREE)
+        self.metadata = {k: v for k, v in self.header.metadata.items() if k not in own}
         made_for = _WRITERS.get(self.header.metadata.get("format", ""))
         self.writer = self.writer or (f"a library for {made_for}" if made_for else "")

@@ -43,7 +43,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         blob=lambda blob: _blob(draft, blob),
     )
     told = None if manner.bare else tree_text(draft.graph, parts)
-    metadata = {**_FOR_TORCH, **manner.metadata}
+    metadata = {**_FOR_TORCH, **draft.metadata, **manner.metadata}
     shards = [parts.parts]
     if manner.max_shard_nbytes is not None:
         shards = _shards(parts.parts, manner.max_shard_nbytes)

@@ -27,7 +27,6 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..headers import LONGEST, read_json, shown
 from ..in_place import settle
 from ..source import Source
-from .base import Glimpse
 
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name
@@ -54,9 +53,9 @@ class Index(NamedTuple):
         return sorted(set(self.where.values()))
 
 
-def is_index(glimpse: Glimpse) -> bool:
-    """Whether a file starts as JSON does."""
-    return glimpse.head.lstrip(_SPACE)[:1] == b"{" and b"\0" not in glimpse.head
+def is_json(head: bytes) -> bool:
+    """Whether a file starts as a JSON object does."""
+    return head.lstrip(_SPACE)[:1] == b"{" and b"\0" not in head
 
 
 def read_index(source: Source) -> Index:

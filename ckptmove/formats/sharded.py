@@ -115,7 +115,11 @@ class _ShardedTensors(TensorsContainer):
         if own:
             warnings.append(f"the tree that {own[0]} tells of is that of one file: it is ignored")
         super().__init__(index.source, placed, index.tree, described)
-        self.warnings = [*warnings, *self.warnings]
+        for shard in shards:
+            for key, said in shard.container.metadata.items():
+                if self.metadata.setdefault(key, said) != said:
+                    warnings.append(f"its files differ in their metadata {key!r}: one is kept")
+        self.warnings = [*dict.fromkeys(warnings), *self.warnings]
         self.writer = self.writer or shards[0].container.writer
         self._nbytes = _nbytes_of(index, shards)
 

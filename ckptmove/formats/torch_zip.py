@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from ..drafts.canonical import nodes_of
-from ..drafts.draft import Draft, Pieces, Stored
+from ..drafts.draft import Draft, Loss, Pieces, Stored
 from ..drafts.filling import fill
 from ..errors import UnsupportedError, WriteError
 from ..pickles.emit import emit
@@ -72,6 +72,13 @@ class TorchZip(PickledFormat):
         """Read the directory and the pickle."""
         assert glimpse.archive is not None
         return TorchZipContainer(glimpse.archive, glimpse.opening)
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """The metadata that safetensors have: torch.save has no place for them."""
+        if not draft.metadata:
+            return []
+        named = ", ".join(map(repr, sorted(draft.metadata)))
+        return [Loss("<metadata>", f"has no place in what torch.save writes ({named:.200})")]
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as torch.save would.

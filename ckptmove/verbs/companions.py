@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from ..plan import Copy, Plan
 from ..source import Source
 from ..verifier import Progress
 
-_MOST = 100_000  # files, and folders: links can make few look like many
+_MOST = 100_000  # files, and folders
+_MOST_COPIES = 16  # of one folder: links to folders with links make few look like many
 
 
 class Companion(NamedTuple):
@@ -52,12 +54,15 @@ class Companion(NamedTuple):
             file.write(Plan("clone", self.nbytes, copies, ()), progress)
 
 
-def companions_of(folder: str, weights: Collection[str]) -> list[Companion]:
+def companions_of(folder: str, weights: Collection[str], warnings: list[str]) -> list[Companion]:
     """Everything in a folder but the weights, however deep: links are followed.
+
+    Changes in place that were interrupted are undone first.
 
     Args:
         folder: the folder.
         weights: names of files in it that are left out.
+        warnings: what the user should know is added to these.
 
     Raises:
         InputError: something can't be read.
@@ -65,10 +70,11 @@ def companions_of(folder: str, weights: Collection[str]) -> list[Companion]:
         RefusedError: there is too much.
     """
     found: list[Companion] = []
+    met: Counter[tuple[int, int]] = Counter()
     todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(folder),))]
     while todo:
         inside, above = todo.pop()
-        names = _names(os.path.join(folder, inside))
+        names = _settled(folder, inside, warnings)
         if inside and not names:
             found.append(Companion(inside, os.path.join(folder, inside), 0))
         for name in names:
@@ -81,15 +87,26 @@ def companions_of(folder: str, weights: Collection[str]) -> list[Companion]:
                 identity = (about.st_dev, about.st_ino)
                 if identity in above:
                     raise UnsupportedError("is a link to a folder that it is in", path=path)
+                met[identity] += 1
+                if met[identity] > _MOST_COPIES:
+                    raise RefusedError("too many links lead to this folder", path=path)
                 todo.append((f"{within}/", (*above, identity)))
             elif stat.S_ISREG(about.st_mode):
-                settle(path)
-                found.append(Companion(within, path, _about(path).st_size))
+                found.append(Companion(within, path, about.st_size))
             else:
                 raise UnsupportedError("is no file, and can't be copied", path=path)
             if len(found) + len(todo) > _MOST:
                 raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
     return sorted(found)
+
+
+def _settled(folder: str, inside: str, warnings: list[str]) -> list[str]:
+    """The names in a folder, once no journal is among them."""
+    path = os.path.join(folder, inside)
+    for name in _names(path):
+        for note in settle(os.path.join(path, name)):
+            warnings.append(f"{inside}{name}: {note}")
+    return _names(path)
 
 
 def _names(folder: str) -> list[str]:

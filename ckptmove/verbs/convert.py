@@ -20,7 +20,6 @@ from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing, check_metadata, check_shared
 from ..placement import Kept, place
 from ..rules import Device, rules_of
-from ..source import Source
 from ..verifier import Progress
 from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
@@ -197,11 +196,12 @@ def convert(
                 draft.warnings.append("no key of a state dict was renamed: none is so called")
         cast_ = _cast(draft, casts)
         kept = _move(draft, to)
+        draft.losses += target.format.losses(draft)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
         writing = target.format.plan_write(draft, manner)
         companions = list[Companion]()
         if whole is not None:
-            companions = _companions(os.fspath(src), whole, found.sources, target, writing)
+            companions = _companions(os.fspath(src), whole, draft, target, writing)
         if dry_run:
             target.check(writing, draft.sources, companions, force=force)
         else:
@@ -233,7 +233,7 @@ def convert(
 
 
 def _companions(
-    src: str, weights: Weights, sources: Sequence[Source], target: Target, writing: Writing
+    src: str, weights: Weights, draft: Draft, target: Target, writing: Writing
 ) -> list[Companion]:
     """What is copied from a folder that is converted as a whole.
 
@@ -241,8 +241,8 @@ def _companions(
         RefusedError: it can't be where the folder goes.
     """
     check_apart(src, target.path)
-    read = {PurePath(source.path).name for source in sources}
-    found = companions_of(src, {*read, *weights.others})
+    read = {PurePath(source.path).name for source in draft.sources}
+    found = companions_of(src, {*read, *weights.others}, draft.warnings)
     for each in found:
         if each.name.partition("/")[0] in writing.files:
             raise RefusedError(f"it has another {each.name!r} besides its weights", path=src)

@@ -39,6 +39,7 @@ def save(
 
     Raises:
         UsageError: the options make no sense.
+        UnsupportedError: the object can't be pickled, or has no form in that format.
         RefusedError: the destination exists, or bytes are shared and must not be.
         WriteError: writing or verifying failed.
     """

@@ -177,6 +177,7 @@ class Comparison:
         return Gathered(self.gathered(shown, dtype))
 
     def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
+        """The elements of a tensor that do not lie as they are wanted, in chunks."""
         try:
             from .gather import gathered  # what lies as it is compared needs no torch
         except ImportError as error:

@@ -454,6 +454,13 @@ def test_sets_do_not_depend_on_their_order(tmp_path: Path) -> None:
     assert kinds(diff(paths[0], paths[1])) == []
 
 
+def test_keys_of_other_types_are_other_keys(tmp_path: Path) -> None:
+    one = saved(tmp_path / "a.pt", {0: "x", "w": torch.ones(1)})
+    for key in ("0", 0.0, False):
+        found = kinds(diff(one, saved(tmp_path / "b.pt", {key: "x", "w": torch.ones(1)})))
+        assert found == [("value added", str(key)), ("value removed", "0")]
+
+
 # -- cost --------------------------------------------------------------------------------------
 
 
@@ -538,6 +545,12 @@ def cycle(length: int) -> list[Any]:
     return first
 
 
+def grid(rows: int, columns: int, *, across: bool) -> list[list[int]]:
+    """Every list stands beside every list of the other kind."""
+    lists = [list(range(columns)) for _ in range(rows)]
+    return [lists[m if across else n] for n in range(rows) for m in range(rows)]
+
+
 def test_hostile_files_give_one_line(tmp_path: Path, run_cli: RunCli) -> None:
     good = saved(tmp_path / "a.pt", {"w": torch.ones(3000)})
     cut, none = tmp_path / "cut.pt", tmp_path / "none.pt"
@@ -546,10 +559,13 @@ def test_hostile_files_give_one_line(tmp_path: Path, run_cli: RunCli) -> None:
     rings = [tmp_path / "37.pkl", tmp_path / "31.pkl"]
     for path, length in zip(rings, (37, 31), strict=True):
         path.write_bytes(pickle.dumps(cycle(length)))
+    grids = [tmp_path / "down.pkl", tmp_path / "across.pkl"]
+    for path, across in zip(grids, (False, True), strict=True):
+        path.write_bytes(pickle.dumps(grid(200, 1000, across=across)))
     many = [tmp_path / "x.pt", tmp_path / "y.pt"]
     for path, value in zip(many, (1.0, 2.0), strict=True):
         saved(path, torch.full((1 << 20,), value).as_strided((1 << 25, 1 << 20), (0, 1)))
-    for pair in ((good, cut), (none, good), rings, many, (good, tmp_path / "missing")):
+    for pair in ((good, cut), (none, good), rings, grids, many, (good, tmp_path / "missing")):
         done = run_cli("diff", *pair, exit=3)
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -65,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents",
     ),
     (
+        "drafts.raising",
         "drafts.canonical",
         "drafts.draft",
         "drafts.filling",
@@ -87,6 +88,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.runs",
         "runtime.bytewise",
         "runtime.matching",
+        "runtime.restoring",
         "runtime.rebuild",
         "runtime.plain",
         "runtime.arrays",
@@ -122,6 +124,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.torch_tar",
         "formats.safetensors_writing",
         "formats.safetensors",
+        "formats.shard_index",
+        "formats.sharded",
+        "formats.model_folder",
         "formats.pickle",
         "formats.documents",
         "formats.records",
@@ -135,6 +140,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "verbs.inspect",
         "verbs.relocate",
+        "verbs.companions",
         "verbs.target",
         "verbs.convert",
         "verbs.load",

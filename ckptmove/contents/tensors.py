@@ -371,10 +371,11 @@ def _sizes(node: Node) -> tuple[int, ...]:
     """A shape or stride: a tuple of sizes, or a `torch.Size` made of one."""
     if isinstance(node, Call) and node.qualname == "torch.Size":
         node = _items(node.args)[0]
-    if len(_items(node)) > MOST_DIMENSIONS:
+    items = _items(node)
+    if len(items) > MOST_DIMENSIONS:
         raise _Malformed
-    sizes = tuple(n for n in _items(node) if isinstance(n, int) and is_size(n))
-    if len(sizes) != len(_items(node)):
+    sizes = tuple([n for n in items if isinstance(n, int) and is_size(n)])
+    if len(sizes) != len(items):
         raise _Malformed
     return sizes
 

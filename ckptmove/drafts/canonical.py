@@ -3,14 +3,17 @@
 Each storage is `('storage', class, id, location, elements)`, the persistent id of torch.save since
 1.6; each plain tensor a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` where its dtype
 has no storage class. What older formats put elsewhere (tensors by number, parts of storages,
-classes with their source, storages loaded from bytes) is brought into these forms; all other nodes
-stay what they are. Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
+classes with their source, storages loaded from bytes) is brought into these forms, and what old
+protocols spell as calls becomes what it stands for (`raising`). All other nodes stay what they are.
+Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import Tensor, reach_of
@@ -19,12 +22,14 @@ from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..manifest import Manifest, Storage, TensorEntry
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple, named
 from ..pickles.nodes import Mapping as MappingNode
+from .raising import raised
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
+_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent}
 
 
 class Cut(NamedTuple):
@@ -106,7 +111,7 @@ class Graph:
         """
         node = Call(None, None, "REDUCE", 0)
         self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks())
-        if flags:
+        if flags and any(flags.values()):
             assert isinstance(node.args, Tuple)
             metadata = Dict()
             metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
@@ -204,10 +209,11 @@ class _Canoniser:
         self.recogniser = Recogniser(ids, tensors)
         self.kept: list[Node] = [root]  # so that no other node takes the `id()` of one
         self.new: dict[int, Node] = {}
+        self.done: set[int] = set()  # tensors that hold nothing more to be looked at
 
     def run(self) -> Graph:
         self.graph.root = self.replaced(self.graph.root)
-        for _ in nodes_of(self.graph.root, self.enter):
+        for _ in nodes_of(self.graph.root, self.enter, self.done):
             pass  # each was entered
         return self.graph
 
@@ -215,7 +221,9 @@ class _Canoniser:
         """Replace what a node holds."""
         if isinstance(node, Call):
             self.parameter(node)
-            self.tensor(node)
+            if self.tensor(node):
+                self.done.add(id(node))
+                return
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
@@ -224,7 +232,7 @@ class _Canoniser:
             node.items = [self.replaced(each) for each in node.items]
 
     def replaced(self, node: Node) -> Node:
-        if not isinstance(node, (Persistent, Call)):
+        if not isinstance(node, (Persistent, Call, bytes)):
             return node
         known = id(node)
         if known not in self.new:
@@ -232,7 +240,7 @@ class _Canoniser:
             self.new[known] = self.counterpart(node)
         return self.new[known]
 
-    def counterpart(self, node: Persistent | Call) -> Node:
+    def counterpart(self, node: Persistent | Call | bytes) -> Node:
         found = self.old.get(id(node))
         if found is not None:
             part = found.view_at or found.nbytes != found.whole_nbytes
@@ -244,7 +252,13 @@ class _Canoniser:
             return self.graph.tensor(
                 self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
             )
-        return named(node)
+        return raised(named(node), lambda held: self.uses[id(held)] == 1)
+
+    @cached_property
+    def uses(self) -> Counter[int]:
+        """How often each list is held, by its `id()`."""
+        holders = nodes_of(self.graph.root)
+        return Counter(id(held) for n in holders for held in held_by(n) if isinstance(held, List))
 
     def part(self, found: StorageId) -> Persistent:
         """A part of a storage that is used as one: it becomes one, which newer formats need."""
@@ -264,19 +278,19 @@ class _Canoniser:
         if found is None or self.recogniser.tensor(node) is None:
             return
         data, requires_grad, hooks = found
-        if hooks is None and node.qualname == "torch.nn.parameter.Parameter":
+        if node.qualname == "torch.nn.parameter.Parameter":
             self.kept += [node.args, node.state]
             node.function, node.opcode = Global("torch._utils", "_rebuild_parameter", 0), "REDUCE"
-            node.args = Tuple([data, requires_grad, _no_hooks()], 0)
+            node.args = Tuple([data, requires_grad, _no_hooks() if hooks is None else hooks], 0)
             node.state, node.built = None, False
 
-    def tensor(self, node: Call) -> None:
-        """Bring a plain tensor into its form."""
+    def tensor(self, node: Call) -> bool:
+        """Bring a plain tensor into its form, and tell whether that is all there is to it."""
         if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
-            return
+            return False
         items = node.args.items
         if not items or id(items[0]) not in self.old:
-            return
+            return False
         tensor = self.recogniser.tensor(node)
         assert isinstance(tensor, Tensor)
         self.kept.append(node.args)
@@ -298,6 +312,7 @@ class _Canoniser:
             hooks,
             tuple(rest),
         )
+        return not rest and isinstance(grad, bool) and is_untouched(node)
 
 
 def _no_hooks() -> Call:
@@ -320,36 +335,27 @@ def nodes_of(
         met: `id()` of nodes that were reached before and are left out; the others are added.
     """
     met = set() if met is None else met
-    todo = [root]
+    todo: list[Any] = [root] if type(root) in _COMPOSITE else []
     while todo:
         node = todo.pop()
-        if not isinstance(node, (Tuple, List, Set, Dict, Call, Persistent)) or id(node) in met:
+        if id(node) in met:
             continue
         met.add(id(node))
         if enter is not None:
             enter(node)
         yield node
         if id(node) not in skip:
-            todo.extend(reversed(list(held_by(node))))
+            todo += [each for each in reversed(held_by(node)) if type(each) in _COMPOSITE]
 
 
-def held_by(node: Composite) -> Iterator[Node]:
+def held_by(node: Composite) -> Sequence[Node]:
     """Everything that a node holds."""
-    if isinstance(node, Persistent):
-        yield node.pid
-        return
     if isinstance(node, Call):
-        yield node.function
-        yield node.args
-        yield node.kwargs
-    if isinstance(node, (Tuple, List, Set, Call)):
-        yield from node.items
-    if isinstance(node, MappingNode):
-        for key, value in node.pairs:
-            yield key
-            yield value
-    if isinstance(node, Call):
-        yield node.state
+        pairs = [each for pair in node.pairs for each in pair]
+        return [node.function, node.args, node.kwargs, *node.items, *pairs, node.state]
+    if isinstance(node, Dict):
+        return [each for pair in node.pairs for each in pair]
+    return [node.pid] if isinstance(node, Persistent) else node.items
 
 
 def state_dict(

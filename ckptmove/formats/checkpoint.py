@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
@@ -62,7 +62,7 @@ class PickledCheckpoint:
         return Manifest(
             path=container.source.path,
             format=self.format,
-            nbytes=container.source.nbytes,
+            nbytes=container.nbytes,
             tensors=tuple(contents.tensors),
             storages=self.whole.storages,
             values_naming_devices=tuple(contents.values),
@@ -117,24 +117,20 @@ class PickledCheckpoint:
             spelling.spell(contents.value_nodes[n], device)
         return spelling
 
-    def draft(self, source: Source) -> Draft:
+    def draft(self, sources: Sequence[Source]) -> Draft:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
         Of a program this is a state dict of its tensors.
 
         Args:
-            source: the file that it was read from.
+            sources: the files that it was read from.
 
         Raises:
             CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
         """
         container = self.container
         storages, origins = self.whole.storages, self._origins()
-        if container.program:
-            found = self.whole
-            graph = state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
-        else:
-            graph = canonical(self.manifest.tree, self.whole.ids, self.whole.tensors, storages)
+        graph = self.graph()
         stored = {
             key: _cut(key, graph.cut[key], origins, storages)
             if key in graph.cut
@@ -148,20 +144,33 @@ class PickledCheckpoint:
                 hint="unpack it and save it anew",
             )
         return Draft(
-            path=source.path,
+            path=container.source.path,
             format=self.format,
             graph=graph,
             stored=stored,
-            sources=[source],
+            sources=sources,
             section=container.section,
             blobs=self._blobs(),
+            metadata=container.metadata,
             losses=[
                 Loss(f"<{each.beside}>", "has no place in other formats")
                 for each in container.everything()
                 if each.beside
             ],
-            warnings=[*self.manifest.warnings, *_parts_cut(graph)],
+            warnings=[*dict.fromkeys(self._warnings()), *_parts_cut(graph)],
         )
+
+    def graph(self) -> Graph:
+        """What it holds, in canonical form.
+
+        Raises:
+            CorruptError, UnsupportedError: as `draft`.
+        """
+        if self.container.program:
+            found = self.whole
+            return state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
+        tree, (_, ids, storages, _, tensors) = joined(self.container.roots), self.whole
+        return canonical(tree, ids, tensors, storages)
 
     def _blobs(self) -> dict[int, Readable]:
         """The bytes that are not held in memory."""
@@ -206,12 +215,20 @@ def _stored(container: Container, storage: Storage) -> Stored:
     """Where the bytes of a storage come from."""
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
-        return Stored(storage.id, storage.location, storage.dtype, len(content), content=content)
+        return Stored(
+            id=storage.id,
+            location=storage.location,
+            dtype=storage.dtype,
+            nbytes=len(content),
+            content=content,
+            big_endian=container.big_endian,
+        )
     return Stored(
         id=storage.id,
         location=storage.location,
         dtype=storage.dtype,
         nbytes=storage.nbytes,
+        source=0 if storage.extent is None else storage.extent.source,
         start=0 if storage.extent is None else storage.extent.start,
         crc32=container.crc32(storage.id),
         big_endian=container.big_endian,

@@ -2,7 +2,7 @@
 """Measure ckptmove against the ways people have today, interleaved, as whole processes.
 
 Usage: .venv/bin/python scripts/bench.py [--size GB] [--tensors N] [--rounds N] [--folder DIR]
-                                  [--in-place] [--convert]
+                                  [--in-place] [--convert] [--diff]
 
 Prints for each contender the median time, its ratio to the first of its group (the median of the
 ratios round by round, since machines are noisy) and the peak of anonymous memory (RssAnon; the
@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from bench_convert import conversions
+from bench_diff import comparisons
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
 
 SYNC = "fd = os.open(sys.argv[2], os.O_RDWR); os.fsync(fd)"
@@ -161,10 +162,14 @@ def main() -> None:
     parser.add_argument("--folder", help="where the files are made; needs three times the size")
     parser.add_argument("--in-place", action="store_true", help="measure only that")
     parser.add_argument("--convert", action="store_true", help="measure only that")
+    parser.add_argument("--diff", action="store_true", help="measure only that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         if options.convert:
             conversions(Path(folder), options.size, options.tensors, options.rounds)
+            return
+        if options.diff:
+            comparisons(Path(folder), options.size, options.rounds)
             return
         start = Contender("ckptmove --help", [*CKPTMOVE, "--help"])
         python = Contender("python -c pass", [sys.executable, "-c", "pass"])
@@ -174,6 +179,7 @@ def main() -> None:
             relocations(Path(folder), options.size, options.rounds)
             growth(Path(folder), options.size, options.tensors, options.rounds)
             conversions(Path(folder), options.size, options.tensors, options.rounds)
+            comparisons(Path(folder), options.size, options.rounds)
 
 
 if __name__ == "__main__":

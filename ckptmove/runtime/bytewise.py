@@ -140,7 +140,7 @@ class Comparison:
         """How the elements of two runs differ."""
         tally = _Tally(view, *self.tolerance)
         for at, mine, other in self.unequal(old, new, nbytes):
-            tally.add(at, bytes(mine), bytes(other))
+            tally.add(at, mine, other)
         return tally.outcome
 
     def unequal(
@@ -177,6 +177,7 @@ class Comparison:
         return Gathered(self.gathered(shown, dtype))
 
     def gathered(self, shown: Shown, dtype: str) -> Iterator[bytearray]:
+        """The elements of a tensor that do not lie as they are wanted, in chunks."""
         try:
             from .gather import gathered  # what lies as it is compared needs no torch
         except ImportError as error:
@@ -262,9 +263,9 @@ class _Tally:
         self.max_abs: float | None = None
         self.max_rel: float | None = None
 
-    def add(self, at: int, old: bytes, new: bytes) -> None:
+    def add(self, at: int, old: memoryview, new: memoryview) -> None:
         """Take two chunks into account that begin at an offset."""
-        found = _unlike(old, new, self.view.dtype, *self.tolerance)
+        found = self.unlike(old, new)
         self.count += found.far
         self.close += found.close
         self.max_abs = _larger(self.max_abs, found.max_abs)
@@ -272,8 +273,24 @@ class _Tally:
         if self.first is None and found.far:
             start = found.first * self.width
             element = slice(start, start + self.width)
-            texts = [_spelled(each[element], self.view.dtype) for each in (old, new)]
+            texts = [_spelled(bytes(each[element]), self.view.dtype) for each in (old, new)]
             self.first = at // self.width + found.first, texts[0], texts[1]
+
+    def unlike(self, old: memoryview, new: memoryview) -> Unlike | _Unlike:
+        """How two chunks differ."""
+        dtype, first = self.view.dtype, self.first is None
+        try:
+            from .differing import unlike  # what is the same needs no torch
+        except ImportError as error:
+            if any(self.tolerance):
+                raise UnsupportedError(
+                    "needs torch to compare with a tolerance", hint="pip install torch"
+                ) from error
+            mine, other = bytes(old), bytes(new)
+            places = range(0, len(mine), self.width)
+            differs = [n for n in places if mine[n : n + self.width] != other[n : n + self.width]]
+            return _Unlike(len(differs), 0, differs[0] // self.width if differs else -1)
+        return unlike(old, new, dtype, *self.tolerance, first=first)
 
     @property
     def outcome(self) -> Outcome:
@@ -307,21 +324,6 @@ class _Unlike(NamedTuple):
     first: int
     max_abs: None = None
     max_rel: None = None
-
-
-def _unlike(old: bytes, new: bytes, dtype: str, atol: float, rtol: float) -> Unlike | _Unlike:
-    try:
-        from .differing import unlike  # what is the same needs no torch
-    except ImportError as error:
-        if atol or rtol:
-            raise UnsupportedError(
-                "needs torch to compare with a tolerance", hint="pip install torch"
-            ) from error
-        width = max(1, BITS[dtype] // 8)
-        places = range(0, len(old), width)
-        differs = [n for n in places if old[n : n + width] != new[n : n + width]]
-        return _Unlike(len(differs), 0, differs[0] // width if differs else -1)
-    return unlike(old, new, dtype, atol, rtol)
 
 
 def _spelled(raw: bytes, dtype: str) -> str:

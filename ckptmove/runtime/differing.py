@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ _PARTS = {
 }
 #: Of these torch can't make other numbers.
 _NO_NUMBERS = ("float4_e2m1fn_x2",)
+_FLOATING = ("float", "bfloat", "complex")
 
 
 class Unlike(NamedTuple):
@@ -24,7 +26,8 @@ class Unlike(NamedTuple):
     Attributes:
         far: how many elements differ, by more than the tolerance.
         close: how many differ by less.
-        first: which element is the first that does by more, counted from the start; -1 if none.
+        first: which element is the first that does by more, counted from the start; -1 if none, or
+            if it was not asked for.
         max_abs, max_rel: as `drafts.differing.Values` has them.
     """
 
@@ -35,7 +38,9 @@ class Unlike(NamedTuple):
     max_rel: float | None
 
 
-def unlike(old: bytes, new: bytes, dtype: str, atol: float, rtol: float) -> Unlike:
+def unlike(
+    old: memoryview, new: memoryview, dtype: str, atol: float, rtol: float, *, first: bool = True
+) -> Unlike:
     """Compare elements by their bits, and those that differ as numbers.
 
     Args:
@@ -43,63 +48,58 @@ def unlike(old: bytes, new: bytes, dtype: str, atol: float, rtol: float) -> Unli
         dtype: theirs, by torch's name.
         atol, rtol: floating elements are close if their difference is at most `atol` plus `rtol`
             times the old one, or if neither is a number; without tolerance none are.
+        first: whether to look for the first.
     """
-    width = max(1, BITS[dtype] // 8)
-    mine, other = bytearray(old), bytearray(new)
+    differs = _differs(old, new, max(1, BITS[dtype] // 8))
+    total = int(differs.count_nonzero())
+    before, after = _numbers(old, dtype), _numbers(new, dtype)
+    max_abs = max_rel = None
+    if before is not None and after is not None:
+        apart = (after - before).abs()
+        size = before.abs()
+        if atol or rtol:
+            finite = before.isfinite() & after.isfinite()
+            close = (apart <= atol + rtol * size) & finite
+            differs &= ~(close | (before.isnan() & after.isnan()))
+        apart.masked_fill_(~differs, nan)
+        max_abs = _largest(apart)
+        max_rel = _largest(apart.div_(size).masked_fill_(size == 0, nan))
+    far = int(differs.count_nonzero())
+    found = int(differs.nonzero()[0]) if first and far else -1
+    return Unlike(far, total - far, found, max_abs, max_rel)
+
+
+def _differs(old: memoryview, new: memoryview, width: int) -> torch.Tensor:
+    """Which elements do, by their bits."""
     unit = min(width, 8)
-    bits = [torch.frombuffer(raw, dtype=_INTEGERS[unit]) for raw in (mine, other)]
-    differs = bits[0] != bits[1]
-    if width > unit:
-        differs = differs.view(-1, width // unit).any(1)
-    where = differs.nonzero().flatten()
-    pair = _numbers(mine, dtype, where), _numbers(other, dtype, where)
-    if pair[0] is None or pair[1] is None:
-        return Unlike(len(where), 0, int(where[0]) if len(where) else -1, None, None)
-    before, after = pair[0], pair[1]
-    apart = (after - before).abs()
-    if atol or rtol:
-        finite = before.isfinite() & after.isfinite()
-        close = (apart <= atol + rtol * before.abs()) & finite
-        close |= before.isnan() & after.isnan()
-        beyond = ~close
-        where, before, apart = where[beyond], before[beyond], apart[beyond]
-    known = ~apart.isnan()
-    relative = (apart / before.abs())[known & (before != 0)]
-    relative = relative[~relative.isnan()]
-    return Unlike(
-        far=len(where),
-        close=int(differs.count_nonzero()) - len(where),
-        first=int(where[0]) if len(where) else -1,
-        max_abs=_largest(apart[known]),
-        max_rel=_largest(relative),
-    )
+    mine, other = (torch.frombuffer(raw, dtype=_INTEGERS[unit]) for raw in (old, new))
+    differs = mine != other
+    return differs.view(-1, width // unit).any(1) if width > unit else differs
 
 
 def spelled(raw: bytes, dtype: str) -> str:
     """One element, in little-endian bytes, as people write it."""
-    number = _numbers(bytearray(raw), dtype, torch.zeros(1, dtype=torch.int64))
+    number = _numbers(memoryview(bytearray(raw)), dtype)
     if number is None:
         return f"0x{raw[::-1].hex()}"
     value = number.item()
     return f"{value:.9g}" if BITS[dtype] <= 32 and isinstance(value, float) else repr(value)
 
 
-def _numbers(raw: bytearray, dtype: str, where: torch.Tensor) -> torch.Tensor | None:
-    """Some elements in the widest of floating dtypes, if they are floating."""
-    if not _is_floating(dtype):
+def _numbers(raw: memoryview, dtype: str) -> torch.Tensor | None:
+    """Elements in the widest of floating dtypes, if they are floating."""
+    if not dtype.startswith(_FLOATING) or dtype in _NO_NUMBERS:
         return None
     if dtype in _PARTS:
-        parts = torch.frombuffer(raw, dtype=_PARTS[dtype]).view(-1, 2)[where]
-        return torch.view_as_complex(parts.to(torch.float64).contiguous())
+        parts = torch.frombuffer(raw, dtype=_PARTS[dtype]).view(-1, 2)
+        return torch.view_as_complex(parts.to(torch.float64))
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         return None
-    return torch.frombuffer(raw, dtype=torch.uint8).view(kind)[where].to(torch.float64)
-
-
-def _is_floating(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat", "complex")) and dtype not in _NO_NUMBERS
+    return torch.frombuffer(raw, dtype=torch.uint8).view(kind).to(torch.float64)
 
 
 def _largest(numbers: torch.Tensor) -> float | None:
-    return float(numbers.max()) if len(numbers) else None
+    """The largest of those that are numbers, which are not negative."""
+    largest = float(numbers.nan_to_num_(-1.0, posinf=inf).max())
+    return None if largest < 0 else largest

@@ -38,6 +38,7 @@ from .stages import Stage, is_mismatch
 
 STAND_IN = "lazy:0"
 PATIENCE = 600.0  # seconds
+_NAMING = (str, torch.device)
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
 _MOST_SAID = 1 << 16  # bytes of what the process said last
 
@@ -89,8 +90,13 @@ class _Devices(TorchFunctionMode):
             else each
             for each in args
         )
-        moves = STAND_IN in (kwargs.get("device"), *(each for each in args if type(each) is str))
-        if moves and args and isinstance(args[0], FakeTensor) and args[0].constant is not None:
+        named = (each for each in (*args, kwargs.get("device")) if type(each) in _NAMING)
+        if (
+            STAND_IN in map(str, named)
+            and args
+            and isinstance(args[0], FakeTensor)
+            and args[0].constant is not None
+        ):
             # Its value is known on the CPU, and would be looked for on the stand-in.
             with _replaced(args[0], "constant", None):
                 return func(*args, **kwargs)
@@ -169,11 +175,13 @@ class Simulated(Stage):
 
     def slot(self, value: Any, label: str | None, slot: str) -> Any:
         """See Stage. A step has a value, since optimizers compute with it on the host."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        if slot in ("step", "mu_product"):
+        if slot in ("step", "mu_product") and isinstance(value, torch.Tensor):
             return torch.tensor(1.0)
-        return _like(value, STAND_IN)
+
+        def played(each: Any) -> Any:
+            return _like(each, STAND_IN) if isinstance(each, torch.Tensor) else each
+
+        return pytree.tree_map(played, value)
 
     def batch(self, batch: Batch) -> Batch:
         """See Stage."""

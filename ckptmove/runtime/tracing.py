@@ -218,6 +218,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # what a tensor is asked about itself
+            return func(*args, **kwargs)
         taken = [_Seen.of(each) for each in _tensors((args, kwargs))]
         site = self._site(func)
         try:
@@ -232,7 +234,7 @@ class Recorder(TorchDispatchMode):
 
     def _site(self, func: Any) -> Site:
         module = self.running[-1] if self.running else ""
-        return Site(self._phase, module, str(func), user_line(sys._getframe(2)))
+        return Site(self._phase, module, str(func), user_line(sys._getframe(2).f_back))
 
     def _record(self, site: Site, func: Any, taken: list[_Seen], made: list[_Seen]) -> None:
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
@@ -338,7 +340,7 @@ def user_line(frame: FrameType | None) -> str:
         if frame is None:
             return ""
         file = frame.f_code.co_filename
-        if file.startswith(_OURS) and file != __file__:
+        if file.startswith(_OURS) and not frame.f_code.co_name.startswith("__torch_"):
             return ""
         if _is_users(file):
             return f"{_spell(file)}:{frame.f_lineno}"

@@ -106,7 +106,7 @@ def test_groups_of_parameters_are_found_by_shape(tmp_path: Path) -> None:
     model = Convolutions()
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
     path = tmp_path / SAVED
     torch.save(trained(model, torch.optim.AdamW(groups), images), path)
     all_passed(train(path))
@@ -135,7 +135,7 @@ def test_a_model_saved_whole_is_never_unpickled_but_if_trusted(tmp_path: Path) -
 
 def test_programs_are_their_own_models(tmp_path: Path) -> None:
     script, program = tmp_path / "model.pt", tmp_path / "model.pt2"
-    torch.jit.script(Convolutions().eval()).save(str(script))  # type: ignore[no-untyped-call]
+    torch.jit.script(Convolutions().eval()).save(str(script))
     all_passed(rehearse(script, inputs=[IMAGES], step="forward"))
     torch.export.save(torch.export.export(Convolutions().eval(), (images(),)), program)
     all_passed(rehearse(program, step="forward"))

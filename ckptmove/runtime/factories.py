@@ -140,7 +140,7 @@ def _huggingface(folder: Path) -> Built:
         )
         names = [name for name in said.get("architectures") or [] if isinstance(name, str)]
         for name in names:
-            made = getattr(transformers, name, None)
+            made: Any = getattr(transformers, name, None)
             if isinstance(made, type) and issubclass(made, torch.nn.Module):
                 return Built(made._from_config(config), "huggingface", config)
         note = f"no class {names[0]} in transformers: AutoModel" if names else "AutoModel"
@@ -171,7 +171,7 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
     if fmt.startswith("torchscript"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch.jit's own end
-            return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")  # type: ignore[no-untyped-call]
+            return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")
     if fmt in ("torch-export", "pt2"):
         return _exported(path)
     if not trust_pickle:

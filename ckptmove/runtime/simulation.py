@@ -15,7 +15,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -91,12 +91,10 @@ class _Devices(TorchFunctionMode):
             for each in args
         )
         named = (each for each in (*args, kwargs.get("device")) if type(each) in _NAMING)
-        if (
-            STAND_IN in map(str, named)
-            and args
-            and isinstance(args[0], FakeTensor)
-            and args[0].constant is not None
-        ):
+        moves = STAND_IN in map(str, named)
+        if moves and func in (torch.tensor, torch.as_tensor) and _is_plain(args):
+            return _made(func, args, kwargs)
+        if moves and args and isinstance(args[0], FakeTensor) and args[0].constant is not None:
             # Its value is known on the CPU, and would be looked for on the stand-in.
             with _replaced(args[0], "constant", None):
                 return func(*args, **kwargs)
@@ -211,6 +209,18 @@ class Simulated(Stage):
 
 class _NotPlayed(Exception):
     """This can't be simulated."""
+
+
+def _is_plain(args: Sequence[Any]) -> bool:
+    return not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))
+
+
+def _made(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor of numbers, without its values."""
+    with _disable_current_modes():
+        real = func(*args, **{**kwargs, "device": "cpu"})
+    grad = bool(kwargs.get("requires_grad"))
+    return torch.empty(real.shape, dtype=real.dtype, device=STAND_IN, requires_grad=grad)
 
 
 def _like(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -1,0 +1,123 @@
+"""Rehearsals of transformers' models, from their configurations alone, really and simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.errors import UnsupportedError, UsageError
+from ckptmove.runtime.rehearsal import rehearse
+
+from . import rehearsing
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        {"vocab_size": 99, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    ),
+    "LlamaForCausalLM": ("LlamaConfig", {**SMALL, "intermediate_size": 32}),
+    "BertForMaskedLM": ("BertConfig", {**SMALL, "intermediate_size": 32}),
+    "T5ForConditionalGeneration": (
+        "T5Config",
+        {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+    ),
+    "ViTForImageClassification": (
+        "ViTConfig",
+        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
+    ),
+}
+
+
+def saved(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A folder with a config.json, and a checkpoint of a training as its Trainer groups it."""
+    config_kind, options = CONFIGS[kind]
+    torch.manual_seed(0)
+    extra = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = getattr(transformers, config_kind)(**options, **extra, architectures=[kind])
+    config.save_pretrained(folder)
+    model = getattr(transformers, kind)._from_config(config)
+    plain = [n for n, _ in model.named_parameters() if "bias" in n or "norm" in n.lower()]
+    own = dict(model.named_parameters())
+    groups = [
+        {"params": [p for n, p in own.items() if n not in plain], "weight_decay": 0.1},
+        {"params": [p for n, p in own.items() if n in plain], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
+    for parameter in own.values():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    path = folder / "run.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return folder, path
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models_from_their_configurations_pass(kind: str, tmp_path: Path) -> None:
+    folder, path = saved(kind, tmp_path)
+    found = rehearse(path, model=folder, step="train", against=path)
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+    step = found.of("step")
+    assert step.data["loss"] == "the model's own loss"
+    assert step.data["against"]["equal"]
+    assert "with labels" in step.data["input"]
+
+
+def test_models_from_their_configurations_pass_simulated(tmp_path: Path) -> None:
+    requests = {}
+    for kind in CONFIGS:
+        folder = tmp_path / kind
+        folder.mkdir()
+        _, path = saved(kind, folder)
+        moved = folder / "moved.pt"
+        ckptmove.relocate(path, moved, to="cuda:0")
+        requests[kind] = {"path": str(moved), "model": str(folder), "inputs": []}
+    for kind, findings in rehearsing.simulated(requests).items():
+        assert [each["outcome"] for each in findings.values()] == ["passed"] * 3, (kind, findings)
+        trace = findings["trace"]["data"]
+        assert trace["operations"]["cuda:0"] > 50
+        assert not [each for each in trace["happenings"] if each["kind"] == "stray"]
+
+
+def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
+    folder, path = saved("GPT2LMHeadModel", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    ckptmove.convert(path, weights, preset="hf")
+    found = rehearse(weights, model=str(folder), step="train", optimizer="torch.optim:SGD")
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+
+
+def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
+    folder, path = saved("BertForMaskedLM", tmp_path)
+    model = transformers.BertForMaskedLM._from_config(
+        transformers.AutoConfig.from_pretrained(folder)
+    )
+    optimizer = transformers.optimization.Adafactor(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    found = rehearse(path, model=folder, step="train")
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+    assert "clip_threshold" in found.of("step").data["optimizer"]
+
+
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    folder, path = saved("BertForMaskedLM", tmp_path)
+    file = folder / "config.json"
+    said = json.loads(file.read_bytes())
+    said |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.M"}}
+    file.write_text(json.dumps(said))
+    (folder / "mine.py").write_text("raise SystemExit('run')")
+    with pytest.raises(UnsupportedError, match="never run"):
+        rehearse(path, model=folder)
+    file.unlink()
+    with pytest.raises(UsageError, match=r"without a config\.json"):
+        rehearse(path, model=folder)

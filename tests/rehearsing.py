@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 PROJECT = Path(__file__).parent.parent
 IMAGES = "float32[4,3,8,8]"
@@ -118,6 +119,34 @@ class Knowing(Convolutions):
         """Of images."""
         offset = torch.zeros(1, device=self.where) + torch.tensor([1.0]).to(self.where)
         return super().forward(images.to(self.where)) + offset
+
+
+class Speaking(Convolutions):
+    """It speaks of its device in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [self.head.weight]  # moves with it
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Convolutions."""
+        assert hidden.is_cuda
+        assert hidden.device == torch.device("cuda:0")
+        assert torch.cuda.device_count() == 1
+        torch.cuda.synchronize()
+        more = torch.zeros(8).pin_memory().cuda(non_blocking=True)
+        more = more + torch.arange(8, device="cuda") + torch.tensor([1.0], device=hidden.device)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out: torch.Tensor = checkpoint(super().finish, hidden + more, use_reentrant=False)
+        return out.float() + self.parts[0].sum()
+
+
+class OnAnother(Convolutions):
+    """It goes to a device beside its own."""
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Convolutions."""
+        return super().finish(hidden.to("cuda:1"))  # gone
 
 
 class Dying(Convolutions):

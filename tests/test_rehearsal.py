@@ -112,6 +112,35 @@ def test_groups_of_parameters_are_found_by_shape(tmp_path: Path) -> None:
     all_passed(train(path))
 
 
+def test_parameters_may_go_by_their_names(sound: Path) -> None:
+    def rename(saved: dict[str, Any]) -> None:
+        names = [name for name, _ in Convolutions().named_parameters()]
+        optimizer = saved["optimizer"]
+        optimizer["state"] = {names[key]: slots for key, slots in optimizer["state"].items()}
+        optimizer["param_groups"][0]["params"] = names
+
+    all_passed(train(spoilt(sound, rename)))
+
+
+def test_hyper_parameters_may_be_tensors(tmp_path: Path) -> None:
+    model = Convolutions()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
+    path = tmp_path / SAVED
+    torch.save(trained(model, optimizer, images), path)
+    all_passed(train(path, against=path))
+
+
+def test_of_several_optimizers_the_model_has_one(sound: Path) -> None:
+    model = Recurrent()
+    other = trained(model, torch.optim.Adam(model.parameters()), sequences)["optimizer"]
+    spoilt(sound, lambda saved: saved.update(optimizer=[other, saved["optimizer"]]))
+    found = train(sound)
+    all_passed(found)
+    assert "optimizer.1, one of 2" in str(found.of("step").details)
+    spoilt(sound, lambda saved: saved.update(optimizer=[other, other]))
+    assert train(sound).of("step").outcome == "skipped"
+
+
 def test_of_several_state_dicts_the_likeliest_is_taken(sound: Path) -> None:
     spoilt(sound, lambda saved: saved.update(teacher=Recurrent().state_dict()))
     assert rehearse(sound, model=Convolutions).of("model").data["state_dict"] == "model"
@@ -341,6 +370,7 @@ def test_a_model_that_fails_is_a_finding(sound: Path) -> None:
         ({"model": "nowhere:Net"}, "there is no module 'nowhere'"),
         ({"model": "json:Net"}, "json has no 'Net'"),
         ({"model": "missing.py:Net"}, "there is no file"),
+        ({"model": rehearsing.HERE}, "of which anything might be the model"),
         ({"model": "what is this"}, "neither a file or folder nor a name"),
         ({"model": rehearsing.named(rehearsing.no_model)}, "returned a str"),
         ({"model": "torch.nn:Linear"}, "it needs in_features, out_features"),

@@ -53,6 +53,8 @@ def _requests(folder: Path) -> dict[str, dict[str, Any]]:
             rehearsing.MadeOnTheHost,
             rehearsing.AsksForValues,
             rehearsing.Knowing,
+            rehearsing.Speaking,
+            rehearsing.OnAnother,
             rehearsing.Failing,
         )
     }
@@ -79,7 +81,7 @@ def outcomes(findings: Findings) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["sound", "forward", "without devices", "fused", "lstm", "Knowing"]
+    "name", ["sound", "forward", "without devices", "fused", "lstm", "Knowing", "Speaking"]
 )
 def test_sound_models_pass(found: dict[str, Findings], name: str) -> None:
     assert outcomes(found[name]) == ["passed"] * 3, found[name]
@@ -132,6 +134,13 @@ def test_a_tensor_made_on_the_host_is_named(found: dict[str, Findings]) -> None:
     assert step["data"]["source"].endswith(line_of("# made here"))
     made = [each for each in trace["data"]["happenings"] if each["kind"] == "created"]
     assert [each["devices"] for each in made] == ["cpu"]
+
+
+def test_a_device_beside_is_another(found: dict[str, Findings]) -> None:
+    step = found["OnAnother"]["step"]
+    assert outcomes(found["OnAnother"]) == ["passed", "failed", "failed"]
+    assert "cuda:1" in step["details"][0]
+    assert "lazy" not in str(found["OnAnother"])
 
 
 @pytest.mark.parametrize("name", ["AsksForValues", "adafactor"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import skip_data
 
 import ckptmove
 from ckptmove.errors import UnsupportedError, UsageError
@@ -84,6 +87,34 @@ def test_models_from_their_configurations_pass_simulated(tmp_path: Path) -> None
         trace = findings["trace"]["data"]
         assert trace["operations"]["cuda:0"] > 50
         assert not [each for each in trace["happenings"] if each["kind"] == "stray"]
+
+
+BILLION = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
+def test_a_billion_parameters_are_simulated_in_little_memory(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**BILLION, architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "run.pt"
+    with FakeTensorMode(), skip_data(materialize_fake_tensors=True):
+        model = transformers.LlamaForCausalLM._from_config(config)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    assert path.stat().st_size > 16 * 10**9  # of which the disk holds next to nothing
+    found = rehearse(path, model=tmp_path, step="train", device="cuda:0", simulate=True)
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert peak < 2 * 10**9
 
 
 def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:

@@ -71,6 +71,11 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
         return _huggingface(path)
     if path.name == "config.json" and path.is_file():
         return _huggingface(path.parent)
+    if path.is_file() and path.suffix == ".py":
+        raise UsageError(
+            f"--model {spec!r} is a file, of which anything might be the model",
+            hint=f"name what makes it: {spec}:Net",
+        )
     if path.is_file():
         return _file(path, trust_pickle, fmt)
     if not is_named(spec):

@@ -108,17 +108,30 @@ def check_destination(destination: StrPath, sources: Sequence[Source], *, force:
         raise exists(path)
 
 
-def check_room(destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source]) -> None:
-    """Raises RefusedError where writing would fail, as far as that can be known without it."""
+def check_room(
+    destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
+) -> None:
+    """Raises RefusedError where writing would fail, as far as that can be known without it.
+
+    Args:
+        destination: what is to be written.
+        plans: how, and how much.
+        sources: what they copy from.
+        besides: bytes that are copied as well.
+    """
     path = os.fspath(destination)
     folder = os.path.dirname(path.rstrip("/")) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RefusedError("can't be written: the directory takes no files", path=path)
-    refuse_if_full(os.statvfs(folder), plans, sources, path)
+    refuse_if_full(os.statvfs(folder), plans, sources, path, besides)
 
 
 def refuse_if_full(
-    room: os.statvfs_result, plans: Iterable[Plan], sources: Sequence[Source], path: str
+    room: os.statvfs_result,
+    plans: Iterable[Plan],
+    sources: Sequence[Source],
+    path: str,
+    besides: int = 0,
 ) -> None:
     """Raises RefusedError if what the plans make can't fit: holes take no room, if they stay."""
     free = room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
@@ -129,6 +142,7 @@ def refuse_if_full(
     needed = whole
     if sources:
         needed = min(whole, gathered + sum(source.allocated_nbytes for source in sources))
+    needed += besides
     if needed > free:
         raise RefusedError(
             f"there is no room: {needed:,} bytes are needed, {free:,} are free", path=path

@@ -103,9 +103,6 @@ SAFETENSORS: dict[str, str] = {
     "U64": "uint64",
 }
 
-#: dtypes whose elements mean nothing without a scale, which a tensor keeps elsewhere.
-QUANTIZED = frozenset(("qint32", "qint8", "quint8", "quint4x2", "quint2x4"))
-
 #: dtypes that safetensors has no name for: the dtype that carries their bytes, and the size of the
 #: last dimension that this adds, 0 if none.
 CARRIERS: dict[str, tuple[str, int]] = {

@@ -103,33 +103,50 @@ class StagedFolder:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def file(self, name: str) -> Unnamed:
+    def file(self, name: str, sources: Sequence[Source] | None = None) -> Unnamed:
         """A new file in it, to be written; used as a context, it is open no longer than that.
 
         Args:
             name: relative to the directory, with `/` between its parts; directories are made.
+            sources: what its plan copies from, if that is not what the others do.
 
         Raises:
             RefusedError: the name leads elsewhere, or nowhere.
             WriteError: the file can't be created, or is there already.
         """
         path = os.path.join(self.path, name)
-        parts = name.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts):
-            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
         try:
-            folder = self._destination.hidden
-            for part in parts[:-1]:
-                folder = os.path.join(folder, part)
-                if folder not in self._folders:
-                    self._mkdir(folder)
-                    self._folders.append(folder)
-            inside = os.path.join(folder, parts[-1])
-            file = Unnamed(inside, self._destination.folder, path, self.sources)
+            *folders, own = self._parts(name)
+            inside = os.path.join(self._made(folders), own)
+            given = self.sources if sources is None else sources
+            file = Unnamed(inside, self._destination.folder, path, given)
         except (OSError, ValueError) as error:
             raise failure_of(error, path) from error
         self._files.append(file)
         return file
+
+    def make(self, name: str) -> None:
+        """Make a directory in it. Raises as `file`."""
+        try:
+            self._made(self._parts(name))
+        except (OSError, ValueError) as error:
+            raise failure_of(error, os.path.join(self.path, name)) from error
+
+    def _parts(self, name: str) -> list[str]:
+        parts = name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts):
+            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
+        return parts
+
+    def _made(self, parts: Sequence[str]) -> str:
+        """Where a directory in it is; it is made unless it was."""
+        folder = self._folders[0]
+        for part in parts:
+            folder = os.path.join(folder, part)
+            if folder not in self._folders:
+                self._mkdir(folder)
+                self._folders.append(folder)
+        return folder
 
     # -- committing ----------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ def read_header(source: Readable) -> Header:
             f"its header claims {length:,} bytes, and {source.nbytes - LENGTH_NBYTES:,} are there: "
             "the file is truncated or damaged"
         )
-    root = _parsed(source.read(LENGTH_NBYTES, length))
+    root = read_json(source.read(LENGTH_NBYTES, length), "its header")
     if not isinstance(root, dict):
         raise CorruptError("its header is no JSON object")
     metadata = root.pop(METADATA, None)
@@ -141,8 +141,17 @@ def read_header(source: Readable) -> Header:
     return Header(entries, metadata, data_at)
 
 
-def _parsed(content: bytes) -> Json:
-    _check_nesting(content)
+def read_json(content: bytes, what: str) -> Json:
+    """What JSON says, if all readers agree on it.
+
+    Args:
+        content: the JSON.
+        what: what it is, for messages.
+
+    Raises:
+        CorruptError: it is no JSON, says something twice, or is absurdly deep.
+    """
+    _check_nesting(content, what)
     try:
         root = json.loads(
             content.decode("utf-8"),
@@ -154,15 +163,15 @@ def _parsed(content: bytes) -> Json:
         if _ESCAPED_SURROGATE.search(content):
             json.dumps(root, ensure_ascii=False).encode("utf-8")
     except _Twice as error:
-        raise CorruptError(f"its header says {shown(error.args[0])} twice") from error
+        raise CorruptError(f"{what} says {shown(error.args[0])} twice") from error
     except UnicodeError as error:
-        raise CorruptError("its header holds text that is not text") from error
+        raise CorruptError(f"{what} holds text that is not text") from error
     except ValueError as error:
-        raise CorruptError("its header is not JSON") from error
+        raise CorruptError(f"{what} is not JSON") from error
     return root
 
 
-def _check_nesting(content: bytes) -> None:
+def _check_nesting(content: bytes, what: str) -> None:
     """Check how deep brackets are nested, and how many there are, before they are parsed."""
     unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = unescaped.translate(_STEPS, _NO_MARKS)
@@ -174,10 +183,10 @@ def _check_nesting(content: bytes) -> None:
         opened += outside.count(b"\x01")
         steps = memoryview(outside).cast("b")
         if max(accumulate(steps, initial=depth)) > _DEEPEST:
-            raise CorruptError(f"its header is nested more than {_DEEPEST} levels deep")
+            raise CorruptError(f"{what} is nested more than {_DEEPEST} levels deep")
         depth += sum(steps)
     if opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
-        raise CorruptError("its header has absurdly many brackets")
+        raise CorruptError(f"{what} has absurdly many brackets")
 
 
 class _Twice(Exception):

@@ -52,10 +52,11 @@ class Role(str, Enum):
 
 
 class Extent(NamedTuple):
-    """A half-open byte range of a source file."""
+    """A half-open byte range of a source file; `source` says which, where there are several."""
 
     start: int
     nbytes: int
+    source: int = 0
 
     @property
     def end(self) -> int:

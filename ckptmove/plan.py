@@ -38,6 +38,7 @@ class Gather(NamedTuple):
         conj, neg: whether the imaginary part, or the value, is to be negated.
         big_endian: whether the region's elements are.
         to: the dtype that they are cast to, by torch's name; None keeps their bits.
+        content: the region itself, where no source has it as it is.
     """
 
     at: int
@@ -53,6 +54,7 @@ class Gather(NamedTuple):
     neg: bool = False
     big_endian: bool = False
     to: str | None = None
+    content: bytes | memoryview | None = None
 
 
 class Measure(NamedTuple):

@@ -99,7 +99,7 @@ class Source:
     truncates kills the process, a short `pread` is an error with a name.
     """
 
-    __slots__ = ("_stat", "fd", "nbytes", "path")
+    __slots__ = ("_seen", "_stat", "fd", "nbytes", "path")
 
     start = 0
 
@@ -108,6 +108,7 @@ class Source:
         self.path = path
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size
+        self._seen = (0, 0, 0)  # from where holes were looked for; the data that came next
 
     @classmethod
     def open(cls, path: StrPath) -> Source:
@@ -209,18 +210,26 @@ class Source:
         return self._stat.st_blocks * 512
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of `[start, end)` that are no holes, as far as the file system tells."""
+        """The parts of `[start, end)` that are no holes, as far as the file system tells.
+
+        Who goes on where the last call ended asks it nothing: it may look through the whole rest
+        of the file for a hole.
+        """
         at = start
         while at < end:
-            try:
-                data = os.lseek(self.fd, at, os.SEEK_DATA)
-                hole = os.lseek(self.fd, data, os.SEEK_HOLE)
-            except OSError as error:
-                if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
-                    yield at, end
-                return
+            since, data, hole = self._seen
+            if not since <= at < hole:
+                try:
+                    data = os.lseek(self.fd, at, os.SEEK_DATA)
+                    hole = os.lseek(self.fd, data, os.SEEK_HOLE)
+                except OSError as error:
+                    if error.errno != errno.ENXIO:
+                        yield at, end
+                        return
+                    data = hole = max(end, self.nbytes)  # only a hole is left
+                self._seen = at, data, hole
             if data < end:
-                yield data, min(hole, end)
+                yield max(at, data), min(hole, end)
             at = hole
 
     def check_unchanged(self) -> None:

@@ -133,7 +133,8 @@ class Unnamed:
         from .runtime.gather import gathered  # what needs no gather needs no torch
 
         at, left = gather.at, gather.nbytes
-        for chunk in gathered(self.sources[gather.source], gather):
+        source = self.sources[gather.source] if gather.content is None else None
+        for chunk in gathered(source, gather):
             nbytes = memoryview(chunk).nbytes
             left -= nbytes
             if left < 0:

@@ -29,6 +29,17 @@ def assert_same_tree(ours: object, theirs: object, *, skip: Container[str] = ())
     _Comparison(skip).nodes(ours, theirs, "")
 
 
+def assert_shows_the_same(ours: object, theirs: object) -> None:
+    """Like `assert_same_tree`, of a tree whose storages were divided and whose views gathered.
+
+    Tensors show the same elements, densely if not as before; those whose bytes lie among each other
+    still do, as far apart as they did; others share nothing that they did not.
+    """
+    comparison = _ComparisonOfShown(())
+    comparison.nodes(ours, theirs, "")
+    comparison.sharing()
+
+
 class _Comparison:
     """A walk down two trees at once that remembers what it met."""
 
@@ -113,14 +124,20 @@ class _Comparison:
             self.nodes(*pair, at)
 
     def _tensors(self, ours: torch.Tensor, theirs: torch.Tensor, at: str) -> None:
-        for fact, look in FACTS.items():
-            _check(look(ours) == look(theirs), at, fact, look(ours), look(theirs))
+        self._facts(ours, theirs, at)
         for part, ours_of_it, theirs_of_it in zip(*_parts(ours), _parts(theirs)[1], strict=True):
             self.nodes(ours_of_it, theirs_of_it, f"{at}.{part}")
         state = torch._utils._get_obj_state
         self.nodes(state(ours), state(theirs), at)  # type: ignore[no-untyped-call]
         if _has_own_storage(ours):
-            self._storage(ours.untyped_storage(), theirs.untyped_storage(), at)
+            self._own_storage(ours, theirs, at)
+
+    def _facts(self, ours: torch.Tensor, theirs: torch.Tensor, at: str) -> None:
+        for fact, look in FACTS.items():
+            _check(look(ours) == look(theirs), at, fact, look(ours), look(theirs))
+
+    def _own_storage(self, ours: torch.Tensor, theirs: torch.Tensor, at: str) -> None:
+        self._storage(ours.untyped_storage(), theirs.untyped_storage(), at)
 
     def _bare_storages(
         self, ours: torch.UntypedStorage, theirs: torch.UntypedStorage, at: str
@@ -142,6 +159,80 @@ class _Comparison:
         self._storages_taken.add(theirs._cdata)
         _check(ours.nbytes() == theirs.nbytes(), at, "nbytes", ours.nbytes(), theirs.nbytes())
         return _check(torch.equal(_raw(ours), _raw(theirs)), at, "bytes", ours, theirs)
+
+
+class _ComparisonOfShown(_Comparison):
+    """One that looks at what tensors show, and not at the whole of their storages."""
+
+    def __init__(self, skip: Container[str]) -> None:
+        super().__init__(skip)
+        self._seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+
+    def _facts(self, ours: torch.Tensor, theirs: torch.Tensor, at: str) -> None:
+        skip = ("stride", "offset", "conj and neg bits")
+        for fact, look in FACTS.items():
+            same = fact in skip or look(ours) == look(theirs)
+            _check(same, at, fact, look(ours), look(theirs))
+        if _has_own_storage(ours) and not ours.is_nested:
+            dense = torch.empty(ours.shape, device="meta").stride()
+            strides = [ours.stride(), dense] if ours.numel() > 1 else [theirs.stride()]
+            _check(theirs.stride() in strides, at, "stride", ours.stride(), theirs.stride())
+
+    def _own_storage(self, ours: torch.Tensor, theirs: torch.Tensor, at: str) -> None:
+        if ours.is_nested or ours.is_quantized:  # whose elements are not in rows, or no bytes
+            return super()._own_storage(ours, theirs, at)
+        _check(shown_bytes(ours) == shown_bytes(theirs), at, "bytes", ours.shape, theirs.shape)
+        self._seen.append((at, ours, theirs))
+        return None
+
+    def sharing(self) -> None:
+        """Fail where tensors do not share their bytes as they did."""
+        homes: dict[int, int] = {}
+        clusters: dict[int, list[tuple[int, int, torch.Tensor, torch.Tensor, str]]]
+        clusters = defaultdict(list)
+        for at, ours, theirs in self._seen:
+            if ours.numel():
+                home, new = (each.untyped_storage()._cdata for each in (ours, theirs))
+                same = homes.setdefault(new, home) == home
+                _check(same, at, "storage sharing", "own", "shared")
+                clusters[home].append((*_range(ours), ours, theirs, at))
+        for members in clusters.values():
+            members.sort(key=lambda member: member[0])
+            end = -1
+            for start, stop, ours, theirs, at in members:
+                if start >= end:
+                    first = ours, theirs
+                apart = [
+                    each.data_ptr() - one.data_ptr()
+                    for each, one in zip((ours, theirs), first, strict=True)
+                ]
+                storages = [each.untyped_storage()._cdata for each in (theirs, first[1])]
+                _check(storages[0] == storages[1], at, "storage sharing", "shared", "own")
+                _check(apart[0] == apart[1], at, "bytes apart", *apart)
+                end = max(end, stop)
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage among which those of a tensor lie."""
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    last = sum(
+        int(n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return start, start + (last + 1) * tensor.itemsize
+
+
+def shown_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor, one after the other, by their bits."""
+    if not tensor.numel():
+        return b""
+    if tensor.is_conj() or tensor.is_neg():
+        return shown_bytes(tensor.resolve_conj().resolve_neg())
+    width, parts = min(8, tensor.itemsize), max(1, tensor.itemsize // 8)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+    shape, stride = [*tensor.shape, parts], [*(n * parts for n in tensor.stride()), 1]
+    bits = torch.empty(0, dtype=integer)
+    bits.set_(tensor.untyped_storage(), tensor.storage_offset() * parts, shape, stride)
+    return bits.contiguous().numpy().tobytes()
 
 
 FACTS: dict[str, Callable[[torch.Tensor], object]] = {

@@ -46,9 +46,9 @@ READ = {
 OTHERS = [row for row in rows() if row["kind"] in READ and row["kind"] != "zip"]
 #: Plain pickles that hold no tensors: they are read, and nothing in them is run.
 BARE = ("malicious/pickle", "dcp-metadata")
-STRANGERS = [
-    row["file"] for row in rows() if row["kind"] not in (*READ, *BARE, "safetensors")
-]  # of safetensors, see test_safetensors.py
+#: See test_safetensors.py and test_sharded.py.
+ELSEWHERE = ("safetensors", "hf-index-json")
+STRANGERS = [row["file"] for row in rows() if row["kind"] not in (*READ, *BARE, *ELSEWHERE)]
 
 
 @pytest.fixture
@@ -159,7 +159,8 @@ def test_what_torch_save_did_not_write_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_are_refused(corpus: Path) -> None:
+def test_folders_are_not_relocated(corpus: Path) -> None:
     for folder in (path for path in corpus.iterdir() if path.is_dir()):
-        with pytest.raises(InputError, match="is a directory"):
-            inspect(folder)
+        with pytest.raises(InputError, match="is a directory") as raised:
+            relocate(folder, to="cpu")
+        assert raised.value.hint == "relocate each file in it"

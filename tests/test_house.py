@@ -65,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents",
     ),
     (
+        "drafts.raising",
         "drafts.canonical",
         "drafts.draft",
         "drafts.filling",
@@ -80,6 +81,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("opaque",),
     (  # torch; whoever needs it imports it as late as can be
         "runtime.gather",
+        "runtime.restoring",
         "runtime.rebuild",
         "runtime.plain",
         "runtime.arrays",
@@ -115,6 +117,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.torch_tar",
         "formats.safetensors_writing",
         "formats.safetensors",
+        "formats.shard_index",
+        "formats.sharded",
+        "formats.model_folder",
         "formats.pickle",
         "formats.documents",
         "formats.records",
@@ -128,6 +133,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "verbs.inspect",
         "verbs.relocate",
+        "verbs.companions",
         "verbs.target",
         "verbs.convert",
         "verbs.load",

@@ -8,11 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import skip_data
 
 from tests.checkpoints import sparse_zip64
 
 PROJECT = Path(__file__).parent.parent
 MOST = 40_000_000  # bytes of anonymous memory, of the whole process
+SPREAD = 20_000_000  # bytes by which that of two runs may differ, torch's threads included
+told = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only"
+)
 
 
 def peak(*arguments: str | Path) -> int:
@@ -30,7 +37,17 @@ def peak(*arguments: str | Path) -> int:
     return most
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
+def sparse(path: Path, mib: int) -> Path:
+    """A tensor as it lies and a transposed one, half of so many MiB each, all of it holes."""
+    with FakeTensorMode():
+        flat, square = torch.empty(mib << 17), torch.empty(mib << 7, 1024)
+        saved = {"flat": flat, "transposed": square.t()}
+    with skip_data(materialize_fake_tensors=True):
+        torch.save(saved, path)
+    return path
+
+
+@told
 def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
     out = tmp_path / "out.pt"
     peaks = []
@@ -40,3 +57,25 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
         peaks.append(peak("inspect", source))
     assert min(peaks) > 1_000_000, "it was looked at"
     assert max(peaks) < MOST, peaks
+
+
+@told
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [(("--select", "flat"), MOST), (("--dtype", "*=bf16"), None)],
+    ids=["copied", "gathered and cast"],
+)
+def test_converting_takes_no_more_for_larger_tensors(
+    options: tuple[str, ...], most: int | None, tmp_path: Path
+) -> None:
+    safe, again = tmp_path / "out.safetensors", tmp_path / "out.pt"
+    there, back = [], []
+    for mib in (64, 512):
+        source = sparse(tmp_path / f"{mib}.pt", mib)
+        there.append(peak("convert", source, safe, "--force", *options))
+        back.append(peak("convert", safe, again, "--force", *options))
+        assert safe.stat().st_size > mib << 18
+    for small, large in (there, back):
+        assert small > 1_000_000, "it was looked at"
+        assert large < small + SPREAD, (there, back)
+        assert most is None or max(small, large) < most, (there, back)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 import ckptmove
 from ckptmove.errors import CorruptError, RefusedError, WriteError
+from ckptmove.source import Source
 from tests.checkpoints import rezip
 from tests.oracles import assert_same_checkpoint, pid_locations, record_name, storage_records
 from tests.staging import (
@@ -221,6 +223,21 @@ def test_holes_stay_holes(sparse: Path) -> None:
             ours.seek(record.header_offset)
             theirs.seek(record.header_offset)
             assert ours.read(150) == theirs.read(150)
+
+
+def test_holes_are_looked_for_once(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes, step = sparse.stat().st_size, 1 << 16
+    extents = [(at, min(at + step, nbytes)) for at in range(0, nbytes, step)]
+    alone = []
+    for start, end in extents:
+        with Source.open(sparse) as source:
+            alone.append(list(source.data_ranges(start, end)))
+    asked, lseek = count(), os.lseek
+    monkeypatch.setattr(os, "lseek", lambda *args: (next(asked), lseek(*args))[1])
+    with Source.open(sparse) as source:
+        assert [list(source.data_ranges(*extent)) for extent in extents] == alone
+        assert next(asked) < 10 < len(extents)
+        assert [list(source.data_ranges(*extent)) for extent in extents[::-1]] == alone[::-1]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o664, 0o666, 0o755, 0o777])

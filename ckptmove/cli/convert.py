@@ -95,6 +95,9 @@ def convert(
     in the header, so that the way back gives the same checkpoint. SRC is not changed; DST appears
     whole and verified, or not at all.
 
+    SRC may be a folder of a model, or an index of several files: they are read as one. From a
+    folder to a folder all is converted: what else is in it is copied.
+
     GLOB speaks of dotted names, and of all that is below them; the name of a section (model,
     optimizer, scheduler, rng) will do where nothing is called so.
 
@@ -109,6 +112,7 @@ def convert(
     ckptmove convert run.safetensors again.pt
     ckptmove convert run.pt model.safetensors --preset hf
     ckptmove convert run.pt shards/ --select model --dtype bf16 --max-shard-size 5GB
+    ckptmove convert checkpoint-500/ smaller/ --dtype bf16
     """
     path = needs_source(src)
     if dst is None:

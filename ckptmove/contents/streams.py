@@ -90,6 +90,7 @@ class Container:
         tensors: what each persistent id of a tensor says, likewise.
         storages: by id.
         blobs: `id()` of bytes in what was saved that are not held in memory → what holds them.
+        metadata: what is said of the whole, as text.
         named: devices that are named elsewhere than in its pickles, and where.
         warnings: what is odd about it.
         writer: what is known of who wrote it.
@@ -113,8 +114,14 @@ class Container:
         self.storages: dict[str, Storage] = {}
         self.named: list[tuple[NamedDevice, Literal]] = []
         self.blobs: dict[int, Readable] = {}
+        self.metadata: dict[str, str] = {}
         self.warnings: list[str] = []
         self.writer = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size, of all its files together."""
+        return self.source.nbytes
 
     @property
     def described_nbytes(self) -> int:

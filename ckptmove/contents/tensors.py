@@ -19,7 +19,8 @@ from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 
 _DEEPEST = 16  # of tensors wrapped in each other
 _NOT_ATTRIBUTES = {"data", "grad", "requires_grad"}  # to set them changes the tensor itself
-_VARIABLES = ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable")
+#: Parameters of torch 0.1 to 0.3, and what they were made of.
+VARIABLES = ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable")
 
 
 def device_text(node: Node) -> str | None:
@@ -32,6 +33,20 @@ def device_text(node: Node) -> str | None:
     if len(args) == 2 and isinstance(args[0], str) and is_size(args[1]):
         return f"{args[0]!s}:{args[1]!r}"
     return None
+
+
+def variable_of(node: Call) -> tuple[Node, Node, Node] | None:
+    """The data of a parameter of torch 0.1 to 0.3, whether it requires a gradient, and its hooks.
+
+    It was made of its data or of nothing, and given its state.
+    """
+    args = node.args.items if isinstance(node.args, Tuple) else []
+    state = node.state.items if isinstance(node.state, Tuple) else []
+    if node.qualname not in VARIABLES:
+        return None
+    if len(args) == 1 and len(state) == 3:
+        return args[0], state[0], state[2]
+    return (state[0], state[3], state[2]) if not args and len(state) == 5 else None
 
 
 class Recogniser:
@@ -56,8 +71,8 @@ class Recogniser:
         """
         if id(node) not in self._known:
             args = node.args.items if isinstance(node.args, Tuple) else []
-            if node.qualname in _VARIABLES:
-                tensor = self._variable(node, args, depth)
+            if node.qualname in VARIABLES:
+                tensor = self._variable(node, depth)
             else:
                 tensor = self._rebuilt(node.qualname, args, depth)
                 if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
@@ -76,15 +91,12 @@ class Recogniser:
         except (_Malformed, IndexError, ValueError) as error:
             raise CorruptError(f"a tensor has malformed arguments ({function})") from error
 
-    def _variable(self, node: Call, args: list[Node], depth: int) -> Tensor | None:
-        """A parameter of torch 0.1 to 0.3: made of its data or of nothing, and given its state."""
-        state = node.state.items if isinstance(node.state, Tuple) else []
-        if len(args) == 1 and len(state) == 3:
-            data, requires_grad, hooks = args[0], state[0], state[2]
-        elif not args and len(state) == 5:
-            data, requires_grad, hooks = state[0], state[3], state[2]
-        else:
+    def _variable(self, node: Call, depth: int) -> Tensor | None:
+        """A parameter of torch 0.1 to 0.3."""
+        found = variable_of(node)
+        if found is None:
             return None
+        data, requires_grad, hooks = found
         try:
             tensor = self._inner(data, depth)
         except _Malformed:
@@ -359,10 +371,11 @@ def _sizes(node: Node) -> tuple[int, ...]:
     """A shape or stride: a tuple of sizes, or a `torch.Size` made of one."""
     if isinstance(node, Call) and node.qualname == "torch.Size":
         node = _items(node.args)[0]
-    if len(_items(node)) > MOST_DIMENSIONS:
+    items = _items(node)
+    if len(items) > MOST_DIMENSIONS:
         raise _Malformed
-    sizes = tuple(n for n in _items(node) if isinstance(n, int) and is_size(n))
-    if len(sizes) != len(_items(node)):
+    sizes = tuple([n for n in items if isinstance(n, int) and is_size(n)])
+    if len(sizes) != len(items):
         raise _Malformed
     return sizes
 

@@ -3,28 +3,41 @@
 Each storage is `('storage', class, id, location, elements)`, the persistent id of torch.save since
 1.6; each plain tensor a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` where its dtype
 has no storage class. What older formats put elsewhere (tensors by number, parts of storages,
-classes with their source, storages loaded from bytes) is brought into these forms; all other nodes
-stay what they are. Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
+classes with their source, storages loaded from bytes) is brought into these forms, and what old
+protocols spell as calls becomes what it stands for (`raising`). All other nodes stay what they are.
+Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import Tensor, reach_of
-from ..contents.tensors import Recogniser
-from ..dtypes import QUANTIZED, STORAGE_CLASSES, storage_element_nbytes
-from ..errors import UnsupportedError
-from ..manifest import Manifest, Storage
+from ..contents.tensors import Recogniser, variable_of
+from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..manifest import Manifest, Storage, TensorEntry
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple, named
 from ..pickles.nodes import Mapping as MappingNode
+from .raising import raised
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
+_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent}
+
+
+class Cut(NamedTuple):
+    """A part of a storage, in bytes."""
+
+    storage: str
+    start: int
+    nbytes: int
 
 
 class Graph:
@@ -34,12 +47,14 @@ class Graph:
         root: what was saved.
         ids: what each persistent id of a storage says, by `id()` of its node.
         storages: the one node that stands for each storage, by its id.
+        cut: id of a storage that is but a part of one in the file → which part.
     """
 
     def __init__(self, root: Node) -> None:
         self.root = root
         self.ids: dict[int, StorageId] = {}
         self.storages: dict[str, Persistent] = {}
+        self.cut: dict[str, Cut] = {}
         self._at = 0
 
     def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> Persistent:
@@ -95,9 +110,8 @@ class Graph:
             flags: of `conj` and `neg` those that are set.
         """
         node = Call(None, None, "REDUCE", 0)
-        hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
-        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, hooks)
-        if flags:
+        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks())
+        if flags and any(flags.values()):
             assert isinstance(node.args, Tuple)
             metadata = Dict()
             metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
@@ -195,17 +209,21 @@ class _Canoniser:
         self.recogniser = Recogniser(ids, tensors)
         self.kept: list[Node] = [root]  # so that no other node takes the `id()` of one
         self.new: dict[int, Node] = {}
+        self.done: set[int] = set()  # tensors that hold nothing more to be looked at
 
     def run(self) -> Graph:
         self.graph.root = self.replaced(self.graph.root)
-        for _ in nodes_of(self.graph.root, self.enter):
+        for _ in nodes_of(self.graph.root, self.enter, self.done):
             pass  # each was entered
         return self.graph
 
     def enter(self, node: Composite) -> None:
         """Replace what a node holds."""
         if isinstance(node, Call):
-            self.tensor(node)
+            self.parameter(node)
+            if self.tensor(node):
+                self.done.add(id(node))
+                return
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
@@ -214,7 +232,7 @@ class _Canoniser:
             node.items = [self.replaced(each) for each in node.items]
 
     def replaced(self, node: Node) -> Node:
-        if not isinstance(node, (Persistent, Call)):
+        if not isinstance(node, (Persistent, Call, bytes)):
             return node
         known = id(node)
         if known not in self.new:
@@ -222,12 +240,11 @@ class _Canoniser:
             self.new[known] = self.counterpart(node)
         return self.new[known]
 
-    def counterpart(self, node: Persistent | Call) -> Node:
+    def counterpart(self, node: Persistent | Call | bytes) -> Node:
         found = self.old.get(id(node))
         if found is not None:
-            if found.view_at or found.nbytes != found.whole_nbytes:
-                raise UnsupportedError("a part of a storage is used as a storage of its own")
-            return self.storage(found)
+            part = found.view_at or found.nbytes != found.whole_nbytes
+            return self.part(found) if part else self.storage(found)
         if isinstance(node, Persistent) and id(node) in self.tensors:
             said = self.tensors[id(node)]
             tensor = self.recogniser.outside(node)
@@ -235,19 +252,45 @@ class _Canoniser:
             return self.graph.tensor(
                 self.storage(said.storage), tensor.dtype, said.shape, said.stride, tensor.offset
             )
-        return named(node)
+        return raised(named(node), lambda held: self.uses[id(held)] == 1)
+
+    @cached_property
+    def uses(self) -> Counter[int]:
+        """How often each list is held, by its `id()`."""
+        holders = nodes_of(self.graph.root)
+        return Counter(id(held) for n in holders for held in held_by(n) if isinstance(held, List))
+
+    def part(self, found: StorageId) -> Persistent:
+        """A part of a storage that is used as one: it becomes one, which newer formats need."""
+        stored = self.stored[found.id]
+        start = found.view_at * storage_element_nbytes(stored.dtype or "uint8")
+        key = f"{stored.id}[{start}:{start + found.nbytes}]"
+        self.graph.cut[key] = Cut(stored.id, start, found.nbytes)
+        return self.graph.storage(key, stored.dtype, found.nbytes, stored.location)
 
     def storage(self, found: StorageId) -> Persistent:
         stored = self.stored[found.id]
         return self.graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
 
-    def tensor(self, node: Call) -> None:
-        """Bring a plain tensor into its form."""
-        if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
+    def parameter(self, node: Call) -> None:
+        """Bring a parameter of torch 0.1 to 0.3 into the form that it has had since."""
+        found = variable_of(node)
+        if found is None or self.recogniser.tensor(node) is None:
             return
+        data, requires_grad, hooks = found
+        if node.qualname == "torch.nn.parameter.Parameter":
+            self.kept += [node.args, node.state]
+            node.function, node.opcode = Global("torch._utils", "_rebuild_parameter", 0), "REDUCE"
+            node.args = Tuple([data, requires_grad, _no_hooks() if hooks is None else hooks], 0)
+            node.state, node.built = None, False
+
+    def tensor(self, node: Call) -> bool:
+        """Bring a plain tensor into its form, and tell whether that is all there is to it."""
+        if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
+            return False
         items = node.args.items
         if not items or id(items[0]) not in self.old:
-            return
+            return False
         tensor = self.recogniser.tensor(node)
         assert isinstance(tensor, Tensor)
         self.kept.append(node.args)
@@ -255,7 +298,7 @@ class _Canoniser:
         grad: Node = items[4] if len(items) > 4 else False
         hooks: Node = items[5] if len(items) > 5 else None
         if hooks is None:
-            hooks = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+            hooks = _no_hooks()
         rest = items[7:] if node.qualname.endswith(V3) else items[6:]
         shape, stride = tensor.shape, tensor.stride
         self.graph.respell(
@@ -269,6 +312,12 @@ class _Canoniser:
             hooks,
             tuple(rest),
         )
+        return not rest and isinstance(grad, bool) and is_untouched(node)
+
+
+def _no_hooks() -> Call:
+    """The backward hooks of a tensor that has none."""
+    return Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
 
 
 def nodes_of(
@@ -286,56 +335,66 @@ def nodes_of(
         met: `id()` of nodes that were reached before and are left out; the others are added.
     """
     met = set() if met is None else met
-    todo = [root]
+    todo: list[Any] = [root] if type(root) in _COMPOSITE else []
     while todo:
         node = todo.pop()
-        if not isinstance(node, (Tuple, List, Set, Dict, Call, Persistent)) or id(node) in met:
+        if id(node) in met:
             continue
         met.add(id(node))
         if enter is not None:
             enter(node)
         yield node
         if id(node) not in skip:
-            todo.extend(reversed(list(held_by(node))))
+            todo += [each for each in reversed(held_by(node)) if type(each) in _COMPOSITE]
 
 
-def held_by(node: Composite) -> Iterator[Node]:
+def held_by(node: Composite) -> Sequence[Node]:
     """Everything that a node holds."""
-    if isinstance(node, Persistent):
-        yield node.pid
-        return
     if isinstance(node, Call):
-        yield node.function
-        yield node.args
-        yield node.kwargs
-    if isinstance(node, (Tuple, List, Set, Call)):
-        yield from node.items
-    if isinstance(node, MappingNode):
-        for key, value in node.pairs:
-            yield key
-            yield value
-    if isinstance(node, Call):
-        yield node.state
+        pairs = [each for pair in node.pairs for each in pair]
+        return [node.function, node.args, node.kwargs, *node.items, *pairs, node.state]
+    if isinstance(node, Dict):
+        return [each for pair in node.pairs for each in pair]
+    return [node.pid] if isinstance(node, Persistent) else node.items
 
 
-def state_dict(manifest: Manifest) -> Graph:
+def state_dict(
+    manifest: Manifest,
+    nodes: Sequence[Node],
+    ids: Mapping[int, StorageId],
+    tensors: Mapping[int, TensorId],
+) -> Graph:
     """The tensors of a program as a state dict: what a module of the same parts would give.
 
-    Composite tensors are left out, as are those without bytes.
+    Tensors without bytes, which example inputs are, are left out.
+
+    Args:
+        manifest: what the program holds.
+        nodes: of the last of its tensors; those before have none.
+        ids, tensors: as `canonical` takes them.
     """
-    graph = Graph(Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0))
-    assert isinstance(graph.root, Call)
+    root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+    raw = len(manifest.tensors) - len(nodes)
     taken: dict[str, str] = {}
+    names: list[str] = []
     for entry in manifest.tensors:
-        storage = manifest.storages.get(entry.storage or "")
-        plain = entry.layout == "strided" and entry.kind in ("tensor", "parameter")
-        if storage is None or not plain or entry.part_of is not None or entry.dtype in QUANTIZED:
-            continue
-        if reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) > storage.nbytes:
-            continue  # example inputs, whose bytes are not written
-        name = entry.state_key or entry.name
-        name = entry.name if taken.setdefault(name, entry.name) != entry.name else name
-        node = graph.storage(storage.id, storage.dtype, storage.nbytes, storage.location)
-        call = graph.tensor(node, entry.dtype, entry.shape, entry.stride, entry.offset)
-        graph.root.pairs.append((graph.text(name), call))
+        key = entry.state_key or entry.name
+        names.append(key if taken.setdefault(key, entry.name) == entry.name else entry.name)
+    for entry, node, name in zip(manifest.tensors[raw:], nodes, names[raw:], strict=True):
+        if entry.part_of is None and _has_bytes(entry, manifest):
+            root.pairs.append((Text(name, 0), node))
+    graph = canonical(root, ids, tensors, manifest.storages)
+    for entry, name in zip(manifest.tensors[:raw], names, strict=False):
+        if entry.storage is not None and _has_bytes(entry, manifest):
+            stored = manifest.storages[entry.storage]
+            storage = graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
+            lies = entry.shape, entry.stride, entry.offset
+            root.pairs.append((Text(name, 0), graph.tensor(storage, entry.dtype, *lies)))
     return graph
+
+
+def _has_bytes(entry: TensorEntry, manifest: Manifest) -> bool:
+    storage = manifest.storages.get(entry.storage or "")
+    if storage is None:
+        return entry.layout != "strided"
+    return reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) <= storage.nbytes

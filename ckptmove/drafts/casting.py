@@ -127,8 +127,6 @@ def _retype(
 ) -> None:
     """Have one storage, and the tensors on it, be of another dtype."""
     stored = draft.stored[id]
-    if stored.content is not None:
-        raise RefusedError(f"{name!r} can't be cast: its bytes are compressed in the source")
     found = [(call, recogniser.tensor(call)) for call in calls]
     before = {tensor.dtype for _, tensor in found if tensor is not None}
     if len(before) != 1:

@@ -128,7 +128,7 @@ class Pieces:
                 at=at,
                 nbytes=nbytes,
                 source=stored.source,
-                source_at=stored.start,
+                source_at=0 if stored.content is not None else stored.start,
                 source_nbytes=stored.nbytes_before,
                 dtype=before,
                 shape=view.shape,
@@ -138,6 +138,7 @@ class Pieces:
                 neg=view.neg,
                 big_endian=stored.big_endian,
                 to=None if stored.cast_from is None else view.dtype,
+                content=stored.content,
             )
         )
 
@@ -149,7 +150,7 @@ class _Graph(Container):
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
         root = self.roots[0][1]
-        return _NBYTES_EACH * (1 + sum(1 for node in nodes_of(root) for _ in held_by(node)))
+        return _NBYTES_EACH * (1 + sum(len(held_by(node)) for node in nodes_of(root)))
 
 
 @dataclass
@@ -164,6 +165,7 @@ class Draft:
         sources: the files that hold them.
         section: what its tensors serve where nothing else tells.
         blobs: `id()` of bytes in the graph that were passed over → what holds them.
+        metadata: what is said of the whole, as text.
         losses: what the graph does not hold of the source.
         warnings: what the user should know.
     """
@@ -175,6 +177,7 @@ class Draft:
     sources: Sequence[Source]
     section: Section = Section.OTHER
     blobs: Mapping[int, Readable] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -206,6 +209,10 @@ class Draft:
             stored = self.stored[key]._replace(location=location)
             self.stored[key] = stored
             self.graph.retype(key, stored.dtype, stored.nbytes, location)
+
+    def number_of(self, window: Readable) -> int:
+        """Which of the sources a part of a file is in."""
+        return [id(each) for each in self.sources].index(id(getattr(window, "source", window)))
 
     def listed(self) -> Contents:
         """Everything that the graph holds, as any checkpoint's content is listed."""

@@ -15,6 +15,8 @@ def fill(draft: Draft) -> None:
     Raises:
         UnsupportedError: they are too many.
     """
+    if not draft.blobs:
+        return
     room = MAX_NBYTES
     for held in blobs_of(draft):
         if held.content is None:

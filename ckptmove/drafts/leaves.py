@@ -5,7 +5,7 @@
         "conj", "neg": true                    with that bit of torch's set
         "device": "cuda:0"                     saved on another device than the CPU
         "grad": true                           it requires a gradient
-        "untyped": true                        its storage has no dtype of its own
+        "storage": "uint8"                     its storage is of another dtype, or "untyped"
     {"$": "storage", "of": NAME, "dtype": …}   the storage that the tensor of that name is all of
     {"$": "blob", "of": NAME}                  bytes
 
@@ -15,7 +15,7 @@ the named one, without a last dimension that only makes up for the dtype (`dtype
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
@@ -25,10 +25,11 @@ from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
 from .canonical import Graph, is_plain
 from .parts import Parts
 
-_TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "untyped"}
+_TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}
 _LONGEST = 256  # characters of a device
 #: The dtypes that storages have.
 TYPED = frozenset(STORAGE_CLASSES.values())
+_UNTYPED = "untyped"
 
 
 class Speller:
@@ -81,8 +82,8 @@ class Speller:
             term["device"] = str(storage.location)
         if items[4] is True:
             term["grad"] = True
-        if storage.dtype is None and dtype in TYPED:
-            term["untyped"] = True
+        if storage.dtype != (dtype if dtype in TYPED else None):
+            term["storage"] = storage.dtype or _UNTYPED
         return term
 
 
@@ -152,7 +153,7 @@ class Reader:
             return self.tensor(name, said)
         if kind == "storage" and said.keys() <= {"dtype", "device"}:
             dtype = said.get("dtype")
-            if dtype is not None and dtype not in TYPED:
+            if dtype is not None and not _is_among(dtype, TYPED):
                 raise self._malformed(name)
             return self._storage(name, dtype, said.get("device", "cpu"))
         if kind == "blob" and not said:
@@ -161,24 +162,33 @@ class Reader:
             return blob
         raise self._malformed(name)
 
+    def whole(self, name: str) -> Call:
+        """A tensor of the file as it is."""
+        entry = self.entries[name]
+        storage = self._storage(name, entry.dtype if entry.dtype in TYPED else None, "cpu")
+        stride = contiguous_stride(entry.shape)
+        return self.graph.tensor(storage, entry.dtype, entry.shape, stride, 0)
+
     def tensor(self, name: str, said: Mapping[str, Any]) -> Call:
         """A tensor of the file, or a view of one, by what its term says of it."""
         entry = self.entries[name]
         dtype = said.get("dtype", entry.dtype)
-        flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad", "untyped")}
-        if dtype not in BITS or not all(isinstance(flag, bool) for flag in flags.values()):
+        flags = {flag: said.get(flag, False) for flag in ("conj", "neg", "grad")}
+        if not _is_among(dtype, BITS) or not all(isinstance(flag, bool) for flag in flags.values()):
             raise self._malformed(name)
         shape, offset = self._shape(name, dtype, said), said.get("offset", 0)
+        if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, offset]):
+            raise self._malformed(name)
         stride = said.get("stride", contiguous_stride(shape))
-        if len(shape) > MOST_DIMENSIONS or not _are_sizes([*shape, *stride, offset]):
+        if not _are_sizes(stride):
             raise self._malformed(name)
         if len(stride) != len(shape) or reach_of(shape, stride, offset, dtype) > entry.nbytes:
             raise CorruptError(f"its tree says that {name!r} holds more than it does")
-        untyped = flags.pop("untyped")
+        of = said.get("storage", dtype if dtype in TYPED else _UNTYPED)
+        if not _is_among(of, (*TYPED, _UNTYPED)):
+            raise self._malformed(name)
         grad = flags.pop("grad")
-        storage = self._storage(
-            name, None if untyped or dtype not in TYPED else dtype, said.get("device", "cpu")
-        )
+        storage = self._storage(name, None if of == _UNTYPED else of, said.get("device", "cpu"))
         return self.graph.tensor(
             storage, dtype, shape, tuple(stride), offset, requires_grad=grad, flags=flags
         )
@@ -212,5 +222,9 @@ class Reader:
         return CorruptError(f"its tree says of {name!r} what can't be understood")
 
 
-def _are_sizes(numbers: list[object]) -> bool:
+def _is_among(name: object, names: Container[str]) -> bool:
+    return isinstance(name, str) and name in names
+
+
+def _are_sizes(numbers: Sequence[object]) -> bool:
     return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 63 for n in numbers)

@@ -10,9 +10,7 @@ from ..contents.listing import Contents
 from ..pickles.nodes import Node
 from .draft import Draft
 from .filling import blobs_of
-
-#: Bytes within a tree that are longer are written as a tensor of their own.
-LONGEST_INLINE = 4096
+from .raising import LONGEST_INLINE
 
 
 def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:

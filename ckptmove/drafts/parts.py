@@ -152,7 +152,7 @@ class _Division:
         listed = list(names)
         claimed = {id(node) for _, node in listed if is_plain(node)}
         for name, node in listed:
-            if is_plain(node) and _is_simple(node):
+            if isinstance(node, Blob) or (is_plain(node) and _is_simple(node)):
                 self.note(name, node)
             else:
                 self.note_look(node)

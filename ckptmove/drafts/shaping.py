@@ -194,6 +194,7 @@ class _Pattern:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._globs = (text, f"{text}.*")
         self.heard = False
         self.section: Section | None = None
 
@@ -205,7 +206,7 @@ class _Pattern:
     def speaks_of(self, name: str, section: Section, around: Section) -> bool:
         """Whether it speaks of what is there, and not already of what is around it."""
         if self.section is None:
-            found = bool(name) and fnmatchcase(name, self.text)
+            found = bool(name) and any(fnmatchcase(name, glob) for glob in self._globs)
         else:
             found = section is self.section and (not name or around is not section)
         self.heard |= found

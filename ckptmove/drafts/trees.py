@@ -58,7 +58,8 @@ def read_tree(
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries), Dict()
-    root.pairs = [(Text(name, 0), reader.tensor(name, {})) for name in entries]
+    root.pairs = [(Text(name, 0), reader.whole(name)) for name in entries]
+    reader.graph.root = root
     return reader, root
 
 

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from ..contents.streams import Container
 from ..drafts.draft import Draft
 from ..errors import InputError, StrPath, UnsupportedError
+from ..in_place import settle
 from ..journal import MAGIC as JOURNAL_MAGIC
 from ..journal import file_of
+from ..manifest import Manifest
 from ..source import Readable, Source
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
 from .bundle import ZipBundle
+from .model_folder import weights_of
 from .opening import Opening
 from .pickle import PlainPickle
 from .safetensors import SafetensorsFile
+from .shard_index import Index, is_json, open_shards, read_index
+from .sharded import SafetensorsSharded, Shard, TorchSharded
 from .torch_export import TorchExport
 from .torch_legacy import TorchLegacy
 from .torch_package import TorchPackage
@@ -32,6 +39,7 @@ from .torchscript_v1 import TorchScriptV1
 
 __all__ = [
     "FORMATS",
+    "SHARDED",
     "WRITABLE",
     "Carries",
     "Checkpoint",
@@ -40,6 +48,7 @@ __all__ = [
     "WritableFormat",
     "opened",
     "read",
+    "uncollected",
 ]
 
 FORMATS: tuple[Format, ...] = (
@@ -60,6 +69,10 @@ WRITABLE: tuple[WritableFormat, ...] = (SafetensorsFile(), TorchZip())
 
 #: What may lie within the bytes of a pickle.
 _NESTED: tuple[Nestable, ...] = (TorchZip(), TorchScript(), TorchLegacy(), PlainPickle())
+
+#: Checkpoints of several files with an index, and of what format these may be.
+SHARDED = (SafetensorsSharded(), TorchSharded())
+_PARTS: tuple[Nestable, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
 
 _HEAD_NBYTES = 512
 #: What else a user may hand us, by how it starts; a hint says what to do with it.
@@ -84,9 +97,7 @@ def read(source: Readable) -> Checkpoint:
         CorruptError: it is damaged, truncated or hostile.
         UnsupportedError: it is no checkpoint, or of a format that can't be read.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # all that is built stays: to look for garbage in it takes longer than to build
-    try:
+    with uncollected():
         glimpse = _glimpse(source, Opening(_open_nested))
         for format in FORMATS:
             if format.sniff(glimpse):
@@ -95,6 +106,15 @@ def read(source: Readable) -> Checkpoint:
         if legacy.sniff_behind(glimpse):
             return legacy.read(glimpse)
         raise _stranger(glimpse)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """A context in which all that is built stays: to look for garbage takes longer than that."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
@@ -105,26 +125,84 @@ class Opened(NamedTuple):
 
     Attributes:
         checkpoint: what was read.
-        source: the file.
+        sources: its files.
+        notes: what the user should know of how it was found.
     """
 
     checkpoint: Checkpoint
-    source: Source
+    sources: Sequence[Source]
+    notes: Sequence[str] = ()
+
+    @property
+    def manifest(self) -> Manifest:
+        """As `Checkpoint.manifest`."""
+        found = self.checkpoint.manifest
+        return replace(found, warnings=(*self.notes, *found.warnings))
 
     def draft(self) -> Draft:
         """As `Checkpoint.draft`."""
-        return self.checkpoint.draft(self.source)
+        draft = self.checkpoint.draft(self.sources)
+        draft.warnings = [*self.notes, *draft.warnings]
+        return draft
 
 
 @contextlib.contextmanager
 def opened(path: StrPath) -> Iterator[Opened]:
     """A checkpoint of any format, open for as long as the context is.
 
+    Changes in place that were interrupted are undone first, of all its files.
+
+    Args:
+        path: a file; an index, which stands for the files that it names; or a folder that holds
+            one of these.
+
     Raises:
         InputError: as `read`, or it can't be opened.
     """
-    with Source.open(path) as source:
-        yield Opened(read(source), source)
+    notes: list[str] = []
+    if Path(path).is_dir():
+        weights = weights_of(path)
+        path = weights.path
+        notes += weights.warnings
+    notes += settle(path)
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(Source.open(path))
+        if is_json(_head(source)):
+            index = read_index(source)
+            shards, more = open_shards(index, stack)
+            checkpoint = _read_shards(index, shards)
+            yield Opened(checkpoint, (*shards.values(), source), (*notes, *more))
+        else:
+            yield Opened(read(source), (source,), notes)
+
+
+def _read_shards(index: Index, sources: Mapping[str, Source]) -> Checkpoint:
+    """Read the files of a checkpoint as one.
+
+    Raises:
+        CorruptError, UnsupportedError: as `read`; or they don't belong together.
+    """
+    opening, shards = Opening(_open_nested), list[Shard]()
+    with uncollected():
+        for name, source in sources.items():
+            try:
+                shards.append(Shard(name, source, _read_part(source, opening)))
+            except InputError as error:
+                error.about(source.path)
+                raise
+        for format in SHARDED:
+            if format.fits(shards):
+                return format.read(index, shards)
+    raise UnsupportedError("its files are of several formats")
+
+
+def _read_part(source: Source, opening: Opening) -> Container:
+    """What a file holds that is a part of a checkpoint."""
+    glimpse = _glimpse(source, opening)
+    for format in _PARTS:
+        if format.sniff(glimpse):
+            return format.open(glimpse)
+    raise _stranger(glimpse)
 
 
 def _open_nested(source: Readable, opening: Opening) -> Container | None:
@@ -142,12 +220,21 @@ def _open_nested(source: Readable, opening: Opening) -> Container | None:
 def _glimpse(source: Readable, opening: Opening) -> Glimpse:
     if source.nbytes == 0:
         raise UnsupportedError("is empty")
-    head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
+    head = _head(source)
     archive = Archive(source) if head.startswith(LOCAL_MAGIC) else None
     return Glimpse(source, head, archive, opening)
 
 
+def _head(source: Readable) -> bytes:
+    return source.read(0, min(source.nbytes, _HEAD_NBYTES))
+
+
 def _stranger(glimpse: Glimpse) -> UnsupportedError:
+    if is_json(glimpse.head):
+        return UnsupportedError(
+            "is JSON: an index only stands for the files that it names",
+            hint="name one of these files",
+        )
     if glimpse.archive is not None:
         return UnsupportedError("is a zip file, but not one that torch.save wrote")
     for at, magic, what, hint in _STRANGERS:

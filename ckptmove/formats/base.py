@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ..contents.streams import Container
-from ..drafts.draft import Draft
+from ..drafts.draft import Draft, Loss
 from ..manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
@@ -56,11 +57,11 @@ class Checkpoint(Protocol):
     def manifest(self) -> Manifest:
         """What it holds."""
 
-    def draft(self, source: Source) -> Draft:
+    def draft(self, sources: Sequence[Source]) -> Draft:
         """What it holds, to be written in another form; it is of no use afterwards.
 
         Args:
-            source: the file that it was read from.
+            sources: the files that it was read from.
         """
 
     def plan_relocate(self, moves: Moves) -> Plan:
@@ -106,9 +107,14 @@ class WritableFormat(Format, Protocol):
 
     Attributes:
         folder_stem: what its files are named like in a folder of a model.
+        shards: whether it can be several files.
     """
 
     folder_stem: str
+    shards: bool
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """What of a draft has no place in it."""
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
-from ..drafts.canonical import canonical, state_dict
+from ..drafts.canonical import Cut, Graph, canonical, state_dict
 from ..drafts.draft import Draft, Loss, Stored
 from ..errors import UnsupportedError, WriteError
 from ..manifest import Manifest, Path, Storage
@@ -62,7 +62,7 @@ class PickledCheckpoint:
         return Manifest(
             path=container.source.path,
             format=self.format,
-            nbytes=container.source.nbytes,
+            nbytes=container.nbytes,
             tensors=tuple(contents.tensors),
             storages=self.whole.storages,
             values_naming_devices=tuple(contents.values),
@@ -117,24 +117,26 @@ class PickledCheckpoint:
             spelling.spell(contents.value_nodes[n], device)
         return spelling
 
-    def draft(self, source: Source) -> Draft:
+    def draft(self, sources: Sequence[Source]) -> Draft:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
         Of a program this is a state dict of its tensors.
 
         Args:
-            source: the file that it was read from.
+            sources: the files that it was read from.
 
         Raises:
             CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
         """
         container = self.container
         storages, origins = self.whole.storages, self._origins()
-        if container.program:
-            graph = state_dict(self.manifest)
-        else:
-            graph = canonical(self.manifest.tree, self.whole.ids, self.whole.tensors, storages)
-        stored = {key: _stored(origins[key], storages[key]) for key in graph.storages}
+        graph = self.graph()
+        stored = {
+            key: _cut(key, graph.cut[key], origins, storages)
+            if key in graph.cut
+            else _stored(origins[key], storages[key])
+            for key in graph.storages
+        }
         packed = sum(len(each.content or b"") for each in stored.values())
         if packed > MAX_NBYTES:
             raise UnsupportedError(
@@ -142,20 +144,33 @@ class PickledCheckpoint:
                 hint="unpack it and save it anew",
             )
         return Draft(
-            path=source.path,
+            path=container.source.path,
             format=self.format,
             graph=graph,
             stored=stored,
-            sources=[source],
+            sources=sources,
             section=container.section,
             blobs=self._blobs(),
+            metadata=container.metadata,
             losses=[
                 Loss(f"<{each.beside}>", "has no place in other formats")
                 for each in container.everything()
                 if each.beside
             ],
-            warnings=list(self.manifest.warnings),
+            warnings=[*dict.fromkeys(self._warnings()), *_parts_cut(graph)],
         )
+
+    def graph(self) -> Graph:
+        """What it holds, in canonical form.
+
+        Raises:
+            CorruptError, UnsupportedError: as `draft`.
+        """
+        if self.container.program:
+            found = self.whole
+            return state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
+        tree, (_, ids, storages, _, tensors) = joined(self.container.roots), self.whole
+        return canonical(tree, ids, tensors, storages)
 
     def _blobs(self) -> dict[int, Readable]:
         """The bytes that are not held in memory."""
@@ -200,15 +215,46 @@ def _stored(container: Container, storage: Storage) -> Stored:
     """Where the bytes of a storage come from."""
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
-        return Stored(storage.id, storage.location, storage.dtype, len(content), content=content)
+        return Stored(
+            id=storage.id,
+            location=storage.location,
+            dtype=storage.dtype,
+            nbytes=len(content),
+            content=content,
+            big_endian=container.big_endian,
+        )
     return Stored(
         id=storage.id,
         location=storage.location,
         dtype=storage.dtype,
         nbytes=storage.nbytes,
+        source=0 if storage.extent is None else storage.extent.source,
         start=0 if storage.extent is None else storage.extent.start,
         crc32=container.crc32(storage.id),
         big_endian=container.big_endian,
+    )
+
+
+def _parts_cut(graph: Graph) -> Iterator[str]:
+    if graph.cut:
+        yield (
+            f"{len(graph.cut):,} parts of storages are used as storages: each becomes one of its "
+            "own, and shares its bytes with none"
+        )
+
+
+def _cut(
+    key: str, cut: Cut, origins: Mapping[str, Container], storages: Mapping[str, Storage]
+) -> Stored:
+    """A part of a storage as one of its own."""
+    whole = _stored(origins[cut.storage], storages[cut.storage])
+    content = whole.content
+    return whole._replace(
+        id=key,
+        nbytes=cut.nbytes,
+        start=whole.start + cut.start,
+        crc32=0,
+        content=None if content is None else content[cut.start : cut.start + cut.nbytes],
     )
 
 

@@ -14,18 +14,22 @@ https://github.com/huggingface/safetensors, README.md (Format).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS
-from ..drafts.draft import Draft
+from ..drafts.canonical import Graph
+from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
 from ..drafts.trees import TREE, read_tree
 from ..errors import UnsupportedError
-from ..headers import LENGTH_NBYTES, read_header, shown
+from ..headers import LENGTH_NBYTES, Entry, read_header, shown
 from ..manifest import Extent, Section, Storage
 from ..plan import Plan
 from ..source import Readable
 from .base import Carries, Glimpse
-from .checkpoint import PickledFormat
+from .checkpoint import PickledCheckpoint, PickledFormat
 from .safetensors_writing import planned
 from .writing import Manner, Writing
 
@@ -46,6 +50,7 @@ class SafetensorsFile(PickledFormat):
     name = "safetensors"
     suffixes: tuple[str, ...] = (".safetensors",)
     folder_stem = "model"
+    shards = True
     summary = "safetensors and the libraries that save with it: transformers, diffusers, …"
     refused = (
         "to relocate it, since it carries no devices; headers that say something twice; `F6_E2M3` "
@@ -66,9 +71,17 @@ class SafetensorsFile(PickledFormat):
         fits = 0 < length <= glimpse.source.nbytes - LENGTH_NBYTES
         return fits and start.lstrip(_SPACE)[:1] in (b"{", b"")
 
+    def read(self, glimpse: Glimpse) -> TensorsCheckpoint:
+        """Read the header."""
+        return TensorsCheckpoint(self.name, self.open(glimpse))
+
     def open(self, glimpse: Glimpse) -> SafetensorsContainer:
         """Read the header."""
         return SafetensorsContainer(glimpse)
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """Nothing: what has no form of its own is told in the header."""
+        return []
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as one file, or as several with an index.
@@ -80,53 +93,86 @@ class SafetensorsFile(PickledFormat):
         return planned(draft, manner)
 
 
-class SafetensorsContainer(Container):
-    """The tensors that a header names, and the tree that it tells of them, if it does.
+class Placed(NamedTuple):
+    """A tensor, and the file that it is in.
 
     Attributes:
-        header: what it says.
+        entry: what the header says of it.
+        file: where it lies.
+        source: the number of that file, where there are several.
     """
 
-    def __init__(self, glimpse: Glimpse) -> None:
-        """Read the header.
+    entry: Entry
+    file: Readable
+    source: int = 0
+
+
+class TensorsCheckpoint(PickledCheckpoint):
+    """What is saved as tensors by name."""
+
+    def __init__(self, format: str, container: TensorsContainer) -> None:
+        super().__init__(format, container)
+        self._tensors = container
+
+    def graph(self) -> Graph:
+        """As `PickledCheckpoint.graph`."""
+        return self._tensors.graph if self._tensors.is_canonical else super().graph()
+
+
+class TensorsContainer(Container):
+    """Tensors by name, and the tree that is told of them, if it is.
+
+    Attributes:
+        graph: its nodes.
+        is_canonical: whether these are sure to be in canonical form.
+    """
+
+    def __init__(
+        self, source: Readable, placed: Mapping[str, Placed], tree: str | None, described: int
+    ) -> None:
+        """Args:
+            source: what names them.
+            placed: where they are.
+            tree: what is told of their tree.
+            described: how many bytes say all that.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(glimpse.source)
-        glimpse.opening.folder()
-        self.header = read_header(self.source)
-        for name, entry in self.header.entries.items():
+        super().__init__(source)
+        entries = {name: each.entry for name, each in placed.items()}
+        for name, entry in entries.items():
             if len(entry.shape) > MOST_DIMENSIONS:
                 raise UnsupportedError(
                     f"the tensor {shown(name)} has {len(entry.shape)} dimensions"
                 )
-        reader, root = read_tree(self.header.entries, self.header.metadata.get(TREE), self.warnings)
+        reader, root = read_tree(entries, tree, self.warnings)
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
-        self._graph = reader.graph  # its nodes are known by their `id()`
+        self.graph = reader.graph
+        self._placed = placed
+        self._described = described
         self.ids = reader.graph.ids
+        self.is_canonical = not reader.terms  # terms may say anything
         self.blobs = {known: self._window(name) for known, name in reader.blobs.items()}
         self.storages = {name: self._storage(reader, name) for name in reader.graph.storages}
-        made_for = _WRITERS.get(self.header.metadata.get("format", ""))
-        self.writer = (
-            "ckptmove" if reader.terms else f"a library for {made_for}" if made_for else ""
-        )
+        self.writer = "ckptmove" if reader.terms else ""
 
     @property
     def described_nbytes(self) -> int:
-        """The length of the header."""
-        return self.header.data_at
+        """The length of the header, or of all."""
+        return self._described
 
     def _window(self, name: str) -> Readable:
-        entry = self.header.entries[name]
-        return self.source.window(entry.start, entry.nbytes)
+        entry, file, _ = self._placed[name]
+        return file.window(entry.start, entry.nbytes)
 
     def _storage(self, reader: Reader, name: str) -> Storage:
-        entry, said = self.header.entries[name], reader.graph.ids[id(reader.graph.storages[name])]
+        entry, file, source = self._placed[name]
+        said = reader.graph.ids[id(reader.graph.storages[name])]
         extent = None
-        if self.source.start is not None:
-            extent = Extent(self.source.start + entry.start, entry.nbytes)
+        if file.start is not None:
+            extent = Extent(file.start + entry.start, entry.nbytes, source)
         return Storage(name, str(said.location), entry.nbytes, said.dtype, extent)
 
     def plan(self, spelling: Spelling) -> Plan:
@@ -139,3 +185,27 @@ class SafetensorsContainer(Container):
             "safetensors carry no devices",
             hint="ckptmove convert --to gives a checkpoint that does",
         )
+
+
+class SafetensorsContainer(TensorsContainer):
+    """The tensors of one file.
+
+    Attributes:
+        header: what it says.
+    """
+
+    def __init__(self, glimpse: Glimpse) -> None:
+        """Read the header.
+
+        Raises:
+            CorruptError, UnsupportedError: as `formats.read`.
+        """
+        glimpse.opening.folder()
+        source = glimpse.source
+        self.header = read_header(source)
+        placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
+        super().__init__(source, placed, self.header.metadata.get(TREE), self.header.data_at)
+        own = ("format", TREE)
+        self.metadata = {k: v for k, v in self.header.metadata.items() if k not in own}
+        made_for = _WRITERS.get(self.header.metadata.get("format", ""))
+        self.writer = self.writer or (f"a library for {made_for}" if made_for else "")

@@ -43,13 +43,13 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         blob=lambda blob: _blob(draft, blob),
     )
     told = None if manner.bare else tree_text(draft.graph, parts)
-    metadata = {**_FOR_TORCH, **manner.metadata}
+    metadata = {**_FOR_TORCH, **draft.metadata, **manner.metadata}
     shards = [parts.parts]
     if manner.max_shard_nbytes is not None:
         shards = _shards(parts.parts, manner.max_shard_nbytes)
     files: dict[str, Plan] = {}
     expected: dict[str, Mapping[str, Entry]] = {}
-    if manner.max_shard_nbytes is None:
+    if not manner.in_folder:
         names = [""]
     elif len(shards) == 1:
         names = [f"{manner.stem}.safetensors"]
@@ -90,7 +90,8 @@ def _blob(draft: Draft, blob: Blob) -> Stored:
     window = draft.blobs[id(blob)]
     if window.start is None:
         return Stored("bytes", "cpu", "uint8", blob.nbytes, content=window.read(0, blob.nbytes))
-    return Stored("bytes", "cpu", "uint8", blob.nbytes, start=window.start)
+    source = draft.number_of(window)
+    return Stored("bytes", "cpu", "uint8", blob.nbytes, source, window.start)
 
 
 def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:

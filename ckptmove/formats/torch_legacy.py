@@ -173,7 +173,8 @@ class LegacyContainer(Container):
 
     def content(self, storage: str) -> bytes:
         """As `Container.content`."""
-        return self.source.read(*self._extents[storage])
+        extent = self._extents[storage]
+        return self.source.read(extent.start, extent.nbytes)
 
     def frame(self, spelling: Spelling | None = None) -> object:
         """The order of the storages."""

@@ -224,7 +224,8 @@ class TarContainer(Container):
 
     def content(self, storage: str) -> bytes:
         """As `Container.content`."""
-        return self.source.read(*self._extents[storage.removeprefix(self.folder)])
+        extent = self._extents[storage.removeprefix(self.folder)]
+        return self.source.read(extent.start, extent.nbytes)
 
     def frame(self, spelling: Spelling | None = None) -> object:
         """The members, and what the numbers stand for."""

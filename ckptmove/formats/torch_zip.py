@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from ..drafts.canonical import nodes_of
-from ..drafts.draft import Draft, Pieces, Stored
+from ..drafts.draft import Draft, Loss, Pieces, Stored
 from ..drafts.filling import fill
 from ..errors import UnsupportedError, WriteError
 from ..pickles.emit import emit
@@ -51,6 +51,7 @@ class TorchZip(PickledFormat):
     name = "torch-zip"
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
     folder_stem = "pytorch_model"
+    shards = False
     summary = "torch.save, torch 1.6 and newer, or 1.4 when asked for it"
     refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
@@ -71,6 +72,13 @@ class TorchZip(PickledFormat):
         """Read the directory and the pickle."""
         assert glimpse.archive is not None
         return TorchZipContainer(glimpse.archive, glimpse.opening)
+
+    def losses(self, draft: Draft) -> list[Loss]:
+        """The metadata that safetensors have: torch.save has no place for them."""
+        if not draft.metadata:
+            return []
+        named = ", ".join(map(repr, sorted(draft.metadata)))
+        return [Loss("<metadata>", f"has no place in what torch.save writes ({named:.200})")]
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as torch.save would.
@@ -113,10 +121,12 @@ class TorchZip(PickledFormat):
             seal=lambda crcs: _sealed(laid, dict(zip(measured, crcs, strict=True))),
         )
 
-        def check(files: Mapping[str, Source]) -> None:
-            _check(files[""], pickle, stored)
+        name = f"{manner.stem}.bin" if manner.in_folder else ""
 
-        return Writing({"": plan}, len(draft.listed().tensors), {}, (), check)
+        def check(files: Mapping[str, Source]) -> None:
+            _check(files[name], pickle, stored)
+
+        return Writing({name: plan}, len(draft.listed().tensors), {}, (), check)
 
 
 def _numbered(draft: Draft) -> list[Stored]:
@@ -138,9 +148,9 @@ def _member(name: str, content: bytes) -> Member:
 
 def _known_crc(stored: Stored) -> int:
     """The checksum of a storage as it will be, or 0 where it must be measured."""
-    if stored.content is not None:
-        return zlib.crc32(stored.content)
-    return 0 if stored.is_made else stored.crc32
+    if stored.is_made:
+        return 0
+    return stored.crc32 if stored.content is None else zlib.crc32(stored.content)
 
 
 def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:

@@ -26,6 +26,7 @@ class Manner(NamedTuple):
         bare: whether to write tensors alone, without the tree that leads back.
         metadata: further strings, for formats that have room for them.
         max_shard_nbytes: the most bytes of tensors in one file, or None for one file.
+        in_folder: whether files have names of their own, in a folder.
     """
 
     stem: str
@@ -33,6 +34,7 @@ class Manner(NamedTuple):
     bare: bool = False
     metadata: Mapping[str, str] = {}
     max_shard_nbytes: int | None = None
+    in_folder: bool = False
 
 
 class Writing(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
+from ..drafts.canonical import V2, V3, is_plain, is_untouched
 from ..dtypes import STORAGE_CLASSES
 from ..errors import CkptmoveError, CorruptError, UnsupportedError
 from ..opaque import Opaque, shown
@@ -34,6 +35,7 @@ from . import arrays, plain, rebuild
 
 _ROOM = 256 << 20  # for copies of what several calls are given, in items or bytes
 
+_PLAIN = {V2: 6, V3: 7}  # arguments of a tensor without metadata
 _SHORT = 64  # characters of a string that may be copied
 
 _Step = tuple[Callable[[Any], None], Node]
@@ -78,6 +80,7 @@ class _Builder:
         self.storages: dict[tuple[int, str], torch.TypedStorage] = {}
         self.copied: set[int] = set()
         self.room = _ROOM
+        self.fake = torch._guards.detect_fake_mode(None) is not None
 
     def build(self, root: Node) -> object:
         """The object of the root."""
@@ -126,12 +129,45 @@ class _Builder:
             self.todo.append((self.fill, node))
             self.later(_contents(node))
         elif isinstance(node, Call):
+            tensor = self.plain_tensor(node)
+            if tensor is not None:
+                self.made[id(node)] = tensor
+                return
             self.todo.append((self.fill, node))
             self.later(_contents(node))
             self.todo.append((self.make, node))
             self.later([None if node.qualname else node.function, node.args, node.kwargs])
+        elif isinstance(node, Persistent) and _makes_itself(node):
+            self.todo.append((self.make, node))
+            self.later([node.pid])
         else:
             self.make(node)
+
+    def plain_tensor(self, node: Call) -> object:
+        """A tensor of which nothing needs to be made but its storage, as of nearly all; else None.
+
+        It is what all the steps would make of it, at once. What is odd is left to them.
+        """
+        if self.fake or not is_plain(node) or not isinstance(node.args, Tuple):
+            return None
+        assert isinstance(node.function, Global)
+        items = node.args.items
+        storage = items[0] if len(items) == _PLAIN[node.function.name] else None
+        if not isinstance(storage, Persistent):
+            return None
+        _, offset, shape, stride, grad, _, *dtype = items
+        pid = storage.pid.items if isinstance(storage.pid, Tuple) else []
+        kind = dtype[0] if dtype else pid[1] if len(pid) == 5 else None
+        if not isinstance(kind, Global) or not isinstance(grad, bool) or not is_untouched(node):
+            return None
+        name = kind.name if dtype else STORAGE_CLASSES.get(kind.name)
+        if name not in rebuild.WHOLE or (dtype and kind.module != "torch"):
+            return None
+        if not isinstance(shape, Tuple) or not isinstance(stride, Tuple):
+            return None
+        return rebuild.plain_tensor(
+            self.storage_of(storage), name, offset, shape.items, stride.items, grad
+        )
 
     def later(self, nodes: list[Node]) -> None:
         for node in reversed(nodes):
@@ -180,7 +216,16 @@ class _Builder:
         if isinstance(target, Global):
             return self.named(target)
         assert isinstance(node, Persistent)
+        if _makes_itself(node):
+            return self.made_outside(self.value(node.pid))
         return self.storage(node)
+
+    def made_outside(self, pid: Any) -> Opaque:
+        """What stands for an object of a package that says by what it is made."""
+        function = pid[-2] if isinstance(pid, tuple) and len(pid) in (3, 4) else None
+        if not isinstance(function, Opaque):
+            raise CorruptError("an object of the package is malformed")
+        return self.opaque(function.qualname, pid[-1])
 
     def named(self, node: Global) -> object:
         """A name as a value."""
@@ -297,6 +342,11 @@ class _Builder:
             give(made, state)
         except Exception as error:
             raise CorruptError(f"the pickle gives {_kind(made)} a state it can't have") from error
+
+
+def _makes_itself(node: Persistent) -> bool:
+    items = node.pid.items if isinstance(node.pid, Tuple) else []
+    return bool(items) and items[0] == "reduce_package"
 
 
 def _kind(made: object) -> str:

@@ -23,6 +23,7 @@ from ..source import Source
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
+_ALONE = 1 << 15  # elements: of more torch makes work for threads, which wait longer than they work
 
 _BIG_HOST = sys.byteorder == "big"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -33,17 +34,19 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 _Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
 
 
-def gathered(source: Source, gather: Gather) -> Iterator[bytearray]:
+def gathered(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
     Args:
-        source: the file that `gather.source_at` is counted in; it must stay as it is.
+        source: the file that `gather.source_at` is counted in, which must stay as it is; None if
+            the view is in memory.
         gather: the view, and what it is to become.
 
     Raises:
         CorruptError: the view makes no sense, or reaches outside its region; nothing was read.
         UnsupportedError: torch has no such dtype or cast.
     """
+    source = source if gather.content is None else None
     dimensions = _dimensions(gather)
     _check_reach(source, gather, dimensions)
     finish = _finishing(gather)
@@ -67,18 +70,26 @@ def _dimensions(gather: Gather) -> _Dimensions:
     return joined
 
 
-def _check_reach(source: Source, gather: Gather, dimensions: _Dimensions) -> None:
+def _check_reach(source: Source | None, gather: Gather, dimensions: _Dimensions) -> None:
     bits = BITS[gather.dtype]
     if min((0, gather.offset, *gather.shape, *gather.stride)) < 0:
-        raise CorruptError("a tensor has a negative size, stride or offset", path=source.path)
+        raise CorruptError(
+            "a tensor has a negative size, stride or offset",
+            path=None if source is None else source.path,
+        )
     numel = prod(gather.shape)
     assert gather.nbytes == nbytes_of(numel, _to(gather)), "as was planned"
     last = gather.offset + sum((n - 1) * step for n, step in dimensions)
     start, end = gather.source_at, gather.source_at + gather.source_nbytes
     if numel and nbytes_of(last + 1, gather.dtype) > gather.source_nbytes:
-        raise CorruptError("a tensor reaches outside its storage", path=source.path)
-    if not 0 <= start <= end <= source.nbytes:
-        raise CorruptError("a storage reaches outside the file", path=source.path)
+        raise CorruptError(
+            "a tensor reaches outside its storage", path=None if source is None else source.path
+        )
+    nbytes = len(gather.content or b"") if source is None else source.nbytes
+    if not 0 <= start <= end <= nbytes:
+        raise CorruptError(
+            "a storage reaches outside the file", path=None if source is None else source.path
+        )
     if bits < 8 and (gather.offset * bits % 8 or dimensions not in ([], [(numel, 1)])):
         raise UnsupportedError(f"{gather.dtype} can't be gathered: its elements share bytes")
 
@@ -90,28 +101,33 @@ def _to(gather: Gather) -> str:
 # -- elements, as they lie in the file ---------------------------------------------------------
 
 
-def _read(source: Source, gather: Gather) -> Iterator[bytearray]:
+def _read(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie side by side."""
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
     end = at + nbytes_of(prod(gather.shape), gather.dtype)
     while at < end:
         raw = bytearray(min(_READ_NBYTES, end - at))
-        source.read_into(at, raw)
+        if source is None:
+            assert gather.content is not None
+            raw[:] = gather.content[at : at + len(raw)]
+        else:
+            source.read_into(at, raw)
         at += len(raw)
         yield raw
 
 
-def _picked(source: Source, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
+def _picked(source: Source | None, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
     """The bytes of a view whose elements lie here and there."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
-    region = _mapped(source, gather.source_at, gather.source_nbytes, unit)
+    region = _region(source, gather, unit)
     units = width // unit
     parts = [(units, 1)] if units > 1 else []
     elements = _PICKED_NBYTES // max(width, BITS[_to(gather)] // 8)
     for offset, dims in _pieces(dimensions, elements):
-        source.check_unchanged()  # a mapping of what was truncated since would kill the process
+        if source is not None:
+            source.check_unchanged()  # a mapping of what was truncated since would kill the process
         dims = [(n, step * units) for n, step in dims] + parts
         shape, stride = [n for n, _ in dims], [step for _, step in dims]
         raw = bytearray(prod(shape) * unit)
@@ -137,19 +153,26 @@ def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dime
             yield offset + row * step, [(min(rows, n - row), step), *rest]
 
 
-def _mapped(source: Source, at: int, nbytes: int, unit: int) -> torch.Tensor:
-    """A region of the file as a tensor of integers of `unit` bytes, never to be written to."""
-    before = at % mmap.ALLOCATIONGRANULARITY
+def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
+    """Where a view lies, as a tensor of integers of `unit` bytes, never to be written to."""
+    at, nbytes = gather.source_at, gather.source_nbytes
+    before = at % mmap.ALLOCATIONGRANULARITY if source is not None else at
     try:
-        pages = mmap.mmap(
-            source.fd, before + nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=at - before
+        held = gather.content or mmap.mmap(
+            -1 if source is None else source.fd,
+            before + nbytes,
+            mmap.MAP_PRIVATE,
+            mmap.PROT_READ,
+            offset=at - before,
         )
     except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path=source.path) from error
+        raise InputError(
+            f"can't be read: {error.strerror}", path=None if source is None else source.path
+        ) from error
     with warnings.catch_warnings():
         # Pages that could be written to would count as memory, of which there may be less.
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
+        return torch.frombuffer(held, dtype=_INTEGERS[unit], offset=before, count=nbytes // unit)
 
 
 # -- elements, as they are to be written -------------------------------------------------------
@@ -233,7 +256,9 @@ def _checked_cast(dtype: str, to: str) -> Callable[[bytearray], bytearray]:
         old = torch.frombuffer(raw, dtype=torch.uint8).view(values)
         made = bytearray(old.numel() * wanted.itemsize * (2 if widened else 1))
         new = torch.frombuffer(made, dtype=torch.uint8).view(wanted)
-        new[:: 2 if widened else 1].copy_(old)
+        new = new[:: 2 if widened else 1]
+        for these, those in zip(old.split(_ALONE), new.split(_ALONE), strict=True):
+            those.copy_(these)
         return made
 
     try:

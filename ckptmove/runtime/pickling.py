@@ -33,11 +33,15 @@ def pickled(obj: object) -> Pickled:
     """Pickle an object.
 
     Raises:
-        UnsupportedError: a storage has no bytes that could be read.
+        UnsupportedError: it can't be, or a storage has no bytes that could be read.
     """
     output = io.BytesIO()
     pickler = _Pickler(output, protocol=2)
-    pickler.dump(obj)
+    try:
+        pickler.dump(obj)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        raise UnsupportedError(f"it can't be pickled: {why}") from error
     return Pickled(output.getvalue(), pickler.contents)
 
 
@@ -68,7 +72,10 @@ class _Pickler(pickle.Pickler):
             raise UnsupportedError("a storage on the meta device has no bytes to be saved")
         if storage.device.type != "cpu":
             storage = storage.cpu()
+        self._alive.append(storage)
         nbytes = storage.nbytes()
-        content = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
-        self._alive += [storage, content]
+        if not nbytes:
+            return memoryview(b"")
+        content: Any = (ctypes.c_char * nbytes).from_address(storage.data_ptr())
+        content.storage = storage  # which may be of nobody else, and must outlive the view
         return memoryview(content).cast("B")

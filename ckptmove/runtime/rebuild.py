@@ -8,15 +8,16 @@ lie anywhere, and any attribute may be set.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..contents.strided import MOST_DIMENSIONS, count_of, reach_of
-from ..dtypes import nbytes_of
-from ..errors import CorruptError
+from ..dtypes import BITS, nbytes_of
+from ..errors import CorruptError, UnsupportedError
+from .restoring import HINT
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -147,8 +148,10 @@ def _meta(args: _Args) -> None:
 
 
 def _from_cpu_tensor(args: _Args) -> None:
-    data, _, _, requires_grad = args
+    data, dtype, device, requires_grad = args
     _check(isinstance(data, torch.Tensor), "what it is made of is no tensor")
+    _check(isinstance(dtype, torch.dtype), "its dtype is none")
+    _check(isinstance(device, (str, torch.device)), "its device is none")
     _check(data.nbytes <= data.untyped_storage().nbytes(), "it repeats elements")
     _check_rest(requires_grad, None)
 
@@ -173,6 +176,7 @@ def rebuilt(name: str, args: _Args) -> object:
 
     Raises:
         CorruptError: its arguments make no sense.
+        UnsupportedError: it says that it is on a device that is not there.
     """
     function, check = REBUILD[name]
     try:
@@ -186,12 +190,61 @@ def rebuilt(name: str, args: _Args) -> object:
         raise
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
+        if name == _THROUGH_CPU:  # of which all but the device was checked
+            where = f"a tensor can't be put on its device: {why}"
+            raise UnsupportedError(where, hint=HINT) from error
         raise CorruptError(f"a tensor can't be made by {name}: {why}") from error
 
 
+def plain_tensor(
+    storage: torch.UntypedStorage,
+    dtype: str,
+    offset: Any,
+    shape: Sequence[Any],
+    stride: Sequence[Any],
+    requires_grad: bool,
+) -> torch.Tensor | None:
+    """What `_rebuild_tensor_v2` and `_v3` make, or None where the arguments may make no sense.
+
+    Args:
+        storage: its bytes.
+        dtype: one of `WHOLE`.
+        offset, shape, stride: in elements.
+        requires_grad: as it says.
+    """
+    if type(offset) is not int or offset < 0 or not len(shape) == len(stride) <= MOST_DIMENSIONS:
+        return None
+    reach, count = offset + 1, 1
+    for n, step in zip(shape, stride, strict=True):
+        if type(n) is not int or type(step) is not int or n < 1 or step < 0:
+            return None
+        reach += (n - 1) * step
+        count *= n
+    kind = WHOLE[dtype]
+    if reach * kind.itemsize > storage.nbytes() or count >= 1 << 59:
+        return None
+    made = torch.empty(0, dtype=kind, device=storage.device)
+    try:
+        made.set_(storage, offset, shape, stride)
+        made.requires_grad = requires_grad
+    except RuntimeError:
+        return None
+    made._backward_hooks = OrderedDict()
+    return made
+
+
+#: The dtypes whose elements each take whole bytes, and that are not quantised.
+WHOLE: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in BITS
+    if not name.startswith("q")
+    and hasattr(torch, name)
+    and BITS[name] == 8 * getattr(torch, name).itemsize
+}
 FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
+_THROUGH_CPU = "torch._utils._rebuild_device_tensor_from_cpu_tensor"
 _CHECKS: dict[str, Callable[[_Args], None]] = {
-    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _from_cpu_tensor,
+    _THROUGH_CPU: _from_cpu_tensor,
     "torch._utils._rebuild_meta_tensor_no_storage": _meta,
     "torch._utils._rebuild_nested_tensor": _nested,
     "torch._utils._rebuild_parameter": _parameter,

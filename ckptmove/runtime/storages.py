@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import mmap
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.serialization import _get_restore_location
 
 from ..drafts.draft import Stored
 from ..dtypes import storage_element_nbytes
-from ..errors import CorruptError, UnsupportedError
+from ..errors import InputError
 from ..source import Source
+from .restoring import Restoring
 
-#: What torch.load takes: a device, a mapping of tags, a function, or None.
-MapLocation = Any
-
-_ALIGNMENT = 8  # bytes; what begins elsewhere is read
+_LARGEST_ALIGNMENT = 8  # bytes, of any number
+# Pages that could be written to count as memory, of which there may be less than the file has.
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class Storages:
@@ -27,14 +28,14 @@ class Storages:
     `torch.load(mmap=True)`.
     """
 
-    def __init__(self, sources: Sequence[Source], map_location: MapLocation) -> None:
+    def __init__(self, sources: Sequence[Source], restoring: Restoring) -> None:
         """Args:
         sources: the files.
-        map_location: as torch.load takes it.
+        restoring: where they go.
         """
         self._sources = sources
-        self._restore: Callable[[Any, str], Any] = _get_restore_location(map_location)
-        self._files: dict[int, torch.UntypedStorage] = {}
+        self._restoring = restoring
+        self._files: dict[int, Any] = {}
         self._made: dict[str, torch.UntypedStorage] = {}
 
     def storage(self, stored: Stored) -> torch.UntypedStorage:
@@ -44,36 +45,28 @@ class Storages:
             UnsupportedError: it is tagged with a device that is not there.
             CorruptError: the file is not the one that was read.
         """
-        if stored.id not in self._made:
-            self._made[stored.id] = self._placed(self._bytes(stored), stored.location)
-        return self._made[stored.id]
-
-    def _placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        placed: object
-        try:
-            placed = self._restore(storage, location)
-        except (RuntimeError, AssertionError, ValueError) as error:
-            raise UnsupportedError(
-                f"a storage can't be put on {location!r}: {str(error).split('. ')[0]}",
-                hint="map_location='cpu' loads it on the CPU",
-            ) from error
-        if isinstance(placed, torch.TypedStorage):
-            return placed._untyped_storage
-        assert isinstance(placed, torch.UntypedStorage)
-        return placed
+        made = self._made.get(stored.id)
+        if made is None:
+            made = self._restoring.without_bytes(stored.nbytes, stored.location)
+            if made is None:
+                made = self._restoring.placed(self._bytes(stored), stored.location)
+            self._made[stored.id] = made
+        return made
 
     def _bytes(self, stored: Stored) -> torch.UntypedStorage:
         if not stored.nbytes:
             return torch.UntypedStorage(0)
-        if stored.content is not None:
-            return _copied(stored.content)
-        if stored.big_endian:
+        content = stored.content
+        if content is None and stored.big_endian:
             content = self._sources[stored.source].read(stored.start, stored.nbytes)
+        if content is not None and not stored.big_endian:
+            return _copied(content)
+        if content is not None:
             storage = _copied(content)
             if stored.dtype is not None and storage_element_nbytes(stored.dtype) > 1:
                 storage.byteswap(getattr(torch, stored.dtype))
             return storage
-        if stored.start % _ALIGNMENT:
+        if stored.start % _alignment(stored):
             return self._read(stored)
         return self._mapped(stored)
 
@@ -88,15 +81,34 @@ class Storages:
         return storage
 
     def _mapped(self, stored: Stored) -> torch.UntypedStorage:
-        source = self._sources[stored.source]
-        if stored.source not in self._files:
-            mapped: Any = torch.UntypedStorage.from_file(source.path, False, source.nbytes)
-            if not source.same_file(source.path):
-                raise CorruptError("the file was replaced while it was read", path=source.path)
-            self._files[stored.source] = mapped
-        part: Any = self._files[stored.source][stored.start : stored.start + stored.nbytes]
+        whole = self._files.get(stored.source)
+        if whole is None:
+            source = self._sources[stored.source]
+            whole = self._files[stored.source] = _whole(source)
+        part = whole[stored.start : stored.start + stored.nbytes]
         assert isinstance(part, torch.UntypedStorage)
         return part
+
+
+def _whole(source: Source) -> Any:
+    """A file, mapped so that writing changes memory alone."""
+    try:
+        pages = mmap.mmap(
+            source.fd,
+            source.nbytes,
+            mmap.MAP_PRIVATE | _NORESERVE,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"can't be mapped: {error}", path=source.path) from error
+    return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+
+
+def _alignment(stored: Stored) -> int:
+    """What the bytes of a storage must begin at a multiple of, to be used where they are."""
+    if stored.dtype is None:
+        return _LARGEST_ALIGNMENT
+    return min(storage_element_nbytes(stored.dtype), _LARGEST_ALIGNMENT)
 
 
 def _copied(content: bytes | memoryview) -> torch.UntypedStorage:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
 from typing import Any
 
 from .. import formats
@@ -14,12 +16,13 @@ from ..drafts.casting import Casts, cast, casts_of
 from ..drafts.draft import Draft, Loss
 from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
 from ..errors import RefusedError, StrPath, UsageError
-from ..formats.writing import Manner, check_metadata, check_shared
-from ..in_place import settle
+from ..formats.model_folder import Weights, weights_of
+from ..formats.writing import Manner, Writing, check_metadata, check_shared
 from ..placement import Kept, place
 from ..rules import Device, rules_of
 from ..verifier import Progress
-from .target import nbytes_of_text, target_of
+from .companions import Companion, check_apart, companions_of
+from .target import Target, nbytes_of_text, target_of
 
 SCHEMA = 1
 _DDP = r"s/^(module\.|_orig_mod\.)+//"
@@ -130,9 +133,11 @@ def convert(
     classes are needed, unless tensors have to be gathered or cast (then torch).
 
     Args:
-        src: the checkpoint; it is never changed.
+        src: the checkpoint; it is never changed. It may be an index of several files; or a folder
+            of a model, or of a Trainer's checkpoint: then the weights in it.
         dst: the new one. It appears whole and verified, or not at all. A folder if it ends in a
-            slash, is one, or takes shards.
+            slash, is one, or takes shards. Of a folder to a folder all is converted: what else is
+            in it is copied.
         format: of the new one, `safetensors` or `torch-zip`; by default by the suffix of `dst`.
         preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
             adds to them.
@@ -174,10 +179,12 @@ def convert(
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
     bare = bool(preset_.get("bare") if bare is None else bare)
     shared = check_shared(shared or "keep")
-    notes = settle(src)
+    weights = weights_of(src) if Path(src).is_dir() else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
-    target = target_of(dst, format, sharded=limit is not None)
-    manner = Manner(target.stem, shared, bare, check_metadata(metadata), limit)
+    target = target_of(dst, format, sharded=limit is not None, stem=weights and weights.stem)
+    whole = weights if target.is_folder else None
+    about = check_metadata(metadata)
+    manner = Manner(target.stem, shared, bare, about, limit, target.is_folder)
     with formats.opened(src) as found:
         draft = found.draft()
         left_out = _shape(draft, root, select, exclude)
@@ -189,16 +196,22 @@ def convert(
                 draft.warnings.append("no key of a state dict was renamed: none is so called")
         cast_ = _cast(draft, casts)
         kept = _move(draft, to)
+        draft.losses += target.format.losses(draft)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
         writing = target.format.plan_write(draft, manner)
+        companions = list[Companion]()
+        if whole is not None:
+            companions = _companions(os.fspath(src), whole, draft, target, writing)
         if dry_run:
-            target.check(writing, draft.sources, force=force)
+            target.check(writing, draft.sources, companions, force=force)
         else:
-            target.write(writing, draft.sources, force=force, progress=progress)
+            target.write(writing, draft.sources, companions, force=force, progress=progress)
         nbytes = sum(source.nbytes for source in draft.sources)
-    files = {target.file(name): plan.nbytes for name, plan in writing.files.items()}
+    besides = {each.name: each.nbytes for each in companions if not each.is_folder}
+    sizes = {name: plan.nbytes for name, plan in writing.files.items()} | besides
+    files = {target.file(name): size for name, size in sizes.items()}
     return ConvertReport(
-        source=draft.path,
+        source=draft.path if whole is None else os.fspath(src),
         destination=target.path,
         source_format=draft.format,
         format=target.format.name,
@@ -212,11 +225,28 @@ def convert(
         cast=cast_,
         renamed=count,
         kept=tuple(kept),
-        warnings=(*notes, *draft.warnings),
-        nbytes=nbytes,
+        warnings=tuple(draft.warnings),
+        nbytes=nbytes + sum(besides.values()),
         bytes_written=0 if dry_run else sum(files.values()),
         seconds=time.monotonic() - started,
     )
+
+
+def _companions(
+    src: str, weights: Weights, draft: Draft, target: Target, writing: Writing
+) -> list[Companion]:
+    """What is copied from a folder that is converted as a whole.
+
+    Raises:
+        RefusedError: it can't be where the folder goes.
+    """
+    check_apart(src, target.path)
+    read = {PurePath(source.path).name for source in draft.sources}
+    found = companions_of(src, {*read, *weights.others}, draft.warnings)
+    for each in found:
+        if each.name.partition("/")[0] in writing.files:
+            raise RefusedError(f"it has another {each.name!r} besides its weights", path=src)
+    return found
 
 
 def _preset(name: str | None) -> Mapping[str, Any]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from .. import formats
 from ..errors import StrPath
-from ..in_place import settle
 from ..manifest import Manifest
-from ..source import Source
 
 
 def inspect(
@@ -20,7 +17,7 @@ def inspect(
     A change in place that was interrupted is undone first; the manifest has a warning then.
 
     Args:
-        path: the checkpoint.
+        path: the checkpoint: a file, an index of several, or a folder that holds it.
         select: globs on names; the manifest is cut down to what matches.
         require: a device on which everything must be, or where torch keeps it for that device.
 
@@ -32,12 +29,10 @@ def inspect(
             change in place can't be undone.
         CheckFailed: something is not on the required device.
     """
-    notes = settle(path)
-    with Source.open(path) as source:
-        manifest = formats.read(source).manifest
-        source.check_unchanged()
-    if notes:
-        manifest = replace(manifest, warnings=(*notes, *manifest.warnings))
+    with formats.opened(path) as found:
+        manifest = found.manifest
+        for source in found.sources:
+            source.check_unchanged()
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
-from ..drafts.draft import Draft
 from ..drafts.filling import fill
 from ..drafts.shaping import prune
 from ..errors import CorruptError, StrPath
-from ..in_place import settle
 from ..pickles.nodes import Persistent
 
 if TYPE_CHECKING:
     import torch
-
-    from ..runtime.storages import Storages
 
 
 def load(
@@ -42,31 +38,30 @@ def load(
         strict: raise where something would stay an `Opaque`.
 
     Raises:
+        UsageError: `map_location` makes no sense.
         InputError: it can't be read, is refused, or is tagged with a device that is not there.
         RefusedError: a pattern speaks of nothing.
     """
     from ..runtime.build import built
+    from ..runtime.restoring import Restoring
     from ..runtime.storages import Storages
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
-    settle(path)
-    with formats.opened(path) as found:
+    restoring = Restoring(map_location)
+    with formats.uncollected(), formats.opened(path) as found:
         draft = found.draft()
         if patterns:
             sections = {entry.name: entry.section for entry in draft.listed().tensors}
             recogniser = Recogniser(draft.graph.ids)
             prune(draft.graph.root, recogniser, patterns, (), sections)
         fill(draft)
-        storages = Storages(draft.sources, map_location)
+        storages = Storages(draft.sources, restoring)
 
         def storage_of(node: Persistent) -> torch.UntypedStorage:
-            return _storage(draft, storages, node)
+            said = draft.graph.ids.get(id(node))
+            if said is None:
+                raise CorruptError("it refers to something outside that is no storage")
+            return storages.storage(draft.stored[said.id])
 
-        return built(draft.graph.root, storage_of, strict=strict)
-
-
-def _storage(draft: Draft, storages: Storages, node: Persistent) -> torch.UntypedStorage:
-    found = draft.graph.ids.get(id(node))
-    if found is None:
-        raise CorruptError("it refers to something outside that is no storage")
-    return storages.storage(draft.stored[found.id])
+        with restoring.rebuilding():
+            return built(draft.graph.root, storage_of, strict=strict)

@@ -12,7 +12,7 @@ from typing import Any
 from .. import formats
 from ..destination import check_destination, check_room
 from ..device import parse
-from ..errors import InputError, StrPath, UsageError, WriteError
+from ..errors import InputError, StrPath, UnsupportedError, UsageError, WriteError
 from ..in_place import InPlace, check_in_place, settle
 from ..manifest import Manifest, NamedDevice
 from ..placement import Kept, Moved, Moves
@@ -165,6 +165,8 @@ def relocate(
     if in_place and dst is not None:
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
+    if os.path.isdir(src):
+        raise UnsupportedError("is a directory", path=src, hint="relocate each file in it")
     notes = settle(src)
     with Source.open(src) as source:
         before = formats.read(source)

@@ -39,12 +39,14 @@ def save(
 
     Raises:
         UsageError: the options make no sense.
+        UnsupportedError: the object can't be pickled, or has no form in that format.
         RefusedError: the destination exists, or bytes are shared and must not be.
         WriteError: writing or verifying failed.
     """
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(path, format, sharded=limit is not None)
-    manner = Manner(target.stem, check_shared(shared), bare, check_metadata(metadata), limit)
+    about = check_metadata(metadata)
+    manner = Manner(target.stem, check_shared(shared), bare, about, limit, target.is_folder)
     if not target.is_folder:
         settle(target.path)
     draft = _drafted(obj, target)

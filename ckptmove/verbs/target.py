@@ -18,6 +18,7 @@ from ..formats.writing import Writing
 from ..sink import Staged
 from ..source import Source
 from ..verifier import Progress
+from .companions import Companion
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
@@ -43,23 +44,39 @@ class Target(NamedTuple):
         """The path of a file that is written."""
         return str(PurePath(self.path) / name) if name else self.path
 
-    def check(self, writing: Writing, sources: Sequence[Source], *, force: bool) -> None:
+    def check(
+        self,
+        writing: Writing,
+        sources: Sequence[Source],
+        companions: Sequence[Companion],
+        *,
+        force: bool,
+    ) -> None:
         """Raises RefusedError where writing would be refused."""
         if self.is_folder:
             check_folder(self.path, sources, force=force)
         else:
             check_destination(self.path, sources, force=force)
-        check_room(self.path.rstrip("/"), list(writing.files.values()), sources)
+        besides = sum(each.nbytes for each in companions)
+        check_room(self.path, list(writing.files.values()), sources, besides)
 
     def write(
         self,
         writing: Writing,
         sources: Sequence[Source],
+        companions: Sequence[Companion] = (),
         *,
         force: bool,
         progress: Progress | None,
     ) -> None:
         """Write everything, verify it, and give it its name.
+
+        Args:
+            writing: the weights.
+            sources: what they are copied from.
+            companions: what else goes into the folder.
+            force: whether to replace what is there.
+            progress: as `convert` has it.
 
         Raises:
             RefusedError, WriteError: as `sink` and `folder` say.
@@ -78,6 +95,8 @@ class Target(NamedTuple):
                     file.write(plan, progress)
                     files[name] = stack.enter_context(file.reopen())
             _check(writing, files)
+            for each in companions:
+                each.copy_into(folder, progress)
             folder.commit()
 
 
@@ -88,21 +107,27 @@ def _check(writing: Writing, written: Mapping[str, Source]) -> None:
         raise WriteError(f"what was written can't be read: {error}", path=error.path) from error
 
 
-def target_of(dst: StrPath, format: str | None, *, sharded: bool) -> Target:
+def target_of(
+    dst: StrPath, format: str | None, *, sharded: bool, stem: str | None = None
+) -> Target:
     """Where to write, and how.
 
     Args:
-        dst: a file; or a folder, if it ends in a slash, is there as one, or has no suffix.
+        dst: a file; or a folder, if it ends in a slash, is there as one, or may have several files.
+            What comes from a folder goes to one, too, unless the suffix is that of a file.
         format: the name of the format; by default the one whose files are named so.
         sharded: whether there may be several files.
+        stem: what the weights are called in the folder that they come from, if they do.
 
     Raises:
         UsageError: the format is not one that can be written, or not one of several files.
     """
     path = os.fspath(dst)
     suffix = PurePath(path).suffix.lower()
-    is_folder = sharded or path.endswith("/") or Path(path).is_dir()
     writable = {each.name: each for each in formats.WRITABLE}
+    known = any(suffix in each.suffixes for each in writable.values())
+    is_folder = sharded or path.endswith("/") or Path(path).is_dir()
+    is_folder = is_folder or (stem is not None and not known)
     if format is None:
         found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
         if found is None and not is_folder:
@@ -117,7 +142,12 @@ def target_of(dst: StrPath, format: str | None, *, sharded: bool) -> Target:
         raise UsageError(
             f"{format!r} is no format that can be written", hint=f"one of {', '.join(writable)}"
         )
-    stem = found.folder_stem if is_folder else PurePath(path).stem
+    if sharded and not found.shards:
+        raise UsageError(f"{found.name} is always one file: it takes no --max-shard-size")
+    if not is_folder:
+        stem = PurePath(path).stem
+    elif stem is None or stem in {each.folder_stem for each in writable.values()}:
+        stem = found.folder_stem
     return Target(path, stem, found, is_folder)
 
 

@@ -1,0 +1,85 @@
+"""Undo what old protocols do to values for which they have no opcodes.
+
+Protocols up to 2 spell bytes as `_codecs.encode(text, 'latin1')`, sets as `set([…])`, names within
+a class as `getattr(class, name)`, and `__newobj_ex__` as a function. A checkpoint means the same in
+either spelling, and a program that reads the tree should not have to know both. It is the reverse
+of what `pickles.emit` lowers. Source: CPython, Lib/pickle.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..pickles.literals import may_be_checkpoint
+from ..pickles.nodes import Blob, Call, Global, List, Node, Set, Text, Tuple
+
+#: Bytes within a tree that are longer are a thing of their own.
+LONGEST_INLINE = 4096
+_ENCODINGS = ("latin1", "latin-1")
+
+
+def raised(node: Node, is_only_here: Callable[[List], bool]) -> Node:
+    """What a node stands for, or the node itself, which may be changed.
+
+    Args:
+        node: the node.
+        is_only_here: whether nothing but one tuple of arguments holds a list.
+    """
+    if isinstance(node, bytes):
+        return _held(node)
+    if not isinstance(node, Call):
+        return node
+    items = node.args.items if isinstance(node.args, Tuple) else None
+    filled = node.built or node.pairs or node.items
+    if items is None or node.kwargs is not None:
+        return node
+    if node.opcode in ("INST", "OBJ", "BYTEARRAY8"):
+        node.opcode = "REDUCE" if items else "NEWOBJ"
+    if node.opcode != "REDUCE":
+        return node
+    name = node.qualname
+    if name == "builtins.bytearray" and len(items) == 2:
+        content = _encoded(items)
+        if content is not None:
+            node.args = Tuple([content], 0)
+    if filled:
+        return node
+    if name == "_codecs.encode" or (name == "builtins.bytes" and not items):
+        content = _encoded(items) if items else b""
+        return node if content is None else _held(content)
+    if name in ("builtins.set", "builtins.frozenset") and len(items) == 1:
+        inside = items[0]
+        if isinstance(inside, List) and is_only_here(inside):
+            return Set(inside.items, name == "builtins.frozenset")
+    return _named(node) if name == "builtins.getattr" else node
+
+
+def _held(content: bytes) -> bytes | Blob:
+    if len(content) <= LONGEST_INLINE and not may_be_checkpoint(content):
+        return content
+    return Blob(0, len(content), content)
+
+
+def _encoded(items: list[Node]) -> bytes | None:
+    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in _ENCODINGS:
+        return None
+    try:
+        return items[0].encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
+def _named(node: Call) -> Node:
+    """A name within a class, or the call if it is none."""
+    parts: list[str] = []
+    inner: Node = node
+    while isinstance(inner, Call) and inner.qualname == "builtins.getattr":
+        items = inner.args.items if isinstance(inner.args, Tuple) else []
+        plain = inner.opcode == "REDUCE" and not (inner.built or inner.pairs or inner.items)
+        if len(items) != 2 or not isinstance(items[1], str) or "." in items[1] or not plain:
+            return node
+        parts.append(str(items[1]))
+        inner = items[0]
+    if not isinstance(inner, Global):
+        return node
+    return Global(inner.module, ".".join([inner.name, *reversed(parts)]), 0)

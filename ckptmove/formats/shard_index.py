@@ -1,0 +1,155 @@
+"""The index of a checkpoint in several files, as Hugging Face's libraries write and read it.
+
+    model.safetensors.index.json, pytorch_model.bin.index.json, diffusion_pytorch_model.…
+    {"metadata": {"total_size": N, …}, "weight_map": {TENSOR: FILE, …}}
+
+The files lie beside the index. A name in it is a plain file name, so that none leads elsewhere;
+the file of that name may be a symbolic link, as all are in the cache of the Hub. The tree of a
+checkpoint that ckptmove divided is in `metadata`, under `drafts.trees.TREE`.
+
+What contradicts itself is refused: a tensor that is not in the file it should be in, or in two of
+them. Tensors that the index does not list are read as well, as loaders do that go by the files.
+
+Source: huggingface_hub/serialization/_torch.py (`save_torch_state_dict`,
+`_load_sharded_checkpoint`).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from ..drafts.trees import TREE
+from ..errors import CorruptError, InputError, UnsupportedError
+from ..headers import LONGEST, read_json, shown
+from ..in_place import settle
+from ..source import Source
+
+_SPACE = b" \t\r\n"  # that JSON may start with
+_LONGEST_NAME = 255  # bytes of a file's name
+_SEPARATORS = frozenset("/\\\0")
+_FEW = 64  # files that a process has open besides
+
+
+class Index(NamedTuple):
+    """Where the tensors of a checkpoint are.
+
+    Attributes:
+        source: the index.
+        where: name of a tensor → name of the file that holds it.
+        tree: what it tells of the tree, if it does.
+    """
+
+    source: Source
+    where: Mapping[str, str]
+    tree: str | None
+
+    @property
+    def files(self) -> list[str]:
+        """The files, each once: sorted, as they are numbered."""
+        return sorted(set(self.where.values()))
+
+
+def is_json(head: bytes) -> bool:
+    """Whether a file starts as a JSON object does."""
+    return head.lstrip(_SPACE)[:1] == b"{" and b"\0" not in head
+
+
+def read_index(source: Source) -> Index:
+    """Read an index.
+
+    Raises:
+        CorruptError: it is damaged, too long, or leads out of its folder.
+        UnsupportedError: it is JSON of another kind.
+    """
+    if source.nbytes > LONGEST:
+        raise UnsupportedError(f"is text of {source.nbytes:,} bytes, and no checkpoint")
+    said = read_json(source.read(0, source.nbytes), "it")
+    where = said.get("weight_map") if isinstance(said, dict) else None
+    if where is None:
+        raise UnsupportedError("is JSON, but not the index of a checkpoint")
+    if not isinstance(where, dict) or not all(type(file) is str for file in where.values()):
+        raise CorruptError("its weight_map does not say in which file each tensor is")
+    for file in sorted(set(where.values())):
+        if not is_plain_name(file):
+            raise CorruptError(f"it names {shown(file)}, which is no file beside it")
+    if not where:
+        raise CorruptError("it names no file")
+    about = said.get("metadata")
+    tree = about.get(TREE) if isinstance(about, dict) else None
+    if tree is not None and not isinstance(tree, str):
+        raise CorruptError("its tree is malformed")
+    return Index(source, where, tree)
+
+
+def is_plain_name(file: str) -> bool:
+    """Whether this names a file in a folder, whichever system reads it, and nothing elsewhere."""
+    try:
+        nbytes = len(file.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+    return 0 < nbytes <= _LONGEST_NAME and file not in (".", "..") and _SEPARATORS.isdisjoint(file)
+
+
+def open_shards(index: Index, stack: ExitStack) -> tuple[dict[str, Source], list[str]]:
+    """Open every file of a checkpoint, for as long as a stack lasts.
+
+    Returns:
+        The files by name, and what the user should know of them.
+
+    Raises:
+        InputError: one is missing, can't be read, or there are too many.
+    """
+    folder, opened = Path(index.source.path).parent, dict[str, Source]()
+    notes: list[str] = []
+    for name in index.files:
+        path = folder / name
+        notes += (f"{name}: {note}" for note in settle(path))
+        try:
+            opened[name] = source = Source.open(path)
+        except InputError as error:
+            raise _without(name, len(index.files), error) from error
+        stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
+    return opened, notes
+
+
+def _without(name: str, count: int, error: InputError) -> InputError:
+    """What to say of a file that can't be opened."""
+    number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+    if number == errno.ENOENT:
+        return InputError(f"its file {shown(name)} is missing", hint="fetch it again")
+    if number in (errno.EMFILE, errno.ENFILE):
+        return InputError(
+            f"its {count:,} files can't all be open at once", hint=f"ulimit -n {2 * count + _FEW}"
+        )
+    return error
+
+
+def check_shards(index: Index, held: Mapping[str, Iterable[str]], warnings: list[str]) -> None:
+    """Check what the files hold against the index.
+
+    Args:
+        index: the index.
+        held: name of a file → the names of its tensors.
+        warnings: what is odd about it is added to these.
+
+    Raises:
+        CorruptError: they contradict each other.
+    """
+    found: dict[str, str] = {}
+    for file, names in held.items():
+        for name in names:
+            if found.setdefault(name, file) != file:
+                raise CorruptError(f"{shown(name)} is both in {found[name]} and in {file}")
+    for name, file in index.where.items():
+        if found.get(name) != file:
+            raise CorruptError(f"{shown(name)} should be in {file}, which lacks it")
+    unlisted = sorted(found.keys() - index.where.keys())
+    if unlisted:
+        warnings.append(
+            f"its files hold {len(unlisted):,} tensors that the index does not list, "
+            f"e.g. {shown(unlisted[0])}: they count as well"
+        )

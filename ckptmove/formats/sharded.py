@@ -1,0 +1,220 @@
+"""safetensors-sharded and torch-sharded: one checkpoint in several files, with an index.
+
+    model.safetensors.index.json     where each tensor is; `shard_index` says how
+    model-00001-of-00002.safetensors, …: whole files of safetensors, or of torch
+
+The tensors of safetensors make one dict, or the tree that the index tells of. What torch saved in
+each file is a dict: all of them together are one, in the order of the files' names, and tensors of
+one file share what they shared.
+
+Sources: transformers/modeling_utils.py (`save_pretrained`, `_load_pretrained_model`),
+huggingface_hub/serialization/_torch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..contents.streams import Container, Spelling
+from ..drafts.trees import TREE
+from ..errors import CorruptError, UnsupportedError
+from ..headers import Entry
+from ..manifest import Section
+from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
+from ..pickles.nodes import Mapping as MappingNode
+from ..plan import Plan
+from ..source import Source
+from .base import Carries
+from .checkpoint import PickledCheckpoint
+from .safetensors import Placed, SafetensorsContainer, TensorsContainer
+from .shard_index import Index, check_shards
+
+_ORDERED = "collections.OrderedDict"
+_REFUSED = (
+    "to relocate it, since each of its files can be; an index that leads out of its folder, or "
+    "contradicts the files"
+)
+
+
+class Shard(NamedTuple):
+    """A file of a checkpoint.
+
+    Attributes:
+        name: of the file.
+        source: the file.
+        container: what it holds.
+    """
+
+    name: str
+    source: Source
+    container: Container
+
+
+class SafetensorsSharded:
+    """The format of several safetensors files with an index."""
+
+    name = "safetensors-sharded"
+    suffixes: tuple[str, ...] = (".safetensors.index.json",)
+    summary = "transformers, diffusers, huggingface_hub, for what is too large for one file"
+    refused = _REFUSED
+    carries = Carries(
+        devices=False,
+        aliases=False,
+        strides=False,
+        objects=False,
+        dtypes="as safetensors",
+    )
+
+    def fits(self, shards: Sequence[Shard]) -> bool:
+        """Whether the files are of this format."""
+        return all(isinstance(each.container, SafetensorsContainer) for each in shards)
+
+    def read(self, index: Index, shards: Sequence[Shard]) -> PickledCheckpoint:
+        """Read them as one."""
+        return PickledCheckpoint(self.name, _ShardedTensors(index, shards))
+
+
+class TorchSharded:
+    """The format of several files of `torch.save` with an index."""
+
+    name = "torch-sharded"
+    suffixes: tuple[str, ...] = (".bin.index.json",)
+    summary = "transformers, diffusers, huggingface_hub, before safetensors"
+    refused = _REFUSED
+    carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
+
+    def fits(self, shards: Sequence[Shard]) -> bool:
+        """Whether the files are of this format."""
+        return not any(isinstance(each.container, SafetensorsContainer) for each in shards)
+
+    def read(self, index: Index, shards: Sequence[Shard]) -> PickledCheckpoint:
+        """Read them as one."""
+        return PickledCheckpoint(self.name, _ShardedPickles(index, shards))
+
+
+class _ShardedTensors(TensorsContainer):
+    """Tensors by name, in several files."""
+
+    def __init__(self, index: Index, shards: Sequence[Shard]) -> None:
+        headers: dict[str, Mapping[str, Entry]] = {}
+        own = list[str]()
+        described = index.source.nbytes
+        placed: dict[str, Placed] = {}
+        for n, shard in enumerate(shards):
+            assert isinstance(shard.container, SafetensorsContainer)
+            header = shard.container.header
+            headers[shard.name] = header.entries
+            described += header.data_at
+            own += [shard.name] if TREE in header.metadata else []
+            for name, entry in header.entries.items():
+                placed[name] = Placed(entry, shard.source, n)
+        warnings: list[str] = []
+        check_shards(index, headers, warnings)
+        if own:
+            warnings.append(f"the tree that {own[0]} tells of is that of one file: it is ignored")
+        super().__init__(index.source, placed, index.tree, described)
+        for shard in shards:
+            for key, said in shard.container.metadata.items():
+                if self.metadata.setdefault(key, said) != said:
+                    warnings.append(f"its files differ in their metadata {key!r}: one is kept")
+        self.warnings = [*dict.fromkeys(warnings), *self.warnings]
+        self.writer = self.writer or shards[0].container.writer
+        self._nbytes = _nbytes_of(index, shards)
+
+    @property
+    def nbytes(self) -> int:
+        """As `Container.nbytes`."""
+        return self._nbytes
+
+
+class _ShardedPickles(Container):
+    """What torch saved in several files, as one dict."""
+
+    section = Section.MODEL
+
+    def __init__(self, index: Index, shards: Sequence[Shard]) -> None:
+        super().__init__(index.source)
+        self.parts = [shard.container for shard in shards]
+        self.writer = self.parts[0].writer
+        self._nbytes = _nbytes_of(index, shards)
+        held: dict[str, list[str]] = {}
+        pairs: list[tuple[Node, Node]] = []
+        for n, shard in enumerate(shards):
+            root = _dict_of(shard)
+            held[shard.name] = [str(key) for key, _ in root.pairs]
+            pairs += root.pairs
+            if isinstance(root, Call) and (root.built or root.items):
+                self.beside = "attributes of its dicts"
+            _number(shard.container, n)
+        check_shards(index, held, self.warnings)
+        self.roots = [((), _joined(pairs, [part.roots[0][1] for part in self.parts]))]
+
+    @property
+    def nbytes(self) -> int:
+        """As `Container.nbytes`."""
+        return self._nbytes
+
+    @property
+    def described_nbytes(self) -> int:
+        """The length of the index."""
+        return self.source.nbytes
+
+    def everything(self) -> Iterator[Container]:
+        """Itself, and what is in the files, however deep."""
+        yield self
+        for part in self.parts:
+            yield from part.everything()
+
+    def plan(self, spelling: Spelling) -> Plan:
+        """Never: it is several files.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("is several files", hint="relocate each file")
+
+
+def _nbytes_of(index: Index, shards: Sequence[Shard]) -> int:
+    return index.source.nbytes + sum(shard.source.nbytes for shard in shards)
+
+
+def _dict_of(shard: Shard) -> Dict | Call:
+    """What torch saved in a file: a dict whose keys are names.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+    roots = shard.container.roots
+    root = roots[0][1] if len(roots) == 1 and not roots[0][0] else None
+    plain = isinstance(root, Dict) or (isinstance(root, Call) and root.qualname == _ORDERED)
+    if shard.container.program or not plain or not isinstance(root, MappingNode):
+        raise UnsupportedError(f"{shard.name} holds something else than a dict of tensors")
+    for key, _ in root.pairs:
+        if not isinstance(key, Text):
+            raise UnsupportedError(f"{shard.name} holds a dict with a key that is no name")
+    names = {str(key) for key, _ in root.pairs}
+    if len(names) != len(root.pairs):
+        raise CorruptError(f"{shard.name} holds a dict that names a tensor twice")
+    assert isinstance(root, (Dict, Call))
+    return root
+
+
+def _joined(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
+    """One dict of several: an ordered one if all are."""
+    joined: Dict | Call = Dict()
+    if all(isinstance(root, Call) for root in roots):
+        module, _, name = _ORDERED.rpartition(".")
+        joined = Call(Global(module, name, 0), Tuple([], 0), "REDUCE", 0)
+    joined.pairs = pairs
+    return joined
+
+
+def _number(part: Container, n: int) -> None:
+    """Say of each storage of a file in which it lies."""
+    for each in part.everything():
+        for key, storage in each.storages.items():
+            if storage.extent is not None:
+                extent = storage.extent._replace(source=n)
+                each.storages[key] = replace(storage, extent=extent)

@@ -1,0 +1,102 @@
+"""Where storages go: what torch.load means by `map_location`.
+
+Source: torch/serialization.py (`_get_restore_location`, `_load`), torch/_utils.py (the function of
+the same name, for tensors that name their device themselves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.serialization import default_restore_location
+
+from ..errors import UnsupportedError, UsageError
+
+#: What torch.load takes: a device, a mapping of tags, a function, or None.
+MapLocation = Any
+
+#: What to do where a device is not there.
+HINT = "map_location='cpu' loads it on the CPU"
+_threads: Any = torch.serialization._serialization_tls
+
+
+class Restoring:
+    """Puts storages where they belong."""
+
+    def __init__(self, map_location: MapLocation) -> None:
+        """Args:
+        map_location: as torch.load takes it.
+
+        Raises:
+            UsageError: it is nothing of the kind.
+        """
+        known = isinstance(map_location, (str, bytes, torch.device, Mapping, type(None)))
+        if not known and not callable(map_location):
+            raise UsageError(
+                f"map_location can't be {map_location!r}",
+                hint="it is a device, a dict of devices, or a function",
+            )
+        if isinstance(map_location, bytes):
+            map_location = map_location.decode("ascii", "replace")
+        if isinstance(map_location, Mapping):
+            map_location = {str(old): str(new) for old, new in map_location.items()}
+        self._map = map_location
+        self._fake = torch._guards.detect_fake_mode(None) is not None
+        self._without_bytes = self._fake or str(map_location) == "meta"
+
+    @contextmanager
+    def rebuilding(self) -> Iterator[None]:
+        """A context in which torch's rebuild functions do the same with what names a device."""
+        before, _threads.map_location = _threads.map_location, self._map
+        try:
+            yield
+        finally:
+            _threads.map_location = before
+
+    def without_bytes(self, nbytes: int, location: str) -> torch.UntypedStorage | None:
+        """The storage, where it is to have no bytes: on meta, or under a FakeTensorMode."""
+        if not self._without_bytes:
+            return None
+        storage: Any = torch.UntypedStorage(nbytes, device="meta")
+        if self._fake:
+            storage._fake_device = location
+        assert isinstance(storage, torch.UntypedStorage)
+        return storage
+
+    def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        """A storage where it belongs.
+
+        Args:
+            storage: its bytes.
+            location: what it is tagged with.
+
+        Raises:
+            UnsupportedError: that is a device that is not there.
+            UsageError: the function of the user gave no storage.
+        """
+        placed: Any = None
+        if isinstance(self._map, dict):
+            location = self._map.get(location, location)
+        elif isinstance(self._map, (str, torch.device)):
+            location = str(self._map)
+        elif self._map is not None:
+            placed = self._map(storage, location)
+        if placed is None:
+            placed = self._by_default(storage, location)
+        if isinstance(placed, torch.TypedStorage):
+            placed = placed._untyped_storage
+        if not isinstance(placed, torch.UntypedStorage):
+            raise UsageError(f"map_location gave a {type(placed).__name__}, and no storage")
+        return placed
+
+    def _by_default(self, storage: torch.UntypedStorage, location: str) -> object:
+        try:
+            return default_restore_location(storage, location)
+        except Exception as error:  # each backend has its own
+            why = str(error).partition("\n")[0].split(". ")[0]
+            raise UnsupportedError(
+                f"a storage can't be put on {location!r}: {why}", hint=HINT
+            ) from error

@@ -1,0 +1,139 @@
+"""What lies beside the weights in a folder of a model, and is copied as it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
+from ..folder import StagedFolder
+from ..in_place import settle
+from ..plan import Copy, Plan
+from ..source import Source
+from ..verifier import Progress
+
+_MOST = 100_000  # files, and folders
+_MOST_COPIES = 16  # of one folder: links to folders with links make few look like many
+
+
+class Companion(NamedTuple):
+    """A file.
+
+    Attributes:
+        name: within the folder, with `/` between its parts; it ends in one if it is a folder.
+        path: of the file.
+        nbytes: its size.
+    """
+
+    name: str
+    path: str
+    nbytes: int
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, in which nothing is."""
+        return self.name.endswith("/")
+
+    def copy_into(self, folder: StagedFolder, progress: Progress | None) -> None:
+        """Write a copy of it, and verify that.
+
+        Raises:
+            CorruptError: it is not what it was.
+            RefusedError, WriteError: as `unnamed.Unnamed.write`.
+        """
+        if self.is_folder:
+            folder.make(self.name.rstrip("/"))
+            return
+        with Source.open(self.path) as source, folder.file(self.name, [source]) as file:
+            if source.nbytes != self.nbytes:
+                raise CorruptError("the file was changed while it was read", path=self.path)
+            copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
+            file.write(Plan("clone", self.nbytes, copies, ()), progress)
+
+
+def companions_of(folder: str, weights: Collection[str], warnings: list[str]) -> list[Companion]:
+    """Everything in a folder but the weights, however deep: links are followed.
+
+    Changes in place that were interrupted are undone first.
+
+    Args:
+        folder: the folder.
+        weights: names of files in it that are left out.
+        warnings: what the user should know is added to these.
+
+    Raises:
+        InputError: something can't be read.
+        UnsupportedError: something is no file, or a link leads to where it is.
+        RefusedError: there is too much.
+    """
+    found: list[Companion] = []
+    met: Counter[tuple[int, int]] = Counter()
+    todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(folder),))]
+    while todo:
+        inside, above = todo.pop()
+        names = _settled(folder, inside, warnings)
+        if inside and not names:
+            found.append(Companion(inside, os.path.join(folder, inside), 0))
+        for name in names:
+            if not inside and name in weights:
+                continue
+            within = inside + name
+            path = os.path.join(folder, within)
+            about = _about(path)
+            if stat.S_ISDIR(about.st_mode):
+                identity = (about.st_dev, about.st_ino)
+                if identity in above:
+                    raise UnsupportedError("is a link to a folder that it is in", path=path)
+                met[identity] += 1
+                if met[identity] > _MOST_COPIES:
+                    raise RefusedError("too many links lead to this folder", path=path)
+                todo.append((f"{within}/", (*above, identity)))
+            elif stat.S_ISREG(about.st_mode):
+                found.append(Companion(within, path, about.st_size))
+            else:
+                raise UnsupportedError("is no file, and can't be copied", path=path)
+            if len(found) + len(todo) > _MOST:
+                raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
+    return sorted(found)
+
+
+def _settled(folder: str, inside: str, warnings: list[str]) -> list[str]:
+    """The names in a folder, once no journal is among them."""
+    path = os.path.join(folder, inside)
+    for name in _names(path):
+        for note in settle(os.path.join(path, name)):
+            warnings.append(f"{inside}{name}: {note}")
+    return _names(path)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror}", path=folder) from error
+
+
+def _about(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except OSError as error:
+        raise InputError(f"can't be read: {error.strerror}", path=path) from error
+
+
+def _identity(path: str) -> tuple[int, int]:
+    about = _about(path)
+    return about.st_dev, about.st_ino
+
+
+def check_apart(source: str, destination: str) -> None:
+    """Raises RefusedError if one of two folders is, or lies in, the other."""
+    ours, theirs = (os.path.join(os.path.realpath(each), "") for each in (source, destination))
+    if ours == theirs:
+        raise RefusedError("the destination is the source itself", path=destination)
+    if theirs.startswith(ours):
+        raise RefusedError("the destination lies in the source", path=destination)
+    if ours.startswith(theirs):
+        raise RefusedError("the source lies in the destination", path=destination)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_of_several_optimizers_the_model_has_one(sound: Path) -> None:
     found = train(sound)
     all_passed(found)
     assert "optimizer.1, one of 2" in str(found.of("step").details)
-    spoilt(sound, lambda saved: saved.update(optimizer=[other, other]))
+    spoilt(sound, lambda saved: saved.update(optimizer=[other, deepcopy(other)]))
     assert train(sound).of("step").outcome == "skipped"
 
 

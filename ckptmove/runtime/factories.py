@@ -147,7 +147,8 @@ def _huggingface(folder: Path) -> Built:
         for name in names:
             made: Any = getattr(transformers, name, None)
             if isinstance(made, type) and issubclass(made, torch.nn.Module):
-                return Built(made._from_config(config), "huggingface", config)
+                factory: Any = made
+                return Built(factory._from_config(config), "huggingface", config)
         note = f"no class {names[0]} in transformers: AutoModel" if names else "AutoModel"
         module = transformers.AutoModel.from_config(config, trust_remote_code=False)
     return Built(module, "huggingface", config, notes=(note,))

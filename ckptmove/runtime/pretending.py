@@ -102,6 +102,7 @@ def _pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "device_count", lambda: current + 1),
             (torch.cuda, "current_device", lambda: current),
+            (torch.cuda, "get_device_capability", lambda device=None: (7, 0)),  # no special kernels
             (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
             (torch.cuda, "set_device", lambda device: None),
             (torch.cuda, "synchronize", lambda device=None: None),

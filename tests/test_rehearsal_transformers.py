@@ -125,6 +125,20 @@ def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
+def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
+    folder, path = saved("LlamaForCausalLM", tmp_path)
+    model = transformers.LlamaForCausalLM.from_pretrained(
+        None,
+        config=transformers.AutoConfig.from_pretrained(folder),
+        state_dict=torch.load(path)["model"],
+    )
+    path.unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    for named in (folder, None):
+        found = rehearse(folder, model=named, step="train")
+        assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+
+
 def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
     folder, path = saved("BertForMaskedLM", tmp_path)
     model = transformers.BertForMaskedLM._from_config(

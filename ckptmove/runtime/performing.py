@@ -113,7 +113,7 @@ def _built(request: Request, held: Saved) -> Built:
 
 
 def _is_itself(request: Request) -> bool:
-    """Whether the checkpoint is the model."""
+    """Whether the model is made of the checkpoint, or lies beside it in the same folder."""
     if request.model is None:
         return True
     if not isinstance(request.model, (str, os.PathLike)) or not Path(request.model).exists():
@@ -130,7 +130,7 @@ def _adopt(
     """Have the model take its state, and go to the device; whether it did."""
     kind = type(built.module).__name__
     data: dict[str, Any] = {"class": kind, "kind": built.kind}
-    if _is_itself(request):
+    if built.is_program and _is_itself(request):
         try:
             stage.moved(built.module, None, held, to)
         except Exception as error:

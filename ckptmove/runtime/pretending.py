@@ -119,7 +119,10 @@ def _told(cast: Cast) -> property:
 
     def device(tensor: FakeTensor) -> torch.device:
         found: torch.device = truly.fget(tensor)
-        return cast.real(found) if is_users(sys._getframe(1).f_code.co_filename) else found
+        # Within an operation, what is said of a device isn't taken to mean the stand-in.
+        spoken = torch._C._len_torch_function_stack() > 0
+        users = is_users(sys._getframe(1).f_code.co_filename)
+        return cast.real(found) if spoken and users else found
 
     return property(device, truly.fset)
 

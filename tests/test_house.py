@@ -158,6 +158,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.steps",
         "runtime.stages",
         "runtime.performing",
+        "runtime.pretending",
         "runtime.simulation",
         "runtime.rehearsal",
         "runtime.reloading",

@@ -71,6 +71,11 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
         return _huggingface(path)
     if path.name == "config.json" and path.is_file():
         return _huggingface(path.parent)
+    if path.is_file() and path.suffix == ".py":
+        raise UsageError(
+            f"--model {spec!r} is a file, of which anything might be the model",
+            hint=f"name what makes it: {spec}:Net",
+        )
     if path.is_file():
         return _file(path, trust_pickle, fmt)
     if not is_named(spec):
@@ -140,9 +145,10 @@ def _huggingface(folder: Path) -> Built:
         )
         names = [name for name in said.get("architectures") or [] if isinstance(name, str)]
         for name in names:
-            made = getattr(transformers, name, None)
+            made: Any = getattr(transformers, name, None)
             if isinstance(made, type) and issubclass(made, torch.nn.Module):
-                return Built(made._from_config(config), "huggingface", config)
+                factory: Any = made
+                return Built(factory._from_config(config), "huggingface", config)
         note = f"no class {names[0]} in transformers: AutoModel" if names else "AutoModel"
         module = transformers.AutoModel.from_config(config, trust_remote_code=False)
     return Built(module, "huggingface", config, notes=(note,))
@@ -171,7 +177,7 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
     if fmt.startswith("torchscript"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch.jit's own end
-            return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")  # type: ignore[no-untyped-call]
+            return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")
     if fmt in ("torch-export", "pt2"):
         return _exported(path)
     if not trust_pickle:

@@ -55,6 +55,9 @@ def imported(spec: str, what: str) -> Any:
 
 
 def _of_package(name: str, what: str) -> Any:
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):  # as of `python -m`, but not of a command
+        sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -172,11 +172,7 @@ def _configured(built: Built) -> Batch:
     main = getattr(built.module, "main_input_name", "input_ids")
     takes = _takes(built.module)
     if main == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        sides = getattr(vision, "image_size", 224)
-        height, width = sides if isinstance(sides, (tuple, list)) else (sides, sides)
-        shape = (_BATCH, getattr(vision, "num_channels", 3), height, width)
-        kwargs = {"pixel_values": torch.randn(shape)}
+        kwargs = _pictures(config)
         if "input_ids" in takes:
             kwargs |= _words(text, takes)
     elif main == "input_values":
@@ -185,6 +181,8 @@ def _configured(built: Built) -> Batch:
         kwargs = _words(text, takes)
         if getattr(config, "is_encoder_decoder", False):
             kwargs["decoder_input_ids"] = kwargs["input_ids"].clone()
+        if hasattr(built.module, "logit_scale"):  # it compares words with pictures, as CLIP
+            kwargs |= _pictures(config)
     else:
         raise UsageError(
             f"{type(built.module).__name__} takes {main}, of which its config.json doesn't say all",
@@ -196,6 +194,14 @@ def _configured(built: Built) -> Batch:
             kwargs[name] = value.to(floating)
     said = ", ".join(f"{name} {_spell(value)}" for name, value in kwargs.items())
     return Batch((), kwargs, f"{said}, by its config.json")
+
+
+def _pictures(config: Any) -> dict[str, torch.Tensor]:
+    vision = getattr(config, "vision_config", config)
+    sides = getattr(vision, "image_size", 224)
+    height, width = sides if isinstance(sides, (tuple, list)) else (sides, sides)
+    shape = (_BATCH, getattr(vision, "num_channels", 3), height, width)
+    return {"pixel_values": torch.randn(shape)}
 
 
 def _takes(module: torch.nn.Module) -> set[str]:

@@ -40,6 +40,7 @@ _NEEDED = {
     "Adafactor": {"step"},
     "SGD": set(),
     "Muon": {"momentum_buffer"},
+    "LBFGS": set(),
 }
 #: Hyper-parameters that say how torch computes, not what; they come and go with its versions.
 _MANNERS = frozenset(
@@ -170,6 +171,13 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
         return keyed
     sizes = [len(keys) for keys in keyed]
     shapes = [_shape_of(state["state"].get(key)) for keys in keyed for key in keys]
+    trained = sum(p.requires_grad for p in own.values())
+    if sum(sizes) not in (len(own), trained):
+        raise Misfit(
+            f"it holds {counted(sum(sizes), 'parameter')}, and the model has {len(own):,}"
+            + (f", {trained:,} to be trained" if trained < len(own) else "")
+            + "; what was frozen, the model's code must freeze: requires_grad_(False)"
+        )
     for order in _orders(own):
         if len(order) == sum(sizes) and all(
             shape is None or shape == tuple(own[name].shape)
@@ -180,9 +188,6 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
     found = _by_shape(own, sizes, shapes)
     if found is not None:
         return found
-    trained = sum(p.requires_grad for p in own.values())
-    if sum(sizes) not in (len(own), trained):
-        raise Misfit(f"it holds {counted(sum(sizes), 'parameter')}, and the model has {len(own):,}")
     wrong = [
         f"{name} is {list(own[name].shape)}, its state {list(shape)}"
         for name, shape in zip(next(_orders(own)), shapes, strict=False)

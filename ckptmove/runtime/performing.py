@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .steps import NoLoss, Step
 from .tracing import Recorder, Trace, raised_at, raised_in
 
 _MOST_HAPPENINGS = 6  # shown of a kind
+_MOST_TOLD = 200  # in data
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performanc
             built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
         except CkptmoveError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script may parse arguments that aren't its own
             _report(found, "model", stage, error, "the model can't be built")
             found.skip_rest("there is no model")
             return found
@@ -111,7 +113,7 @@ def _built(request: Request, held: Saved) -> Built:
 
 
 def _is_itself(request: Request) -> bool:
-    """Whether the checkpoint is the model."""
+    """Whether the model is made of the checkpoint, or lies beside it in the same folder."""
     if request.model is None:
         return True
     if not isinstance(request.model, (str, os.PathLike)) or not Path(request.model).exists():
@@ -128,7 +130,7 @@ def _adopt(
     """Have the model take its state, and go to the device; whether it did."""
     kind = type(built.module).__name__
     data: dict[str, Any] = {"class": kind, "kind": built.kind}
-    if _is_itself(request):
+    if built.is_program and _is_itself(request):
         try:
             stage.moved(built.module, None, held, to)
         except Exception as error:
@@ -231,7 +233,7 @@ def _take(
         _report(found, "step", stage, error, "the step can't be prepared")
         return
     lines.insert(0, f"input: {batch.said}")
-    recorder = Recorder(built.module, stage.device, name=stage.name)
+    recorder = Recorder(built.module, stage.device, call=stage.call)
     try:
         step = steps.taken(built.module, batch, optimizer, recorder, values=stage.values, keep=keep)
     except NoLoss as error:
@@ -257,7 +259,7 @@ def _take(
     data = {
         "input": batch.said,
         "loss": step.loss,
-        "value": step.value,
+        "value": step.value if step.value is None or isfinite(step.value) else None,
         "gradients": step.gradients,
         "problems": problems,
         "optimizer": None if optimizer is None else optimizer.name,
@@ -306,6 +308,9 @@ def _optimizer(
         said = rebuilt.name + (f"; {state.name}, one of {more + 1}" if more else "")
         return rebuilt, wrong, said
     assert misfit is not None
+    if len(held.optimizers) > 1:
+        n = counted(len(held.optimizers), "optimizer")
+        raise optimizers.Unrecognised(f"of {n}, none holds all parameters of the model") from misfit
     raise misfit
 
 
@@ -401,6 +406,7 @@ def _traced(
     strays = trace.of("stray")
     total = sum(trace.operations.values())
     data = trace.to_json()
+    data["happenings"] = data["happenings"][:_MOST_TOLD]
     if strays:
         n = sum(each.count for each in strays)
         title = f"{counted(n, 'operation')} not on {trace.device}: {strays[0].site}"

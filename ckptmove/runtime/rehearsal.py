@@ -69,9 +69,10 @@ def rehearse(
         raise UsageError(
             f"--optimizer {optimizer!r} names nothing in code", hint="e.g. torch.optim:AdamW"
         )
+    inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     batches.check(inputs)
     wanted = _device(path, device, simulate)
-    request = Request(os.fspath(path), model, wanted, tuple(inputs), step, optimizer, trust_pickle)
+    request = Request(os.fspath(path), model, wanted, inputs, step, optimizer, trust_pickle)
     if not is_there(wanted):
         return _simulated(request, against)
     with torch.random.fork_rng(devices=_seeded(wanted)):

@@ -15,15 +15,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -33,10 +32,10 @@ from .findings import CHECKS, SKIPPED, Finding, spell
 from .fitting import Fit
 from .inputs import Batch
 from .performing import Request, perform
+from .pretending import Cast, place, pretending, valueless
 from .saved import Placing, Saved
 from .stages import Stage, is_mismatch
 
-STAND_IN = "lazy:0"
 PATIENCE = 600.0  # seconds
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
 _MOST_SAID = 1 << 16  # bytes of what the process said last
@@ -55,54 +54,15 @@ _NO_VALUE = frozenset(
 #: What real tensors on a real device would not say.
 _OF_FAKES = re.compile(
     r"fake|lazy|meta tensor|tensor subclass|data.?pointer|data_ptr|symint|unbacked|"
-    r"not compiled with \w+ enabled|not linked with support|NVIDIA driver|no \w+ GPUs|"
-    r"storage has no data|_cuda_\w+",
+    r"not compiled with \w+ enabled|compiled without \w+ support|not linked with support|"
+    r"without ATen_\w+|NVIDIA driver|no \w+ GPUs|not an accelerator|"
+    r"storage has no data|_cuda_?\w+|^NYI",
     re.IGNORECASE,
 )
 
 
-# -- the stage -------------------------------------------------------------------------------------
-
-
-class _Devices(TorchFunctionMode):
-    """Takes what names a device to mean the stand-in."""
-
-    def __init__(self, wanted: str) -> None:
-        super().__init__()
-        kind, _, index = wanted.partition(":")
-        self._kind, self._index = kind, int(index or 0)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name == self._kind and args and isinstance(args[0], torch.Tensor):  # x.cuda()
-            device = args[1] if len(args) > 1 else kwargs.get("device")
-            if device is None or self._is_meant(device):
-                func, args, kwargs = torch.Tensor.to, (args[0], STAND_IN), {}
-        if "device" in kwargs and self._is_meant(kwargs["device"]):
-            kwargs["device"] = STAND_IN
-        spelled = name in ("to", "_parse_to")
-        args = tuple(
-            STAND_IN
-            if isinstance(each, torch.device if not spelled else (torch.device, str))
-            and self._is_meant(each)
-            else each
-            for each in args
-        )
-        moves = STAND_IN in (kwargs.get("device"), *(each for each in args if type(each) is str))
-        if moves and args and isinstance(args[0], FakeTensor) and args[0].constant is not None:
-            # Its value is known on the CPU, and would be looked for on the stand-in.
-            with _replaced(args[0], "constant", None):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _is_meant(self, device: Any) -> bool:
-        if isinstance(device, int) and not isinstance(device, bool):
-            return device == self._index
-        if not isinstance(device, (str, torch.device)):
-            return False
-        kind, _, index = str(device).partition(":")
-        return kind == self._kind and (not index or index == str(self._index))
+class _NotPlayed(Exception):
+    """This can't be simulated."""
 
 
 class Simulated(Stage):
@@ -112,20 +72,14 @@ class Simulated(Stage):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.device = torch.device(STAND_IN)
+        self._cast = Cast(name)
+        self.device = self._cast.device
         # Constants of the user's modules are real, and on the CPU.
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> AbstractContextManager[Any]:
         """See Stage."""
-        with ExitStack() as stack:
-            for target, name, value in _pretences(self.name):
-                stack.enter_context(_replaced(target, name, value))
-            stack.enter_context(_replaced(torch.nn.Module, "_apply", _apply))
-            stack.enter_context(self._mode)
-            stack.enter_context(_Devices(self.name))
-            yield
+        return pretending(self._cast, self._mode)
 
     def build(self, make: Callable[[], Built], nbytes: int) -> Built:
         """See Stage. Code that needs values builds a small model with them."""
@@ -142,8 +96,9 @@ class Simulated(Stage):
 
     def load(self, module: torch.nn.Module, fit: Fit) -> None:
         """See Stage."""
+        host = torch.device("cpu")
         content = {
-            key: _like(value, "cpu") if isinstance(value, torch.Tensor) else value
+            key: valueless(value, host) if isinstance(value, torch.Tensor) else value
             for key, value in fit.state.content.items()
         }
         module.load_state_dict(content, strict=True)
@@ -154,26 +109,21 @@ class Simulated(Stage):
         if fit is not None:
             path = fit.state.path
             away = {key for key in fit.state.content if to.is_elsewhere(saved.label((*path, key)))}
-        aliases: dict[int, tuple[Any, Any]] = {}
-        for prefix, each in module.named_modules():
-            for part in (each._parameters, each._buffers):
-                for name, tensor in part.items():
-                    if tensor is None:
-                        continue
-                    key = f"{prefix}.{name}" if prefix else name
-                    device = "cpu" if key in away else STAND_IN
-                    if id(tensor) not in aliases:
-                        aliases[id(tensor)] = tensor, _like(tensor, device)
-                    part[name] = aliases[id(tensor)][1]
-        _follow(module, aliases)
+        place(module, lambda key: torch.device("cpu") if key in away else self.device)
 
     def slot(self, value: Any, label: str | None, slot: str) -> Any:
         """See Stage. A step has a value, since optimizers compute with it on the host."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        if slot in ("step", "mu_product"):
+        if slot in ("step", "mu_product") and isinstance(value, torch.Tensor):
             return torch.tensor(1.0)
-        return _like(value, STAND_IN)
+
+        def played(each: Any) -> Any:
+            return valueless(each, self.device) if isinstance(each, torch.Tensor) else each
+
+        return pytree.tree_map(played, value)
+
+    def hyper(self, value: Any) -> Any:
+        """See Stage."""
+        return torch.tensor(1e-3) if isinstance(value, torch.Tensor) else value
 
     def batch(self, batch: Batch) -> Batch:
         """See Stage."""
@@ -181,7 +131,7 @@ class Simulated(Stage):
         def played(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            return torch.empty(value.shape, dtype=value.dtype, device=STAND_IN)
+            return torch.empty(value.shape, dtype=value.dtype, device=self.device)
 
         args, kwargs = pytree.tree_map(played, (batch.args, batch.kwargs))
         return Batch(args, kwargs, batch.said, batch.labelled)
@@ -192,90 +142,15 @@ class Simulated(Stage):
             return str(error)
         if type(error).__name__ in _NO_VALUE:
             return f"{getattr(error, 'func', '') or spell(error)} needs values"
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            return f"it is compiled: {spell(error)}"
         if not is_mismatch(error) and _OF_FAKES.search(str(error)):
             return self.call(spell(error))
         return None
 
     def call(self, text: str) -> str:
         """See Stage."""
-        return text.replace(STAND_IN, self.name)
-
-
-class _NotPlayed(Exception):
-    """This can't be simulated."""
-
-
-def _like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    if tensor.layout is not torch.strided:
-        raise _NotPlayed(f"a tensor of layout {tensor.layout}")
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made
-
-
-def _follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
-    """Have other references to parameters follow; real ones are moved in place.
-
-    As an LSTM's list of its weights. Buffers are replaced by torch too.
-    """
-
-    def new(value: Any) -> Any:
-        found = moved.get(id(value))
-        return found[1] if found and isinstance(value, torch.nn.Parameter) else value
-
-    for each in module.modules():
-        for name, value in list(vars(each).items()):
-            if type(value) is list:
-                value[:] = [new(item) for item in value]
-            elif isinstance(value, torch.nn.Parameter):
-                each.__dict__[name] = new(value)
-
-
-def _apply(module: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """`Module._apply` for fake tensors, which can't be changed in place."""
-    aliases: dict[int, tuple[Any, Any]] = {}
-    for each in module.modules() if recurse else (module,):
-        for name, parameter in each._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in aliases:
-                with torch.no_grad():
-                    made = fn(parameter)
-                needs = parameter.requires_grad
-                made = parameter if made is parameter else torch.nn.Parameter(made, needs)
-                aliases[id(parameter)] = parameter, made
-            each._parameters[name] = aliases[id(parameter)][1]
-        for name, buffer in each._buffers.items():
-            if buffer is not None:
-                each._buffers[name] = fn(buffer)
-    _follow(module, aliases)
-    return module
-
-
-def _pretences(name: str) -> list[tuple[Any, str, Any]]:
-    """What code asks to find out whether the device is there."""
-    kind, _, index = name.partition(":")
-    if kind == "cuda":
-        count, current = int(index or 0) + 1, int(index or 0)
-        return [
-            (torch.cuda, "is_available", lambda: True),
-            (torch.cuda, "device_count", lambda: count),
-            (torch.cuda, "current_device", lambda: current),
-        ]
-    if kind == "mps":
-        return [(torch.backends.mps, "is_available", lambda: True)]
-    return []
-
-
-@contextmanager
-def _replaced(target: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(target, name)
-    setattr(target, name, value)
-    try:
-        yield
-    finally:
-        setattr(target, name, before)
+        return self._cast.call(text)
 
 
 # -- the process -----------------------------------------------------------------------------------

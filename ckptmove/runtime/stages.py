@@ -71,7 +71,15 @@ class Stage:
                 slot: self.slot(value, saved.label((*state.path, "state", key, slot)), slot)
                 for slot, value in slots.items()
             }
-        return {**state.content, "state": content}
+        groups = [
+            {key: self.hyper(value) if key != "params" else value for key, value in group.items()}
+            for group in state.content["param_groups"]
+        ]
+        return {**state.content, "state": content, "param_groups": groups}
+
+    def hyper(self, value: Any) -> Any:
+        """One hyper-parameter of an optimizer, which stays where it is."""
+        return value.clone() if isinstance(value, torch.Tensor) else value
 
     def slot(self, value: Any, label: str | None, slot: str) -> Any:
         """One value of an optimizer's state."""

@@ -197,7 +197,7 @@ def _not_finite(tensors: Mapping[str, torch.Tensor], what: str) -> list[str]:
 
 def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
     """Parameters that are trained, but whose state was not saved though others' was."""
-    if not rebuilt.saved:
+    if not rebuilt.saved or isinstance(rebuilt.optimizer, torch.optim.LBFGS):  # its own is one
         return []
     own = dict(module.named_parameters())
     without = [

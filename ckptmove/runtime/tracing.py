@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,17 +141,21 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, module: torch.nn.Module, device: torch.device, *, name: str | None = None
+        self,
+        module: torch.nn.Module,
+        device: torch.device,
+        *,
+        call: Callable[[str], str] = str,
     ) -> None:
         """Args:
         module: the model, whose modules are told by name.
         device: where everything is meant to happen.
-        name: what to call it, where it only stands in for another.
+        call: what to call a device, where some only stand in for others.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {id(each): path for path, each in module.named_modules()}
         self._home = _indexed(device)
-        self._called = {str(self._home): name or str(self._home)}
+        self._call_it = call
         self._operations: dict[str, int] = {}
         self._phases: dict[str, int] = {}
         self._sites: set[Site] = set()
@@ -179,7 +183,7 @@ class Recorder(TorchDispatchMode):
         ]
         happenings.sort(key=lambda each: -each.count)
         return Trace(
-            self._called[str(self._home)],
+            self._call(self._home),
             dict(self._operations),
             dict(self._phases),
             len(self._sites),
@@ -218,6 +222,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # what a tensor is asked about itself
+            return func(*args, **kwargs)
         taken = [_Seen.of(each) for each in _tensors((args, kwargs))]
         site = self._site(func)
         try:
@@ -232,7 +238,7 @@ class Recorder(TorchDispatchMode):
 
     def _site(self, func: Any) -> Site:
         module = self.running[-1] if self.running else ""
-        return Site(self._phase, module, str(func), user_line(sys._getframe(2)))
+        return Site(self._phase, module, str(func), user_line(sys._getframe(2).f_back))
 
     def _record(self, site: Site, func: Any, taken: list[_Seen], made: list[_Seen]) -> None:
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
@@ -299,7 +305,7 @@ class Recorder(TorchDispatchMode):
         found[1] += nbytes
 
     def _call(self, device: torch.device) -> str:
-        return self._called.get(str(device), str(device))
+        return self._call_it(str(device))
 
 
 class _Seen(NamedTuple):
@@ -338,9 +344,9 @@ def user_line(frame: FrameType | None) -> str:
         if frame is None:
             return ""
         file = frame.f_code.co_filename
-        if file.startswith(_OURS) and file != __file__:
+        if file.startswith(_OURS) and not frame.f_code.co_name.startswith("__torch_"):
             return ""
-        if _is_users(file):
+        if is_users(file):
             return f"{_spell(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -352,7 +358,7 @@ def raised_at(error: BaseException) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if _is_users(file):
+        if is_users(file):
             found = f"{_spell(file)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found
@@ -370,7 +376,8 @@ def raised_in(error: BaseException, module: torch.nn.Module) -> str:
     return found
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether this is a file of the user's, or of a library that uses torch."""
     if file.startswith((_OURS, _TORCH, "<")):
         return False
     return file.startswith(_PACKAGES) or not file.startswith(_STDLIB)

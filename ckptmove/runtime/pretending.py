@@ -1,0 +1,273 @@
+"""What makes a model's code take tensors without values, on a stand-in, for those of a real device.
+
+Whatever the code says of the device is taken to mean the stand-in, and what it asks of a tensor or
+of torch is answered as if the device were there. torch itself is told the truth.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .tracing import is_users
+
+_STAND_IN = "lazy"
+_STANDING_IN = re.compile(rf"\b{_STAND_IN}:(\d+)")
+_NAMING = (str, torch.device)
+
+
+class Cast:
+    """Which stand-in plays which device: `lazy:0` the one that is wanted, others its siblings.
+
+    Attributes:
+        name: the device that is wanted, e.g. `cuda:0`.
+        device: what stands in for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.device = torch.device(_STAND_IN, 0)
+        self._kind, _, index = name.partition(":")
+        self._index = int(index or 0)
+
+    def of(self, device: object) -> torch.device | None:
+        """What stands in for a device that is named; None if it is no such device."""
+        if isinstance(device, int) and not isinstance(device, bool):
+            return self._numbered(device)
+        if not isinstance(device, _NAMING):
+            return None
+        kind, _, index = str(device).partition(":")
+        if kind != self._kind or (index and not index.isdecimal()):
+            return None
+        return self._numbered(int(index) if index else self._index)
+
+    def _numbered(self, index: int) -> torch.device:
+        return torch.device(_STAND_IN, 0 if index == self._index else index + 1)
+
+    def real(self, device: torch.device) -> torch.device:
+        """The device that one stands in for, or itself."""
+        if device.type != _STAND_IN:
+            return device
+        return torch.device(self.call(str(device)))
+
+    def call(self, text: str) -> str:
+        """A text with the real devices for stand-ins."""
+
+        def name(found: re.Match[str]) -> str:
+            index = int(found[1])
+            return self.name if index == 0 else f"{self._kind}:{index - 1}"
+
+        return _STANDING_IN.sub(name, text)
+
+
+@contextmanager
+def pretending(cast: Cast, mode: FakeTensorMode) -> Iterator[None]:
+    """Play the device as long as this lasts."""
+    with ExitStack() as stack:
+        for target, name, value in _pretences(cast):
+            if hasattr(target, name):
+                stack.enter_context(_replaced(target, name, value))
+        stack.enter_context(mode)
+        stack.enter_context(_Devices(cast))
+        yield
+
+
+def _pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
+    """What code asks to find out about the device, and what must be done otherwise here."""
+    kind, _, index = cast.name.partition(":")
+    current = int(index or 0)
+    pretences: list[tuple[Any, str, Any]] = [
+        (torch.nn.Module, "_apply", _apply),
+        (FakeTensor, "device", _told(cast)),
+        (
+            FakeTensor,
+            "is_cuda",
+            property(lambda tensor: cast.real(tensor.fake_device).type == "cuda"),
+        ),
+        (checkpoint, "_infer_device_type", lambda *args: "cpu"),  # whose generator to keep
+    ]
+    if kind == "cuda":
+        pretences += [
+            (torch.cuda, "is_available", lambda: True),
+            (torch.cuda, "device_count", lambda: current + 1),
+            (torch.cuda, "current_device", lambda: current),
+            (torch.cuda, "get_device_capability", lambda device=None: (7, 0)),  # no special kernels
+            (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
+            (torch.cuda, "set_device", lambda device: None),
+            (torch.cuda, "synchronize", lambda device=None: None),
+            (torch.cuda, "empty_cache", lambda: None),
+        ]
+    if kind == "mps":
+        pretences.append((torch.backends.mps, "is_available", lambda: True))
+    return pretences
+
+
+def _told(cast: Cast) -> property:
+    """`FakeTensor.device`, which tells the model's code of the device that is played."""
+    truly: Any = FakeTensor.__dict__["device"]
+
+    def device(tensor: FakeTensor) -> torch.device:
+        found: torch.device = truly.fget(tensor)
+        # Within an operation, what is said of a device isn't taken to mean the stand-in.
+        spoken = torch._C._len_torch_function_stack() > 0
+        users = is_users(sys._getframe(1).f_code.co_filename)
+        return cast.real(found) if spoken and users else found
+
+    return property(device, truly.fset)
+
+
+class _Devices(TorchFunctionMode):
+    """Takes what names a device to mean its stand-in."""
+
+    def __init__(self, cast: Cast) -> None:
+        super().__init__()
+        self._cast = cast
+        self._kind = cast.name.partition(":")[0]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "pin_memory":
+            return args[0]
+        kwargs.pop("pin_memory", None)
+        if name == self._kind and args and isinstance(args[0], torch.Tensor):  # x.cuda()
+            named = args[1] if len(args) > 1 else kwargs.get("device")
+            func, kwargs = torch.Tensor.to, {}
+            args = args[0], self._cast.of(self._kind if named is None else named)
+        spelled = name in ("to", "_parse_to")
+        args = tuple(
+            self._cast.of(each) or each
+            if isinstance(each, torch.device) or (spelled and isinstance(each, str))
+            else each
+            for each in args
+        )
+        if kwargs.get("device") is not None:
+            kwargs["device"] = self._cast.of(kwargs["device"]) or kwargs["device"]
+        target = next(
+            (
+                each
+                for each in (*args, kwargs.get("device"))
+                if isinstance(each, torch.device) and each.type == _STAND_IN
+            ),
+            None,
+        )
+        if target is None or not args:
+            return func(*args, **kwargs)
+        if func in (torch.tensor, torch.as_tensor) and _is_plain(args):
+            return _made(func, args, {**kwargs, "device": target})
+        if isinstance(args[0], FakeTensor) and args[0].constant is not None:
+            # Its value is known on the CPU, and would be looked for on the stand-in.
+            with _replaced(args[0], "constant", None):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_plain(args: Sequence[Any]) -> bool:
+    return not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))
+
+
+def _made(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor of numbers, without its values."""
+    with _disable_current_modes():
+        real = func(*args, **{**kwargs, "device": "cpu"})
+    grad = bool(kwargs.get("requires_grad"))
+    return torch.empty(real.shape, dtype=real.dtype, device=kwargs["device"], requires_grad=grad)
+
+
+@contextmanager
+def _replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+    own = vars(target).get(name, _ABSENT) if isinstance(target, (type, types.ModuleType)) else None
+    before = getattr(target, name) if own is None else own
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(target, name)
+        else:
+            setattr(target, name, before)
+
+
+_ABSENT = object()
+
+
+# -- parameters that go elsewhere ------------------------------------------------------------------
+
+
+def place(module: torch.nn.Module, where: Callable[[str], torch.device]) -> None:
+    """Move parameters and buffers, each to where its name says."""
+    moved: dict[int, tuple[Any, Any]] = {}
+    for prefix, each in module.named_modules():
+        for part in (each._parameters, each._buffers):
+            for name, tensor in part.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    key = f"{prefix}.{name}" if prefix else name
+                    moved[id(tensor)] = tensor, valueless(tensor, where(key))
+                part[name] = moved[id(tensor)][1]
+    _follow(module, moved)
+
+
+def valueless(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor like another, on a device; a parameter if that is one.
+
+    Raises:
+        NotImplementedError: its layout isn't strided.
+    """
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"a fake tensor of layout {tensor.layout}")
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made
+
+
+def _apply(module: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """`Module._apply` for fake tensors, which can't be changed in place."""
+    moved: dict[int, tuple[Any, Any]] = {}
+    for each in module.modules() if recurse else (module,):
+        for name, parameter in each._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in moved:
+                with torch.no_grad():
+                    made = fn(parameter)
+                needs = parameter.requires_grad
+                made = parameter if made is parameter else torch.nn.Parameter(made, needs)
+                moved[id(parameter)] = parameter, made
+            each._parameters[name] = moved[id(parameter)][1]
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = fn(buffer)
+    _follow(module, moved)
+    return module
+
+
+def _follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
+    """Have other references to parameters follow, since real ones are moved in place.
+
+    As an LSTM's list of its weights. Buffers are replaced by torch too.
+    """
+
+    def new(value: Any) -> Any:
+        found = moved.get(id(value))
+        return found[1] if found and isinstance(value, torch.nn.Parameter) else value
+
+    for each in module.modules():
+        for name, value in list(vars(each).items()):
+            if type(value) is list:
+                value[:] = [new(item) for item in value]
+            elif isinstance(value, torch.nn.Parameter):
+                each.__dict__[name] = new(value)

@@ -1,0 +1,122 @@
+"""The recorder: what it tells of devices, and what it leaves alone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ckptmove.runtime import tracing
+from ckptmove.runtime.tracing import Recorder, Trace
+
+CPU = torch.device("cpu")
+META = torch.device("meta")  # a second device that every machine has
+
+
+class Wandering(nn.Module):
+    """A model on `meta` that is not always there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Made elsewhere, computed elsewhere, moved."""
+        made = torch.ones(2, 3)  # made
+        made = torch.sin(made)  # computed
+        out: torch.Tensor = self.inner(x + made.to("meta"))  # moved
+        return out
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if line.endswith(text))
+
+
+def traced() -> Trace:
+    with META:
+        module = Wandering()
+    recorder = Recorder(module, META)
+    with recorder, recorder.phase("forward"):
+        out = module(torch.empty(2, 3, device="meta"))
+    with recorder, recorder.phase("backward"):
+        out.sum().backward()
+    return recorder.trace()
+
+
+def test_what_is_elsewhere_is_told_with_its_line() -> None:
+    trace = traced()
+    created, stray, moved = (trace.of(kind)[0] for kind in ("created", "stray", "transfer"))
+    assert created.site.op == "aten.ones.default"
+    assert created.nbytes == 24
+    assert created.site.source.endswith(f"test_tracing.py:{line_of('# made')}")
+    assert stray.site.op == "aten.sin.default"
+    assert stray.site.source.endswith(f":{line_of('# computed')}")
+    assert (moved.devices, moved.nbytes) == ("cpu→meta", 24)
+    assert moved.site.source.endswith(f":{line_of('# moved')}")
+    assert trace.operations["cpu"] == 2
+    assert trace.phases["backward"] > 3
+    json.dumps(trace.to_json())
+
+
+def test_modules_are_told_by_name() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 1)))
+    recorder = Recorder(module, META)  # so that everything is elsewhere
+    with recorder:
+        module(torch.ones(1, 2))
+    told = {each.site.op: each.site.module for each in recorder.trace().of("stray")}
+    assert told["aten.relu.default"] == "1.0"
+    assert "1.1" in {each.site.module for each in recorder.trace().of("stray")}
+    assert recorder.running == []
+
+
+def test_values_that_the_host_waits_for_are_counted() -> None:
+    recorder = Recorder(nn.Identity(), CPU)
+    with recorder, recorder.phase("forward"):
+        for _ in range(3):
+            torch.ones(()).item()
+        torch.ones(3).nonzero()
+    told = {each.site.op: each.count for each in recorder.trace().of("sync")}
+    assert told == {"aten._local_scalar_dense.default": 3, "aten.nonzero.default": 1}
+
+
+def test_no_tensor_is_kept() -> None:
+    recorder = Recorder(nn.Identity(), META)
+    with recorder:
+        tensor = torch.ones(3) + 1
+        gone = weakref.ref(tensor)
+        del tensor
+        gc.collect()
+    assert gone() is None
+
+
+def test_sites_are_bounded() -> None:
+    recorder = Recorder(nn.Identity(), META)
+    before, tracing._MOST_SITES = tracing._MOST_SITES, 3
+    try:
+        with recorder:
+            one = torch.ones(3)
+            for each in (torch.sin, torch.cos, torch.tan, torch.exp, torch.log):
+                each(one)
+    finally:
+        tracing._MOST_SITES = before
+    trace = recorder.trace()
+    assert (trace.sites, len(trace.happenings), trace.dropped) == (3, 3, 3)
+
+
+def test_an_exception_is_told_by_operation_and_module() -> None:
+    module = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
+    recorder = Recorder(module, CPU)
+    with pytest.raises(RuntimeError) as raised, recorder:
+        module(torch.ones(1, 3))  # wrong
+    assert tracing.raised_in(raised.value, module) == "1"
+    assert tracing.raised_at(raised.value).endswith(f":{line_of('# wrong')}")
+    site = recorder.trace().error
+    assert site is not None
+    assert site.module == "1"
+    assert recorder.running == []

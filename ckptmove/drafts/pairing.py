@@ -209,7 +209,8 @@ class _Pairing:
         self.chosen = chosen
         self.ignore_devices = ignore_devices
         self.cast = cast
-        self.room = _LEAST_ROOM + 4 * (self.old.breadth + self.new.breadth)
+        self.room = _LEAST_ROOM
+        self.counted = False
         self.todo: list[tuple[Node, Node, Where]] = []
         self.met: set[tuple[int, int]] = set()
         self.both: list[tuple[Held, Held]] = []
@@ -259,6 +260,9 @@ class _Pairing:
 
     def step(self, steps: int = 1) -> None:
         self.room -= steps
+        if self.room < 0 and not self.counted:
+            self.counted = True
+            self.room += 4 * (self.old.breadth + self.new.breadth)
         if self.room < 0:
             raise CorruptError("the checkpoints lead to the same things in too many ways")
 

@@ -21,6 +21,7 @@ from .options import (
 @click.command()
 @source_argument
 @click.option("--against", metavar="OTHER", help="What it must be equal to, but for devices.")
+@click.option("--part", is_flag=True, help="It may hold less than OTHER, under other names.")
 @click.option("--model", metavar="FACTORY", help="What makes the model; see below.")
 @click.option(
     "--input", multiple=True, metavar="SPEC", help="What goes into the model. Repeatable, in turn."
@@ -38,6 +39,7 @@ from .options import (
 def validate(
     src: str | None,
     against: str | None,
+    part: bool,
     model: str | None,
     input: tuple[str, ...],
     step: str | None,
@@ -71,6 +73,7 @@ def validate(
         report = validate_checkpoint(
             path,
             against=against,
+            part=part,
             model=model,
             input=input,
             step=step,

@@ -9,17 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from .. import formats
+from ..drafts.differing import Difference, Kind
 from ..errors import CheckFailed, InputError, StrPath
 from ..manifest import Manifest
 from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, counted
 from ..source import Source
 from ..verifier import Progress
-from .diff import Diff, diff
+from .diff import diff
 
 SCHEMA = 1
 #: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_TOLD = 8  # differences
+#: In what a part of a checkpoint may differ from the whole.
+_LEFT_OUT = (
+    Kind.REMOVED,
+    Kind.RENAMED,
+    Kind.MOVED,
+    Kind.VALUE_REMOVED,
+    Kind.TYPE,
+    Kind.ORDER,
+    Kind.UNSHARED,
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ def validate(
     src: StrPath,
     *,
     against: StrPath | None = None,
+    part: bool = False,
     model: str | os.PathLike[str] | Callable[..., Any] | None = None,
     input: str | Sequence[str] = (),
     step: str | None = None,
@@ -97,6 +109,8 @@ def validate(
         src: the checkpoint.
         against: another that it must be equal to, but for devices and casts between floating
             dtypes: its source, before it was relocated or converted.
+        part: whether it may hold less than that, under other names, as `convert --select` or
+            `--preset hf` write it. What it has must be there, and be equal.
         model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
             folder, a TorchScript file or `.pt2`, or a callable.
         input: `float32[8,3,224,224]`, `int64[2,128]<1000`, `name=…`; or one name of a function.
@@ -119,7 +133,7 @@ def validate(
     if manifest is None:
         unread = [Finding(each, SKIPPED, "it can't be read") for each in CHECKS[1:]]
         return ValidationReport(path, _text(against), device, False, (container, *unread))
-    compared = _against(path, against, progress)
+    compared = _against(path, against, part, progress)
     rehearsal = None
     if model is not None or step is not None:
         from ..runtime.rehearsal import rehearse
@@ -203,24 +217,26 @@ def _second_opinion(source: Source) -> list[str]:
     return []
 
 
-def _against(path: str, against: StrPath | None, progress: Progress | None) -> Finding:
-    """Whether it is the same checkpoint as another, but for devices and casts."""
+def _against(path: str, against: StrPath | None, part: bool, progress: Progress | None) -> Finding:
+    """Whether it is the same checkpoint as another, or a part of it, but for devices and casts."""
     if against is None:
         return Finding("against", SKIPPED, "nothing to compare it with was named")
     try:
         found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
     except InputError as error:
         return Finding("against", FAILED, f"it can't be compared: {error}", (), {})
-    if found.equal:
+    unlike = [each for each in found.differences if not (part and each.kind in _LEFT_OUT)]
+    if not unlike:
         casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
-        title = f"equal to {found.a}: {counted(found.tensors, 'tensor')}, byte for byte"
+        how = "equal to" if found.equal else "a part of"
+        title = f"{how} {found.a}: {counted(found.tensors, 'tensor')}, byte for byte"
         return Finding("against", PASSED, title, casts, found.to_json())
-    return Finding("against", FAILED, f"differs from {found.a}", _told(found), found.to_json())
+    return Finding("against", FAILED, f"differs from {found.a}", _told(unlike), found.to_json())
 
 
-def _told(found: Diff) -> list[str]:
-    lines = [f"{each.name}: {each.kind}" for each in found.differences[:_MOST_TOLD]]
-    more = len(found.differences) - len(lines)
+def _told(differences: Sequence[Difference]) -> list[str]:
+    lines = [f"{each.name}: {each.kind}" for each in differences[:_MOST_TOLD]]
+    more = len(differences) - len(lines)
     return [*lines, f"and {more:,} more"] if more else lines
 
 

@@ -11,7 +11,9 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UsageError
+from ckptmove.runtime.performing import Request
 from ckptmove.runtime.rehearsal import rehearse
+from ckptmove.runtime.simulation import simulate
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, named, sequences, trained
@@ -171,6 +173,13 @@ def test_a_process_that_dies_is_a_finding(tmp_path: Path) -> None:
     assert got.simulated
     assert [each.outcome for each in got.findings] == ["skipped"] * 3
     assert "its process ended (signal 6)" in got.of("step").title
+
+
+def test_what_takes_too_long_is_a_finding(tmp_path: Path) -> None:
+    request = Request(str(tmp_path), rehearsing.HERE, "cuda:0")
+    found = simulate(request, patience=0.05)
+    assert {each.outcome for each in found} == {"skipped"}
+    assert found[0].title == "can't be simulated: it wasn't done after 0.05 s"
 
 
 def test_errors_come_out_of_the_process(tmp_path: Path) -> None:

@@ -80,6 +80,21 @@ class Checksum(NamedTuple):
     source: int = 0
 
 
+class Proof(NamedTuple):
+    """What the bytes of a source must add up to, as zip's CRC-32, where no copy has all of them.
+
+    Attributes:
+        source_at, nbytes: the range.
+        name: of the record, for the message.
+    """
+
+    source_at: int
+    nbytes: int
+    crc32: int
+    name: str
+    source: int = 0
+
+
 class Check(NamedTuple):
     """A copied range of the destination, and how it can be known to be right.
 
@@ -111,6 +126,7 @@ class Plan(NamedTuple):
             copies, gathers and writes there are zeros.
         seal: CRC-32s of the measures → the last writes, outside of all measures, in places where
             nothing else is.
+        proofs: what sources must hold besides.
     """
 
     method: str
@@ -121,6 +137,7 @@ class Plan(NamedTuple):
     gathers: tuple[Gather, ...] = ()
     measures: tuple[Measure, ...] = ()
     seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
+    proofs: tuple[Proof, ...] = ()
 
     @property
     def keeps_length(self) -> bool:

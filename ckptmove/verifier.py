@@ -92,6 +92,10 @@ class Verifier:
                 self._verify(check)
                 done = check.at + check.nbytes
             self._measure(done, self._plan.nbytes)
+            for proof in self._plan.proofs:
+                source = self._sources[proof.source]
+                if self._sum(source, proof.source_at, proof.nbytes) != proof.crc32:
+                    raise _damaged(proof.name, source)
         except _Stopped:
             pass
         except BaseException as error:
@@ -146,16 +150,21 @@ class Verifier:
         """Say who is at fault where a checksum does not match."""
         assert check.checksum is not None
         source = self._sources[check.source]
-        crc32 = 0
-        for at in range(check.source_at, check.source_at + check.nbytes, _BUFFER):
-            nbytes = min(_BUFFER, check.source_at + check.nbytes - at)
-            crc32 = zlib.crc32(source.read(at, nbytes), crc32)
-        if crc32 != check.checksum.crc32:
-            raise CorruptError(
-                f"the record {check.checksum.name!r} is damaged: its checksum is wrong",
-                path=source.path,
-            )
+        if self._sum(source, check.source_at, check.nbytes) != check.checksum.crc32:
+            raise _damaged(check.checksum.name, source)
         raise self._lost(f"the record {check.checksum.name!r} did not arrive as it was")
+
+    def _sum(self, source: Source, start: int, nbytes: int) -> int:
+        """The CRC-32 of a range of a source."""
+        crc32 = 0
+        for at in range(start, start + nbytes, _BUFFER):
+            if self._stopped:
+                raise _Stopped
+            view = memoryview(self._other)[: min(_BUFFER, start + nbytes - at)]
+            if os.preadv(source.fd, [view], at) != len(view):
+                raise CorruptError("the file shrank while it was read", path=source.path)
+            crc32 = zlib.crc32(view, crc32)
+        return crc32
 
     def _lost(self, message: str) -> WriteError:
         return WriteError(message, path=self._path)
@@ -184,3 +193,7 @@ class _Measured:
         """Take the bytes from an offset on into account."""
         for n, start, end in self.within(at, at + len(view)):
             self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
+
+
+def _damaged(name: str, source: Source) -> CorruptError:
+    return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

@@ -133,7 +133,7 @@ def _retype(
         raise RefusedError(f"{name!r} can't be cast: its bytes are seen in several dtypes")
     old = before.pop()
     nbytes = stored.nbytes * BITS[dtype] // BITS[old]
-    draft.stored[id] = stored._replace(dtype=dtype, nbytes=nbytes, cast_from=old, crc32=0)
+    draft.stored[id] = stored._replace(dtype=dtype, nbytes=nbytes, cast_from=old)
     graph = draft.graph
     graph.retype(id, dtype, nbytes, stored.location)
     for call, tensor in found:

@@ -11,7 +11,7 @@ from ..contents.streams import Container, Whole
 from ..contents.tensors import device_text
 from ..dtypes import BITS
 from ..manifest import Manifest, Section, Storage
-from ..plan import Checksum, Copy, Gather, Write
+from ..plan import Checksum, Copy, Gather, Proof, Write
 from ..source import Memory, Readable, Source
 from .canonical import Graph, held_by, nodes_of
 
@@ -89,6 +89,8 @@ class Pieces:
         self.writes: list[Write] = []
         self.gathers: list[Gather] = []
         self.checksums: list[Checksum] = []
+        self._whole: set[str] = set()  # storages that are copied as they are
+        self._partly: dict[str, Stored] = {}  # those that are used in any other way
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Have these bytes at an offset of the destination."""
@@ -115,7 +117,10 @@ class Pieces:
         else:
             source_at = stored.start + start
             self.copies.append(Copy(source_at, nbytes, at, stored.source))
-            if stored.crc32 and nbytes == stored.nbytes:
+            if nbytes != stored.nbytes:
+                self._partly[stored.id] = stored
+            elif stored.crc32:
+                self._whole.add(stored.id)
                 self.checksums.append(
                     Checksum(at, nbytes, stored.crc32, stored.id, source_at, stored.source)
                 )
@@ -123,6 +128,7 @@ class Pieces:
     def gather(self, stored: Stored, view: View, nbytes: int, at: int) -> None:
         """Have the elements of a view, one after the other, at an offset of the destination."""
         before = stored.cast_from or view.dtype
+        self._partly[stored.id] = stored
         self.gathers.append(
             Gather(
                 at=at,
@@ -141,6 +147,15 @@ class Pieces:
                 content=stored.content,
             )
         )
+
+    @property
+    def proofs(self) -> list[Proof]:
+        """The checksums that the sources have of what is not copied as a whole."""
+        return [
+            Proof(each.start, each.nbytes_before, each.crc32, key, each.source)
+            for key, each in self._partly.items()
+            if each.crc32 and each.content is None and key not in self._whole
+        ]
 
 
 class _Graph(Container):

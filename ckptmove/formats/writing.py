@@ -64,6 +64,7 @@ def assembled(nbytes: int, pieces: Pieces) -> Plan:
         writes=tuple(sorted(pieces.writes, key=lambda write: write.at)),
         checksums=tuple(sorted(pieces.checksums)),
         gathers=tuple(sorted(pieces.gathers, key=lambda gather: gather.at)),
+        proofs=tuple(pieces.proofs),
     )
 
 

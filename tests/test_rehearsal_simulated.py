@@ -60,7 +60,15 @@ def _requests(folder: Path) -> dict[str, dict[str, Any]]:
             rehearsing.Failing,
         )
     }
+    tied, untied = rehearsing.Tied().state_dict(), folder / "untied.pt"
+    tied["head.weight"] = tied["head.weight"] * 2
+    torch.save(tied, untied)
+    twice = folder / "twice.pt"
+    torch.save({key: value.clone() for key, value in rehearsing.Tied().state_dict().items()}, twice)
+    words = {"model": named(rehearsing.Tied), "inputs": ["int64[2,4]<20"]}
     return {
+        "untied": {**words, "path": str(untied)},
+        "tied twice": {**words, "path": str(twice)},
         "sound": plain,
         "forward": {**plain, "step": "forward"},
         "without devices": {**plain, "path": str(on_cpu)},
@@ -90,6 +98,13 @@ def test_sound_models_pass(found: dict[str, Findings], name: str) -> None:
     devices = found[name]["trace"]["data"]["operations"]
     assert devices["cuda:0"] > 5
     assert "lazy" not in str(found[name])
+
+
+def test_an_untied_weight_is_named(found: dict[str, Findings]) -> None:
+    model = found["untied"]["model"]
+    assert model["outcome"] == "failed"
+    assert model["data"]["untied"] == [["embed.weight", "head.weight"]]
+    assert outcomes(found["tied twice"]) == ["passed"] * 3
 
 
 def test_a_step_left_on_the_device_is_named(found: dict[str, Findings]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
 from . import factories, fitting, inputs, optimizers, saved, steps
@@ -18,7 +19,7 @@ from .findings import FAILED, PASSED, SKIPPED, counted, listed
 from .fitting import Fit
 from .imported import imported
 from .performance import Performance, report_error, report_failed_step, report_trace
-from .saved import Placing, Saved
+from .saved import Placing, Saved, State
 from .stages import Stage
 from .steps import NoLoss, Step
 from .tracing import Recorder
@@ -109,7 +110,9 @@ def _adopt(
     if state is None:
         found.find("model", FAILED, "the checkpoint holds no state dict")
         return False
-    fit = fitting.fitted(built.module, state, values=stage.values)
+    fit = fitting.fitted(
+        built.module, state, None if stage.values else lambda: _valued(request, state)
+    )
     found.dtypes = frozenset(
         each.dtype for each in state.content.values() if isinstance(each, torch.Tensor)
     )
@@ -146,6 +149,13 @@ def _adopt(
             report_error(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
             return False
     return loads
+
+
+def _valued(request: Request, state: State) -> Mapping[Any, Any]:
+    """The state dict with values, mapped from the file, where the stage has none."""
+    with _disable_current_modes():
+        again = saved.read(request.path)
+    return next(each.content for each in again.states if each.path == state.path)
 
 
 def _taken(fit: Fit, kind: str) -> str:
@@ -282,7 +292,7 @@ def _optimizer(
 
 
 def _steps_elsewhere(
-    state: saved.State, held: Saved, to: Placing, rebuilt: optimizers.Rebuilt
+    state: State, held: Saved, to: Placing, rebuilt: optimizers.Rebuilt
 ) -> list[str]:
     """Tensors that torch keeps on the CPU, but that were stored elsewhere and stay there."""
     if to.wanted == "cpu":

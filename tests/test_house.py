@@ -157,6 +157,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.tracing",
         "runtime.steps",
         "runtime.stages",
+        "runtime.performance",
         "runtime.performing",
         "runtime.pretending",
         "runtime.simulation",

@@ -319,6 +319,21 @@ def test_an_optimizer_that_is_not_whole_is_told(sound: Path, name: str) -> None:
     assert said in " ".join([step.title, *step.details]), step
 
 
+def test_what_is_wrong_is_told_before_what_comes_of_it(sound: Path) -> None:
+    found = train(spoilt(sound, lambda saved: saved["optimizer"]["state"][2].pop("exp_avg")))
+    step = found.of("step")
+    assert step.title == "the state of bn.weight (parameter 2) lacks exp_avg"
+    assert "KeyError: 'exp_avg'" in step.details
+
+
+def test_a_script_that_exits_is_a_finding(sound: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import argparse\nraise SystemExit(2)\n")
+    model = rehearse(sound, model=f"{script}:Net").of("model")
+    assert (model.outcome, model.details[0]) == ("failed", "SystemExit: 2")
+    assert model.details[1].endswith("script.py:2")
+
+
 def test_an_unknown_optimizer_is_skipped_with_a_hint(sound: Path) -> None:
     def spoil(saved: dict[str, Any]) -> None:
         saved["optimizer"]["param_groups"][0] = {"params": [0, 1], "twist": 1, "turn": 2}
@@ -343,7 +358,7 @@ def test_a_changed_value_shows_against_the_source(sound: Path, tmp_path: Path) -
 def test_what_is_not_finite_is_told(sound: Path) -> None:
     found = train(sound, rehearsing.Infinite)
     assert found.of("step").outcome == "failed"
-    assert found.of("step").title.startswith("the output output is not finite in 20 of 20 values")
+    assert found.of("step").title.startswith("the output is not finite in 20 of 20 values")
     spoilt(sound, lambda saved: saved["model"]["bn.running_var"].fill_(float("nan")))
     assert rehearse(sound, model=Convolutions, inputs=[IMAGES], step="forward").of(
         "step"

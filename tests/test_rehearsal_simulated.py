@@ -11,7 +11,9 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UsageError
+from ckptmove.runtime.performing import Request
 from ckptmove.runtime.rehearsal import rehearse
+from ckptmove.runtime.simulation import simulate
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, named, sequences, trained
@@ -58,7 +60,15 @@ def _requests(folder: Path) -> dict[str, dict[str, Any]]:
             rehearsing.Failing,
         )
     }
+    tied, untied = rehearsing.Tied().state_dict(), folder / "untied.pt"
+    tied["head.weight"] = tied["head.weight"] * 2
+    torch.save(tied, untied)
+    twice = folder / "twice.pt"
+    torch.save({key: value.clone() for key, value in rehearsing.Tied().state_dict().items()}, twice)
+    words = {"model": named(rehearsing.Tied), "inputs": ["int64[2,4]<20"]}
     return {
+        "untied": {**words, "path": str(untied)},
+        "tied twice": {**words, "path": str(twice)},
         "sound": plain,
         "forward": {**plain, "step": "forward"},
         "without devices": {**plain, "path": str(on_cpu)},
@@ -88,6 +98,13 @@ def test_sound_models_pass(found: dict[str, Findings], name: str) -> None:
     devices = found[name]["trace"]["data"]["operations"]
     assert devices["cuda:0"] > 5
     assert "lazy" not in str(found[name])
+
+
+def test_an_untied_weight_is_named(found: dict[str, Findings]) -> None:
+    model = found["untied"]["model"]
+    assert model["outcome"] == "failed"
+    assert model["data"]["untied"] == [["embed.weight", "head.weight"]]
+    assert outcomes(found["tied twice"]) == ["passed"] * 3
 
 
 def test_a_step_left_on_the_device_is_named(found: dict[str, Findings]) -> None:
@@ -171,6 +188,13 @@ def test_a_process_that_dies_is_a_finding(tmp_path: Path) -> None:
     assert got.simulated
     assert [each.outcome for each in got.findings] == ["skipped"] * 3
     assert "its process ended (signal 6)" in got.of("step").title
+
+
+def test_what_takes_too_long_is_a_finding(tmp_path: Path) -> None:
+    request = Request(str(tmp_path), rehearsing.HERE, "cuda:0")
+    found = simulate(request, patience=0.05)
+    assert {each.outcome for each in found} == {"skipped"}
+    assert found[0].title == "can't be simulated: it wasn't done after 0.05 s"
 
 
 def test_errors_come_out_of_the_process(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ besides, tied weights may be missing, and dtypes must agree, since torch casts w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UsageError
 from .findings import counted, listed
@@ -190,13 +191,15 @@ def _likeness(own: Collection[str], state: Mapping[Any, Any]) -> float:
     return 1 + same / max(1, len(keys) + len(own) - same)
 
 
-def fitted(module: torch.nn.Module, state: State, *, values: bool = True) -> Fit:
+def fitted(
+    module: torch.nn.Module, state: State, valued: Callable[[], Mapping[Any, Any]] | None = None
+) -> Fit:
     """How a state dict fits.
 
     Args:
         module: the model.
         state: the state dict.
-        values: whether its tensors have values.
+        valued: gives the same state dict with values, if this one has none; asked at need.
     """
     own = module.state_dict(keep_vars=True)
     content = state.content
@@ -228,7 +231,7 @@ def fitted(module: torch.nn.Module, state: State, *, values: bool = True) -> Fit
         shapes,
         retyped,
         cast,
-        [pair for group in groups.values() for pair in _untied(group, content, values)],
+        [pair for group in groups.values() for pair in _untied(group, content, valued)],
         tied,
     )
 
@@ -256,20 +259,29 @@ def _dtypes(
 
 
 def _untied(
-    group: Sequence[str], content: Mapping[Any, Any], values: bool
+    group: Sequence[str],
+    content: Mapping[Any, Any],
+    valued: Callable[[], Mapping[Any, Any]] | None,
 ) -> list[tuple[str, str]]:
     """Keys of one tensor of the model that are different tensors in the checkpoint."""
     first, *others = [key for key in group if isinstance(content.get(key), torch.Tensor)] or [""]
-    return [(first, key) for key in others if _differ(content[first], content[key], values)]
+    apart = [key for key in others if not _shared(content[first], content[key])]
+    if apart and valued is not None:
+        content = valued()
+    return [(first, key) for key in apart if not _same(content[first], content[key])]
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor, values: bool) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return True
-    same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    if same or not values or one.layout is not torch.strided:
+def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout is not torch.strided:
         return False
-    return not bits_equal(one, other)
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    with _disable_current_modes():
+        return one.layout is not torch.strided or bits_equal(one, other)
 
 
 def bits_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

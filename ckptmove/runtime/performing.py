@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
-from . import factories, fitting, inputs, optimizers, saved, stages, steps
+from . import factories, fitting, inputs, optimizers, saved, steps
 from .factories import Built, Model
-from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
+from .findings import FAILED, PASSED, SKIPPED, counted, listed
 from .fitting import Fit
 from .imported import imported
-from .saved import Placing, Saved
+from .performance import Performance, report_error, report_failed_step, report_trace
+from .saved import Placing, Saved, State
 from .stages import Stage
 from .steps import NoLoss, Step
-from .tracing import Recorder, Trace, raised_at, raised_in
-
-_MOST_HAPPENINGS = 6  # shown of a kind
-_MOST_TOLD = 200  # in data
+from .tracing import Recorder
 
 
 @dataclass(frozen=True)
@@ -37,37 +36,6 @@ class Request:
     step: str | None = None
     optimizer: str | None = None
     trust_pickle: bool = False
-
-
-@dataclass
-class Performance:
-    """What came of a rehearsal.
-
-    Attributes:
-        findings: by check.
-        step: the step, if it was finished.
-        dtypes: of the saved state.
-    """
-
-    findings: dict[str, Finding] = field(default_factory=dict)
-    step: Step | None = None
-    dtypes: frozenset[torch.dtype] = frozenset()
-
-    def listed(self) -> tuple[Finding, ...]:
-        """A finding for every check; what wasn't reached is skipped."""
-        return tuple(
-            self.findings.get(check, Finding(check, SKIPPED, "not reached")) for check in CHECKS
-        )
-
-    def find(self, check: str, outcome: str, title: str, *lines: str, **data: Any) -> None:
-        """Add a finding."""
-        self.findings[check] = Finding(check, outcome, title, lines, data)
-
-    def skip_rest(self, why: str) -> None:
-        """Skip what has no finding yet."""
-        for check in CHECKS:
-            if check not in self.findings:
-                self.find(check, SKIPPED, why)
 
 
 def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performance:
@@ -92,7 +60,7 @@ def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performanc
         except CkptmoveError:
             raise
         except (Exception, SystemExit) as error:  # a script may parse arguments that aren't its own
-            _report(found, "model", stage, error, "the model can't be built")
+            report_error(found, "model", stage, error, "the model can't be built")
             found.skip_rest("there is no model")
             return found
         if not _adopt(request, stage, held, to, built, found):
@@ -134,7 +102,7 @@ def _adopt(
         try:
             stage.moved(built.module, None, held, to)
         except Exception as error:
-            _report(found, "model", stage, error, "the model can't go to the device")
+            report_error(found, "model", stage, error, "the model can't go to the device")
             return False
         found.find("model", PASSED, f"the checkpoint is itself the model: {kind}", *built.notes)
         return True
@@ -142,7 +110,9 @@ def _adopt(
     if state is None:
         found.find("model", FAILED, "the checkpoint holds no state dict")
         return False
-    fit = fitting.fitted(built.module, state, values=stage.values)
+    fit = fitting.fitted(
+        built.module, state, None if stage.values else lambda: _valued(request, state)
+    )
     found.dtypes = frozenset(
         each.dtype for each in state.content.values() if isinstance(each, torch.Tensor)
     )
@@ -156,7 +126,7 @@ def _adopt(
         loads = True
     except Exception as error:
         if fit.loads:  # not what could be seen from outside
-            _report(found, "model", stage, error, f"{kind} refuses its state")
+            report_error(found, "model", stage, error, f"{kind} refuses its state")
             return False
     away = _elsewhere(fit, held, to)
     data |= fit.to_json() | {"elsewhere": away}
@@ -176,9 +146,16 @@ def _adopt(
         try:
             stage.moved(built.module, fit, held, to)
         except Exception as error:
-            _report(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
+            report_error(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
             return False
     return loads
+
+
+def _valued(request: Request, state: State) -> Mapping[Any, Any]:
+    """The state dict with values, mapped from the file, where the stage has none."""
+    with _disable_current_modes():
+        again = saved.read(request.path)
+    return next(each.content for each in again.states if each.path == state.path)
 
 
 def _taken(fit: Fit, kind: str) -> str:
@@ -230,7 +207,7 @@ def _take(
         found.find("step", FAILED, "the optimizer's state is not that of the model", str(error))
         return
     except Exception as error:
-        _report(found, "step", stage, error, "the step can't be prepared")
+        report_error(found, "step", stage, error, "the step can't be prepared")
         return
     lines.insert(0, f"input: {batch.said}")
     recorder = Recorder(built.module, stage.device, call=stage.call)
@@ -238,10 +215,10 @@ def _take(
         step = steps.taken(built.module, batch, optimizer, recorder, values=stage.values, keep=keep)
     except NoLoss as error:
         found.find("step", FAILED, str(error), *lines)
-        _traced(found, recorder.trace(), stage, None)
+        report_trace(found, recorder.trace())
         return
     except Exception as error:
-        _failed_step(found, stage, built.module, recorder, error, [*problems, *lines])
+        report_failed_step(found, stage, built.module, recorder, error, problems, lines)
         return
     found.step = step
     wrong_places = steps.misplaced(
@@ -266,7 +243,7 @@ def _take(
     }
     outcome = FAILED if problems else PASSED
     found.find("step", outcome, title, *problems[1:], *lines, **data)
-    _traced(found, recorder.trace(), stage, None)
+    report_trace(found, recorder.trace())
 
 
 def _step_title(step: Step, stage: Stage, train: bool) -> str:
@@ -315,7 +292,7 @@ def _optimizer(
 
 
 def _steps_elsewhere(
-    state: saved.State, held: Saved, to: Placing, rebuilt: optimizers.Rebuilt
+    state: State, held: Saved, to: Placing, rebuilt: optimizers.Rebuilt
 ) -> list[str]:
     """Tensors that torch keeps on the CPU, but that were stored elsewhere and stay there."""
     if to.wanted == "cpu":
@@ -332,96 +309,3 @@ def _steps_elsewhere(
         f"{listed(names, 3)}"
         for device, names in away.items()
     ]
-
-
-# -- what went wrong -------------------------------------------------------------------------------
-
-
-def _report(found: Performance, check: str, stage: Stage, error: BaseException, title: str) -> None:
-    """A check that an exception ended."""
-    excuse = stage.excuse(error)
-    where = raised_at(error)
-    lines = [f"at {where}"] if where else []
-    data = {"error": stage.call(spell(error)), "source": where}
-    if excuse is not None:
-        found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
-        return
-    found.find(check, FAILED, title, stage.call(spell(error)), *lines, **data)
-
-
-def _failed_step(
-    found: Performance,
-    stage: Stage,
-    module: torch.nn.Module,
-    recorder: Recorder,
-    error: BaseException,
-    lines: Sequence[str],
-) -> None:
-    trace = recorder.trace()
-    excuse = stage.excuse(error)
-    mismatch = stages.is_mismatch(error)
-    inner = raised_in(error, module)
-    where = raised_at(error)
-    site = trace.error
-    operator = site.op if site is not None else ""
-    data = {
-        "error": stage.call(spell(error)),
-        "operator": operator,
-        "module": inner or (site.module if site is not None else ""),
-        "source": where or (site.source if site is not None else ""),
-        "phase": site.phase if site is not None else "",
-    }
-    place = " ".join(
-        f"{word} {data[key]}" for word, key in (("in", "module"), ("at", "source")) if data[key]
-    )
-    place = place or (f"in {data['phase']}" if data["phase"] else "")
-    what = f"{operator} {place}".strip()
-    if excuse is not None:
-        title = f"can't be simulated: {excuse}"
-        found.find("step", SKIPPED, title, *([place] if place else []), *lines, **data)
-    else:
-        title = "an operand is on the wrong device" if mismatch else "the step failed"
-        title = f"{title}: {what}" if what else title
-        found.find("step", FAILED, title, stage.call(spell(error)), *lines, **data)
-    _traced(found, trace, stage, data if mismatch and excuse is None else {})
-
-
-def _traced(
-    found: Performance, trace: Trace, stage: Stage, broken: Mapping[str, Any] | None
-) -> None:
-    """The finding of a trace; `broken` says where the step ended, {} if not by a device."""
-    lines = []
-    for kind, said in (
-        ("stray", "computed on another device"),
-        ("mixed", "operands on another device"),
-        ("created", "made on another device"),
-        ("transfer", "copied between devices"),
-        ("sync", "waits for a value"),
-    ):
-        happened = trace.of(kind)
-        lines += [f"{said}: {each}" for each in happened[:_MOST_HAPPENINGS]]
-        more = len(happened) - _MOST_HAPPENINGS
-        if more > 0:
-            lines.append(f"{said}: {more:,} more")
-    strays = trace.of("stray")
-    total = sum(trace.operations.values())
-    data = trace.to_json()
-    data["happenings"] = data["happenings"][:_MOST_TOLD]
-    if strays:
-        n = sum(each.count for each in strays)
-        title = f"{counted(n, 'operation')} not on {trace.device}: {strays[0].site}"
-        found.find("trace", FAILED, title, *lines, **data)
-    elif broken:
-        title = f"{broken['operator'] or 'an operation'} met tensors of several devices"
-        found.find("trace", FAILED, title, *lines, **data)
-    elif broken is not None:
-        title = f"the step ended after {counted(total, 'operation')}"
-        found.find("trace", SKIPPED, title, *lines, **data)
-    else:
-        syncs = sum(each.count for each in trace.of("sync"))
-        copies = sum(each.count for each in trace.of("transfer"))
-        title = (
-            f"{counted(total, 'operation')}, none on another device than {trace.device}; "
-            f"{counted(copies, 'transfer')}, {counted(syncs, 'host synchronisation')}"
-        )
-        found.find("trace", PASSED, title, *lines, **data)

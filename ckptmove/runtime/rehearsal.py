@@ -19,7 +19,8 @@ from . import inputs as batches
 from .factories import Model
 from .findings import FAILED, Finding, Rehearsal
 from .imported import is_named, spelled
-from .performing import Performance, Request, perform
+from .performance import Performance
+from .performing import Request, perform
 from .stages import Stage
 from .steps import Difference, compared
 

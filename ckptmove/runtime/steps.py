@@ -86,9 +86,10 @@ def taken(
         step.value = float(loss.detach())
     leaves = dict(tensors_of(output))
     if values:
-        step.problems += _not_finite(leaves, "the output")
-        gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-        step.problems += _not_finite(gradients, "the gradient of")
+        step.problems += _not_finite({_output(n): leaf for n, leaf in leaves.items()})
+        own = module.named_parameters()
+        gradients = {f"the gradient of {n}": p.grad for n, p in own if p.grad is not None}
+        step.problems += _not_finite(gradients)
     step.gradients = sum(p.grad is not None for p in module.parameters())
     if optimizer is not None:
         step.problems += _unsaved(module, optimizer)
@@ -143,13 +144,13 @@ def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a model's output, each with a name."""
+    """The tensors in a model's output, each with a name; "" if it is the only one."""
     todo: list[tuple[str, Any]] = [("", output)]
     met: set[int] = set()
     while todo:
         name, value = todo.pop()
         if isinstance(value, torch.Tensor):
-            yield name or "output", value
+            yield name, value
             continue
         if id(value) in met:
             continue
@@ -182,7 +183,11 @@ def _loss(output: Any, batch: Batch) -> tuple[torch.Tensor, str]:
     return sum(squares[1:], start=squares[0]), "the mean of squares of what it puts out"
 
 
-def _not_finite(tensors: Mapping[str, torch.Tensor], what: str) -> list[str]:
+def _output(name: str) -> str:
+    return f"the output {name}" if name else "the output"
+
+
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     lines = []
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or not (
@@ -191,7 +196,7 @@ def _not_finite(tensors: Mapping[str, torch.Tensor], what: str) -> list[str]:
             continue
         wrong = int((~torch.isfinite(tensor.detach())).sum())
         if wrong:
-            lines.append(f"{what} {name} is not finite in {wrong:,} of {tensor.numel():,} values")
+            lines.append(f"{name} is not finite in {wrong:,} of {tensor.numel():,} values")
     return lines[:_MOST_LISTED]
 
 
@@ -294,7 +299,7 @@ def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Di
             lines.append(f"only one of them has {listed(lacking)}")
         for name in sorted(set(here) & set(there)):
             a, b = here[name], there[name]
-            label = f"{what} {name}" if what == "output" else f"{name} after the step"
+            label = _output(name) if what == "output" else f"{name} after the step"
             if a.shape != b.shape:
                 equal = close = False
                 lines.append(f"{label} is {list(a.shape)} and {list(b.shape)}")

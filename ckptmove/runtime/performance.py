@@ -1,0 +1,147 @@
+"""What came of a rehearsal, as findings: what passed, what an exception ended, what was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, counted, spell
+from .stages import Stage, is_mismatch
+from .steps import Step
+from .tracing import Recorder, Trace, raised_at, raised_in
+
+_MOST_HAPPENINGS = 6  # shown of a kind
+_MOST_TOLD = 200  # in data
+
+
+@dataclass
+class Performance:
+    """What came of a rehearsal.
+
+    Attributes:
+        findings: by check.
+        step: the step, if it was finished.
+        dtypes: of the saved state.
+    """
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    step: Step | None = None
+    dtypes: frozenset[torch.dtype] = frozenset()
+
+    def listed(self) -> tuple[Finding, ...]:
+        """A finding for every check; what wasn't reached is skipped."""
+        return tuple(
+            self.findings.get(check, Finding(check, SKIPPED, "not reached")) for check in CHECKS
+        )
+
+    def find(self, check: str, outcome: str, title: str, *lines: str, **data: Any) -> None:
+        """Add a finding."""
+        self.findings[check] = Finding(check, outcome, title, lines, data)
+
+    def skip_rest(self, why: str) -> None:
+        """Skip what has no finding yet."""
+        for check in CHECKS:
+            if check not in self.findings:
+                self.find(check, SKIPPED, why)
+
+
+# -- what went wrong -------------------------------------------------------------------------------
+
+
+def report_error(
+    found: Performance, check: str, stage: Stage, error: BaseException, title: str
+) -> None:
+    """A check that an exception ended."""
+    excuse = stage.excuse(error)
+    where = raised_at(error)
+    lines = [f"at {where}"] if where else []
+    data = {"error": stage.call(spell(error)), "source": where}
+    if excuse is not None:
+        found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
+        return
+    found.find(check, FAILED, title, stage.call(spell(error)), *lines, **data)
+
+
+def report_failed_step(
+    found: Performance,
+    stage: Stage,
+    module: torch.nn.Module,
+    recorder: Recorder,
+    error: BaseException,
+    problems: Sequence[str],
+    lines: Sequence[str],
+) -> None:
+    """The step, which an exception ended; perhaps because of a problem that was known before."""
+    trace = recorder.trace()
+    excuse = stage.excuse(error)
+    mismatch = is_mismatch(error)
+    inner = raised_in(error, module)
+    where = raised_at(error)
+    site = trace.error
+    operator = site.op if site is not None else ""
+    data = {
+        "error": stage.call(spell(error)),
+        "operator": operator,
+        "module": inner or (site.module if site is not None else ""),
+        "source": where or (site.source if site is not None else ""),
+        "phase": site.phase if site is not None else "",
+    }
+    place = " ".join(
+        f"{word} {data[key]}" for word, key in (("in", "module"), ("at", "source")) if data[key]
+    )
+    place = place or (f"in {data['phase']}" if data["phase"] else "")
+    what = f"{operator} {place}".strip()
+    if excuse is not None:
+        title = f"can't be simulated: {excuse}"
+        lines = [*([place] if place else []), *problems, *lines]
+        found.find("step", SKIPPED, title, *lines, **data)
+    else:
+        title = "an operand is on the wrong device" if mismatch else "the step failed"
+        title = f"{title}: {what}" if what else title
+        if problems and not mismatch:
+            title, problems = problems[0], [title, *problems[1:]]
+        lines = [stage.call(spell(error)), *problems, *lines]
+        found.find("step", FAILED, title, *lines, **data)
+    report_trace(found, trace, data if mismatch and excuse is None else {})
+
+
+def report_trace(found: Performance, trace: Trace, broken: Mapping[str, Any] | None = None) -> None:
+    """The finding of a trace; `broken` says where the step ended, {} if not by a device."""
+    lines = []
+    for kind, said in (
+        ("stray", "computed on another device"),
+        ("mixed", "operands on another device"),
+        ("created", "made on another device"),
+        ("transfer", "copied between devices"),
+        ("sync", "waits for a value"),
+    ):
+        happened = trace.of(kind)
+        lines += [f"{said}: {each}" for each in happened[:_MOST_HAPPENINGS]]
+        more = len(happened) - _MOST_HAPPENINGS
+        if more > 0:
+            lines.append(f"{said}: {more:,} more")
+    strays = trace.of("stray")
+    total = sum(trace.operations.values())
+    data = trace.to_json()
+    data["happenings"] = data["happenings"][:_MOST_TOLD]
+    if strays:
+        n = sum(each.count for each in strays)
+        title = f"{counted(n, 'operation')} not on {trace.device}: {strays[0].site}"
+        found.find("trace", FAILED, title, *lines, **data)
+    elif broken:
+        title = f"{broken['operator'] or 'an operation'} met tensors of several devices"
+        found.find("trace", FAILED, title, *lines, **data)
+    elif broken is not None:
+        title = f"the step ended after {counted(total, 'operation')}"
+        found.find("trace", SKIPPED, title, *lines, **data)
+    else:
+        syncs = sum(each.count for each in trace.of("sync"))
+        copies = sum(each.count for each in trace.of("transfer"))
+        title = (
+            f"{counted(total, 'operation')}, none on another device than {trace.device}; "
+            f"{counted(copies, 'transfer')}, {counted(syncs, 'host synchronisation')}"
+        )
+        found.find("trace", PASSED, title, *lines, **data)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import click
 
 from ..errors import CheckFailed
@@ -69,7 +72,10 @@ def validate(
     ckptmove validate run.cuda-0.pt --model hf-folder/ --step train --device cuda:0 --simulate
     """
     path = needs_source(src)
-    with progress_bar("validate", path, shown=not (quiet or no_progress)) as progress:
+    with (
+        progress_bar("validate", path, shown=not (quiet or no_progress)) as progress,
+        contextlib.redirect_stdout(sys.stderr),  # what the model's code prints is no result
+    ):
         report = validate_checkpoint(
             path,
             against=against,

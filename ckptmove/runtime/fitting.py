@@ -274,7 +274,7 @@ def _untied(
 def _shared(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype or one.layout is not torch.strided:
         return False
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

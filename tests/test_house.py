@@ -71,6 +71,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.filling",
         "drafts.parts",
         "drafts.naming",
+        "drafts.patterns",
         "drafts.shaping",
         "drafts.casting",
         "drafts.leaves",

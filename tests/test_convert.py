@@ -417,6 +417,12 @@ def test_a_part_is_just_that(what: str, through: str, tmp_path: Path) -> None:
         assert left is (name not in kept), name
 
 
+def test_a_selection_without_a_tensor_is_told(tmp_path: Path) -> None:
+    torch.save({"model": "resnet", "state_dict": tree()["model"]}, tmp_path / "run.pt")
+    report = convert(tmp_path / "run.pt", tmp_path / "out.safetensors", preset="hf")
+    assert report.warnings == ("no tensor is among what is written",)
+
+
 def test_what_is_beside_a_root_is_said_to_be_left_out(tmp_path: Path) -> None:
     torch.save(tree(), tmp_path / "run.pt")
     report = convert(tmp_path / "run.pt", tmp_path / "out.pt", root="optim.state.0", select="step")

@@ -199,6 +199,8 @@ def convert(
         draft.losses += target.format.losses(draft)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
         writing = target.format.plan_write(draft, manner)
+        if left_out and not writing.tensors:
+            draft.warnings.append("no tensor is among what is written")
         companions = list[Companion]()
         if whole is not None:
             companions = _companions(os.fspath(src), whole, draft, target, writing)

@@ -417,6 +417,15 @@ def test_a_part_is_just_that(what: str, through: str, tmp_path: Path) -> None:
         assert left is (name not in kept), name
 
 
+def test_a_model_alone_is_selected_whole(tmp_path: Path) -> None:
+    llama = {"model.embed.weight": torch.ones(2), "lm_head.weight": torch.ones(3)}
+    torch.save(llama, tmp_path / "run.pt")
+    for select in ("model", "model.*"):
+        convert(tmp_path / "run.pt", tmp_path / "out.safetensors", select=select, force=True)
+        wanted = llama.keys() if select == "model" else {"model.embed.weight"}
+        assert load_file(tmp_path / "out.safetensors").keys() == wanted
+
+
 def test_a_selection_without_a_tensor_is_told(tmp_path: Path) -> None:
     torch.save({"model": "resnet", "state_dict": tree()["model"]}, tmp_path / "run.pt")
     report = convert(tmp_path / "run.pt", tmp_path / "out.safetensors", preset="hf")

@@ -2,7 +2,8 @@
 
 It speaks of a name, and of all that is below it: `optimizer` of the whole optimizer, `model.*.bias`
 of biases. `*` matches dots too. Where no name matches and the pattern is the name of a section
-(`model`, `optimizer`, …), it speaks of that section, whatever it is called.
+(`model`, `optimizer`, …), it speaks of that section, whatever it is called; and to select a section
+that is all there is, is to select everything.
 """
 
 from __future__ import annotations

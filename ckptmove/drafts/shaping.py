@@ -210,10 +210,12 @@ class _Pattern:
 
     def speaks_of(self, name: str, section: Section, around: Section) -> bool:
         """Whether it speaks of what is there, and not already of what is around it."""
-        if self.section is None:
-            found = bool(name) and covers(self.text, name)
+        if not name:  # all there is: of a Llama's state dict `model` is not just the keys below it
+            found = section.value == self.text
+        elif self.section is None:
+            found = covers(self.text, name)
         else:
-            found = section is self.section and (not name or around is not section)
+            found = section is self.section and around is not section
         self.heard |= found
         return found
 

@@ -13,7 +13,7 @@ from .errors import RefusedError, StrPath, WriteError
 from .plan import Plan
 from .source import Source
 
-EXISTS_HINT = "--force replaces it, -o names another"
+EXISTS_HINT = "--force replaces it; or name another"
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 

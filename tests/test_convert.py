@@ -65,6 +65,9 @@ FAULTS: dict[str, tuple[int, str]] = {
     "run.pt out.pt --shared maybe": (2, "'maybe' is not one of"),
     "run.pt out.pt --metadata k": (2, "--metadata 'k' is not of the form KEY=VALUE"),
     "run.pt out.pt --metadata ckptmove=1": (2, "is ckptmove's own"),
+    "run.pt out.pt --metadata k=v": (2, "takes no --metadata"),
+    "run.pt out.pt --keep-dtype *norm*": (2, "--keep-dtype without --dtype: nothing is cast"),
+    "run.pt out.safetensors --max-shard-size 1GB": (2, "(name one, e.g. out/)"),
     "run.pt out/ --max-shard-size much": (2, "'much' is no size"),
     "run.pt out/ --max-shard-size 0": (2, "'0' is no size"),
     "none.pt out.pt": (3, "none.pt: can't be read: No such file"),
@@ -76,6 +79,9 @@ FAULTS: dict[str, tuple[int, str]] = {
     "run.pt out.pt --select nope": (4, "nothing in it is called 'nope'"),
     "run.pt out.pt --exclude nope*": (4, "nothing in it is called 'nope*'"),
     "run.pt out.pt --root nope": (4, "there is nothing under 'nope'"),
+    "run.pt out.pt --select model --exclude model": (4, "nothing of it is left"),
+    "run.pt out.pt --dtype nope=bf16": (4, "nothing in it is called 'nope'"),
+    "run.pt out.pt --dtype bf16 --keep-dtype *nrm*": (4, "nothing in it is called '*nrm*'"),
     "run.pt out.pt --rename s/bias/weight/": (4, "would both be called"),
     "script.pt out.pt": (4, "would lose <its code>, which has no place in other formats"),
     "tied.pt out.safetensors --shared error": (4, "'a' and 'b' share their bytes"),
@@ -318,6 +324,20 @@ def test_a_preset_is_exactly_its_options(preset: str, suffix: str, tmp_path: Pat
     assert one.read_bytes() == two.read_bytes()
 
 
+@pytest.mark.parametrize("preset", ["hf", "deploy"])
+def test_wrappers_leave_no_trace_in_names(preset: str, tmp_path: Path) -> None:
+    names = {
+        "module.a": "a",
+        "_orig_mod.module.b": "b",
+        "module._orig_mod.c.module.d": "c.module.d",
+        "model.layers.0._orig_mod.e": "model.layers.0.e",
+        "f_orig_mod.g": "f_orig_mod.g",
+    }
+    torch.save({"model": {name: torch.ones(1) for name in names}, "epoch": 1}, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "out.safetensors", preset=preset)
+    assert load_file(tmp_path / "out.safetensors").keys() == set(names.values())
+
+
 def test_deploy_is_what_a_module_loads(tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "run.pt")
     out = tmp_path / "model.safetensors"
@@ -389,10 +409,37 @@ def test_a_part_is_just_that(what: str, through: str, tmp_path: Path) -> None:
     convert(tmp_path / through, tmp_path / "back.pt")
     assert_shows_the_same(wanted(tree()), load(tmp_path / "back.pt", weights_only=True))
     names = {each.name for each in inspect(tmp_path / "run.pt").tensors}
-    if "root" not in options:
-        kept = {each.name for each in inspect(tmp_path / "back.pt").tensors}
-        for name in names - kept:
-            assert any(name == out or name.startswith(f"{out}.") for out in report.left_out), name
+    root = options.get("root", "")
+    inside = [each.path for each in inspect(tmp_path / "back.pt").tensors]
+    kept = {".".join([*filter(None, [root]), *map(str, path)]) for path in inside}
+    for name in names:
+        left = any(name == out or name.startswith(f"{out}.") for out in report.left_out)
+        assert left is (name not in kept), name
+
+
+def test_a_model_alone_is_selected_whole(tmp_path: Path) -> None:
+    llama = {"model.embed.weight": torch.ones(2), "lm_head.weight": torch.ones(3)}
+    torch.save(llama, tmp_path / "run.pt")
+    for select in ("model", "model.*"):
+        convert(tmp_path / "run.pt", tmp_path / "out.safetensors", select=select, force=True)
+        wanted = llama.keys() if select == "model" else {"model.embed.weight"}
+        assert load_file(tmp_path / "out.safetensors").keys() == wanted
+
+
+def test_a_selection_without_a_tensor_is_told(tmp_path: Path) -> None:
+    torch.save({"model": "resnet", "state_dict": tree()["model"]}, tmp_path / "run.pt")
+    report = convert(tmp_path / "run.pt", tmp_path / "out.safetensors", preset="hf")
+    assert report.warnings == ("no tensor is among what is written",)
+
+
+def test_what_is_beside_a_root_is_said_to_be_left_out(tmp_path: Path) -> None:
+    torch.save(tree(), tmp_path / "run.pt")
+    report = convert(tmp_path / "run.pt", tmp_path / "out.pt", root="optim.state.0", select="step")
+    assert set(report.left_out) == {
+        *("model", "epoch", "args"),
+        "optim.param_groups",
+        "optim.state.0.exp_avg",
+    }
 
 
 # -- renaming ----------------------------------------------------------------------------------
@@ -514,6 +561,24 @@ def test_globs_choose_dtypes_and_what_keeps_its_own(tmp_path: Path) -> None:
     assert dtypes["optimizer.state.0.exp_avg"] == torch.float32
     assert dtypes["rng"] == torch.uint8
     assert dtypes["model.int"] == torch.int64
+
+
+def test_patterns_of_dtypes_speak_of_what_is_below_and_of_sections(tmp_path: Path) -> None:
+    model = {"norm.weight": torch.ones(2), "fc.weight": torch.ones(2)}
+    moments = {"exp_avg": torch.ones(2)}
+    optim = {"state": {0: moments}, "param_groups": [{"params": [0]}]}
+    torch.save({"rng": torch.get_rng_state(), "net": model, "opt": optim}, tmp_path / "run.pt")
+    out = tmp_path / "out.safetensors"
+    given = {"": torch.bfloat16, "optimizer": torch.float16}
+    convert(tmp_path / "run.pt", out, dtype=given, keep_dtype="norm")
+    assert {name: each.dtype for name, each in load_file(out).items()} == {
+        "net.norm.weight": torch.float32,
+        "net.fc.weight": torch.bfloat16,
+        "opt.state.0.exp_avg": torch.float16,
+        "rng": torch.uint8,
+    }
+    convert(tmp_path / "run.pt", out, dtype=torch.float16, force=True)
+    assert load_file(out)["net.norm.weight"].dtype == torch.float16
 
 
 # -- devices -----------------------------------------------------------------------------------

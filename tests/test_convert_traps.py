@@ -69,6 +69,25 @@ def test_any_key_is_a_name_or_gets_one(tmp_path: Path) -> None:
     assert found == {NAMES[key]: float(value) for key, value in saved.items()}
 
 
+def test_only_the_tensors_of_one_state_dict_have_its_names(tmp_path: Path) -> None:
+    one, two = {"conv.w": torch.ones(1)}, {"fc.w": torch.ones(1)}
+    saved = {
+        "one": ({"model": one, "again": one}, {"conv.w"}),
+        "two": (
+            {"generator": one, "discriminator": two},
+            {"generator.conv.w", "discriminator.fc.w"},
+        ),
+        "optimizer": (
+            {"model": one, "optimizer": {"state": {0: {"exp_avg": torch.ones(1)}}}},
+            {"model.conv.w", "optimizer.state.0.exp_avg"},
+        ),
+    }
+    for name, (tree, wanted) in saved.items():
+        torch.save(tree, tmp_path / f"{name}.pt")
+        convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.safetensors")
+        assert load_file(tmp_path / f"{name}.safetensors").keys() == wanted
+
+
 def test_paths_that_are_spelled_alike_get_names_of_their_own(tmp_path: Path) -> None:
     saved = {"a.b": torch.ones(1), "a": {"b": torch.zeros(2)}, "a.b~2": torch.ones(3)}
     there = assert_comes_back([saved, 0], tmp_path)

@@ -313,6 +313,11 @@ def test_an_existing_folder_is_replaced_only_by_force(model: Path, tmp_path: Pat
     with pytest.raises(RefusedError, match="exists"):
         convert(model, tmp_path / "out")
     assert tree(tmp_path / "out").keys() == {"precious"}
+    for dry_run in (True, False):
+        with pytest.raises(RefusedError, match="'precious' in it would be gone"):
+            convert(model, tmp_path / "out", force=True, dry_run=dry_run)
+    (tmp_path / "out" / "precious").rename(tmp_path / "out" / "model-00007-of-00009.safetensors")
+    convert(model, tmp_path / "out", force=True)
     convert(model, tmp_path / "out", force=True)
     assert tree(tmp_path / "out").keys() == tree(model).keys()
 

@@ -72,6 +72,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.filling",
         "drafts.parts",
         "drafts.naming",
+        "drafts.patterns",
         "drafts.shaping",
         "drafts.differing",
         "drafts.meaning",

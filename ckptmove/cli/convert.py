@@ -23,7 +23,7 @@ from .options import (
 @source_argument
 @click.argument("dst", type=click.Path(), required=False)
 @click.option("--format", metavar="FORMAT", help="safetensors or torch-zip; else by DST's suffix.")
-@click.option("--preset", metavar="NAME", help=f"Options by name: {', '.join(PRESETS)}; see below.")
+@click.option("--preset", metavar="NAME", help=f"Options by name: {', '.join(PRESETS)}; see above.")
 @click.option(
     "--select", multiple=True, metavar="GLOB", help="Only what is so called, and below. Repeatable."
 )
@@ -88,9 +88,10 @@ def convert(
     verbose: bool,
     no_progress: bool,
 ) -> None:
-    """Write a checkpoint as safetensors, or as torch.save would, and lose nothing of it.
+    """Write a checkpoint in another form, losing nothing.
 
-    Nothing in the file is executed. In safetensors the tensors of a model have the names that it
+    That is safetensors, or what torch.save writes. Nothing in the file is executed. In safetensors
+    the tensors of a model have the names that it
     gives them. All else (optimizer settings, epochs, objects, what shares memory) is kept as text
     in the header, so that the way back gives the same checkpoint. SRC is not changed; DST appears
     whole and verified, or not at all.
@@ -104,8 +105,9 @@ def convert(
     \b
     --preset lightning   --root state_dict --strip-prefix model
     --preset hf          --select model --bare
+                         --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'
     --preset deploy      --select model --bare --to cpu
-                         --rename 's/^(module\\.|_orig_mod\\.)+//'
+                         --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'
 
     \b
     ckptmove convert run.pt run.safetensors

@@ -70,7 +70,7 @@ def progress_bar(label: str, src: str, *, shown: bool) -> Iterator[Progress | No
     from tqdm import tqdm  # only here: it takes a while to import
 
     try:
-        total = Path(src).stat().st_size
+        total = 0 if Path(src).is_dir() else Path(src).stat().st_size
     except OSError:
         total = 0
     with tqdm(

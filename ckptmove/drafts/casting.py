@@ -7,8 +7,7 @@ tensors on it must agree. What a composite tensor is made of stays, since it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..contents.tensors import Recogniser
@@ -18,6 +17,10 @@ from ..manifest import Section, TensorEntry
 from ..pickles.nodes import Call, Node, Persistent, Tuple
 from .canonical import is_plain, nodes_of
 from .draft import Draft
+from .patterns import covers, unheard
+
+#: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
+Dtype = object
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -29,8 +32,8 @@ class Casts(NamedTuple):
 
     Attributes:
         model: of the model's floating tensors, or None to leave them.
-        named: (glob on names, dtype); of several that match, the last.
-        keep: globs on names of what is never cast.
+        named: (pattern, dtype); of several that speak of a tensor, the last.
+        keep: patterns of what is never cast.
     """
 
     model: str | None
@@ -40,38 +43,66 @@ class Casts(NamedTuple):
     def __bool__(self) -> bool:
         return self.model is not None or bool(self.named)
 
-    def wanted(self, entry: TensorEntry) -> str | None:
-        """The dtype that a tensor shall be cast to, or None."""
-        names = [entry.name] if entry.state_key is None else [entry.name, entry.state_key]
+    def sections(self, entries: Sequence[TensorEntry]) -> frozenset[str]:
+        """The patterns that speak of a section, since no tensor is so called.
+
+        Raises:
+            RefusedError: a pattern speaks of nothing.
+        """
+        found = set[str]()
+        for pattern in (*(pattern for pattern, _ in self.named), *self.keep):
+            if any(_speaks_of(pattern, entry) for entry in entries):
+                continue
+            if not any(entry.section.value == pattern for entry in entries):
+                raise unheard(pattern)
+            found.add(pattern)
+        return frozenset(found)
+
+    def wanted(self, entry: TensorEntry, sections: Collection[str]) -> str | None:
+        """The dtype that a tensor shall be cast to, or None.
+
+        Args:
+            entry: the tensor.
+            sections: patterns that speak of a section, as `sections` tells.
+        """
         if entry.dtype not in _FLOATING or entry.part_of is not None or entry.layout != "strided":
             return None
-        if any(fnmatchcase(name, glob) for glob in self.keep for name in names):
+        if any(_speaks_of(pattern, entry, sections) for pattern in self.keep):
             return None
-        for glob, dtype in reversed(self.named):
-            if any(fnmatchcase(name, glob) for name in names):
+        for pattern, dtype in reversed(self.named):
+            if _speaks_of(pattern, entry, sections):
                 return dtype
         return self.model if entry.section is Section.MODEL else None
 
 
-def casts_of(dtype: Mapping[str, str] | str | None, keep: Iterable[str]) -> Casts:
+def _speaks_of(pattern: str, entry: TensorEntry, sections: Collection[str] = ()) -> bool:
+    if pattern in sections:
+        return entry.section.value == pattern
+    return any(name is not None and covers(pattern, name) for name in (entry.name, entry.state_key))
+
+
+def casts_of(dtype: Mapping[str, Dtype] | Dtype | None, keep: Iterable[str]) -> Casts:
     """Check the rules of a user.
 
     Args:
-        dtype: that of the model's floating tensors; or globs on names and the dtype of each, with
-            `""` for the model.
-        keep: globs on names.
+        dtype: that of the model's floating tensors; or patterns and the dtype of each, with `""`
+            for the model.
+        keep: patterns.
 
     Raises:
-        UsageError: a dtype is none that tensors can be cast to.
+        UsageError: a dtype is none that tensors can be cast to; or nothing is cast.
     """
-    rules = {"": dtype} if isinstance(dtype, str) else dict(dtype or {})
-    known = {glob: _dtype(name) for glob, name in rules.items()}
+    rules = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {"": dtype}
+    known = {pattern: _dtype(each) for pattern, each in rules.items()}
     model = known.pop("", None)
-    return Casts(model, tuple(known.items()), tuple(keep))
+    casts = Casts(model, tuple(known.items()), tuple(keep))
+    if casts.keep and not casts:
+        raise UsageError("--keep-dtype without --dtype: nothing is cast", hint="e.g. --dtype bf16")
+    return casts
 
 
-def _dtype(name: str) -> str:
-    name = str(name).removeprefix("torch.")
+def _dtype(given: Dtype) -> str:
+    name = str(given).removeprefix("torch.")
     full = _SHORT.get(name) or ALIASES.get(name) or name
     if full not in _TARGETS:
         raise UsageError(
@@ -92,16 +123,18 @@ def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
         `float32→bfloat16` → how many tensors.
 
     Raises:
-        RefusedError: tensors of one storage shall not all be cast alike.
+        RefusedError: tensors of one storage shall not all be cast alike; a pattern speaks of
+            nothing.
     """
     recogniser = Recogniser(draft.graph.ids)
     wanted: dict[str, tuple[str | None, str]] = {}  # storage → dtype, and the name that says so
     users: dict[str, list[Call]] = {}
     counts: dict[str, int] = {}
+    sections = casts.sections([entry for entry, _ in tensors])
     for entry, node in tensors:
         if entry.storage is None:
             continue
-        dtype = casts.wanted(entry)
+        dtype = casts.wanted(entry, sections)
         plain = [each for each in nodes_of(node) if is_plain(each)]
         if len(plain) != 1:  # a storage itself, or what only its own function can read
             dtype = None

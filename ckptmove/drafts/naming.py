@@ -20,17 +20,27 @@ def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:
         contents: what the graph holds.
         draft: the draft.
     """
-    tensors = contents.tensors
-    keys = [entry.state_key for entry in tensors]
-    own = dict[str, int]()
-    if None not in keys:
-        for key, node in zip(keys, contents.nodes, strict=True):
-            assert key is not None
-            if own.setdefault(key, id(node)) != id(node):
-                break
-        else:
-            return [(str(k), n) for k, n in zip(keys, contents.nodes, strict=True)] + _long(draft)
-    return [(e.name, n) for e, n in zip(tensors, contents.nodes, strict=True)] + _long(draft)
+    names = _own_names(contents) or [entry.name for entry in contents.tensors]
+    return [*zip(names, contents.nodes, strict=True), *_long(draft)]
+
+
+def _own_names(contents: Contents) -> list[str] | None:
+    """The names within the one state dict that all tensors belong to, or None if there is none.
+
+    Where it is there twice, it is still one: the same tensors under the same names.
+    """
+    names: list[str] = []
+    own: dict[str, int] = {}
+    dicts: set[str] = set()
+    for entry, node in zip(contents.tensors, contents.nodes, strict=True):
+        if entry.state_key is None:
+            return None
+        if entry.state_key not in own:
+            dicts.add(entry.name.removesuffix(entry.state_key))
+        if own.setdefault(entry.state_key, id(node)) != id(node) or len(dicts) > 1:
+            return None
+        names.append(entry.state_key)
+    return names
 
 
 def _long(draft: Draft) -> list[tuple[str, Node]]:

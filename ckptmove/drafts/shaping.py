@@ -1,15 +1,9 @@
-"""Change what a checkpoint holds before it is written: a part of it, under other names.
-
-A pattern speaks of a name, and of all that is below it: `optimizer` of the whole optimizer,
-`model.*.bias` of biases. `*` matches dots too. Where no name matches and the pattern is the name of
-a section (`model`, `optimizer`, …), it speaks of that section, whatever it is called.
-"""
+"""Change what a checkpoint holds before it is written: a part of it, under other names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ..contents.listing import children_of
@@ -19,6 +13,7 @@ from ..errors import RefusedError, UsageError
 from ..manifest import Path, Section, spell
 from ..pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from .patterns import covers, unheard
 
 _SED = re.compile(
     r"""s(?P<end>[^\\\s\w])
@@ -33,28 +28,39 @@ _Rename = Callable[[str], str]
 # -- a subtree --------------------------------------------------------------------------------
 
 
-def subtree(root: Node, name: str) -> Node:
-    """What is saved under a name.
+def subtree(root: Node, name: str) -> tuple[Node, list[str]]:
+    """What is saved under a name, and the names of all else, not repeating what is below them.
 
     Raises:
         RefusedError: nothing is.
     """
-    todo = [(root, name)]
+    todo: list[tuple[Node, str, tuple[tuple[Node, Path], ...]]] = [(root, name, ())]
     while todo:
-        node, rest = todo.pop()
+        node, rest, above = todo.pop()
         for keys, child in _children(node):
             key = spell(keys) if keys else ""
+            way = (*above, (node, keys))
             if rest == key:
-                return child
+                return child, _beside(way)
             if not keys:
-                todo.append((child, rest))
+                todo.append((child, rest, way))
             elif rest.startswith(f"{key}."):
-                todo.append((child, rest[len(key) + 1 :]))
+                todo.append((child, rest[len(key) + 1 :], way))
     known = [spell(keys) for keys, _ in _children(root) if keys]
     raise RefusedError(
         f"there is nothing under {name!r}",
         hint=f"at the top there are {', '.join(known[:8])}" if known else None,
     )
+
+
+def _beside(way: Sequence[tuple[Node, Path]]) -> list[str]:
+    """The names of what is not taken on the way down: of each node, all but what some keys hold."""
+    names: list[str] = []
+    prefix: Path = ()
+    for node, taken in way:
+        names += [spell((*prefix, *keys)) for keys, _ in _children(node) if keys != taken]
+        prefix = (*prefix, *taken)
+    return names
 
 
 def _children(node: Node) -> Iterator[tuple[Path, Node]]:
@@ -107,7 +113,7 @@ def prune(
         The names of what was taken out, not repeating what was below them.
 
     Raises:
-        RefusedError: a pattern speaks of nothing.
+        RefusedError: a pattern speaks of nothing, or nothing is left.
     """
     return _Pruning(root, recogniser, select, exclude, sections).run()
 
@@ -126,9 +132,9 @@ def named_by(
         The names, and the patterns that speak of nothing.
     """
     pruning = _Pruning(root, recogniser, select, (), sections)
-    edges, unheard = pruning.searched()
+    edges, silent = pruning.searched()
     names = {edge.name for edge in edges if edge.chosen}
-    return (names | {""} if pruning.speaks_of_all() else names), unheard
+    return (names | {""} if pruning.speaks_of_all() else names), silent
 
 
 class _Pruning:
@@ -147,22 +153,20 @@ class _Pruning:
         self.exclude = [_Pattern(text) for text in exclude]
 
     def run(self) -> list[str]:
-        edges, unheard = self.searched()
-        if unheard:
-            raise RefusedError(
-                f"nothing in it is called {unheard[0]!r}", hint="ckptmove inspect lists names"
-            )
+        edges, silent = self.searched()
+        if silent:
+            raise unheard(silent[0])
         return self.cut(edges)
 
     def searched(self) -> tuple[list[_Edge], list[str]]:
         """Every place in the tree, and the patterns that speak of none."""
         patterns = [*self.select, *self.exclude]
         edges = self.edges()
-        unheard = [each for each in patterns if not each.heard]
-        if any([each.by_section() for each in unheard]):
+        silent = [each for each in patterns if not each.heard]
+        if any([each.by_section() for each in silent]):
             edges = self.edges()
-            unheard = [each for each in patterns if not each.heard]
-        return edges, [each.text for each in unheard]
+            silent = [each for each in patterns if not each.heard]
+        return edges, [each.text for each in silent]
 
     def speaks_of_all(self) -> bool:
         """Whether a pattern speaks of the whole tree."""
@@ -203,6 +207,8 @@ class _Pruning:
 
     def cut(self, edges: list[_Edge]) -> list[str]:
         kept = [edge.chosen and not edge.excluded for edge in edges]
+        if edges and not any(kept):
+            raise RefusedError("nothing of it is left: what is selected is excluded too")
         for n in range(len(edges) - 1, -1, -1):
             if kept[n] and edges[n].parent >= 0:
                 kept[edges[n].parent] = True
@@ -222,7 +228,6 @@ class _Pattern:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._globs = (text, f"{text}.*")
         self.heard = False
         self.section: Section | None = None
 
@@ -233,10 +238,12 @@ class _Pattern:
 
     def speaks_of(self, name: str, section: Section, around: Section) -> bool:
         """Whether it speaks of what is there, and not already of what is around it."""
-        if self.section is None:
-            found = bool(name) and any(fnmatchcase(name, glob) for glob in self._globs)
+        if not name:  # all there is: of a Llama's state dict `model` is not just the keys below it
+            found = section.value == self.text
+        elif self.section is None:
+            found = covers(self.text, name)
         else:
-            found = section is self.section and (not name or around is not section)
+            found = section is self.section and around is not section
         self.heard |= found
         return found
 

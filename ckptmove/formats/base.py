@@ -115,10 +115,12 @@ class WritableFormat(Format, Protocol):
     Attributes:
         folder_stem: what its files are named like in a folder of a model.
         shards: whether it can be several files.
+        annotates: whether it has room for further text.
     """
 
     folder_stem: str
     shards: bool
+    annotates: bool
 
     def losses(self, draft: Draft) -> list[Loss]:
         """What of a draft has no place in it."""

@@ -51,6 +51,7 @@ class SafetensorsFile(PickledFormat):
     suffixes: tuple[str, ...] = (".safetensors",)
     folder_stem = "model"
     shards = True
+    annotates = True
     summary = "safetensors and the libraries that save with it: transformers, diffusers, …"
     refused = (
         "to relocate it, since it carries no devices; headers that say something twice; `F6_E2M3` "

@@ -52,6 +52,7 @@ class TorchZip(PickledFormat):
     suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
     folder_stem = "pytorch_model"
     shards = False
+    annotates = False
     summary = "torch.save, torch 1.6 and newer, or 1.4 when asked for it"
     refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")

@@ -34,7 +34,7 @@ def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
     if report.shared:
         pairs = [f"{name} (in {owner})" for name, owner in report.shared.items()]
-        yield printable(f"written once, and noted: {_listed(pairs, full)}")
+        yield printable(f"written once: {_listed(pairs, full)}")
     if report.duplicates:
         yield printable(f"written once more: {_listed(report.duplicates, full)}")
 

@@ -6,18 +6,18 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
-from ..drafts.casting import Casts, cast, casts_of
+from ..drafts.casting import Casts, Dtype, cast, casts_of
 from ..drafts.draft import Draft, Loss
+from ..drafts.patterns import covers
 from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
 from ..errors import RefusedError, StrPath, UsageError
 from ..formats.model_folder import Weights, weights_of
-from ..formats.writing import Manner, Writing, check_metadata, check_shared
+from ..formats.writing import Writing
 from ..placement import Kept, place
 from ..rules import Device, rules_of
 from ..verifier import Progress
@@ -25,13 +25,14 @@ from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
 
 SCHEMA = 1
-_DDP = r"s/^(module\.|_orig_mod\.)+//"
+#: What DistributedDataParallel and torch.compile put into names.
+_WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
 
 #: What each preset stands for, in options of `convert`.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lightning": {"root": "state_dict", "strip_prefix": "model"},
-    "hf": {"select": ("model",), "bare": True},
-    "deploy": {"select": ("model",), "rename": (_DDP,), "to": "cpu", "bare": True},
+    "hf": {"select": ("model",), "rename": (_WRAPPERS,), "bare": True},
+    "deploy": {"select": ("model",), "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
 }
 
 
@@ -115,7 +116,7 @@ def convert(
     rename: str | Iterable[str] = (),
     strip_prefix: str | None = None,
     add_prefix: str | None = None,
-    dtype: Mapping[str, str] | str | None = None,
+    dtype: Mapping[str, Dtype] | Dtype | None = None,
     keep_dtype: str | Iterable[str] = (),
     to: Device | None = None,
     shared: str | None = None,
@@ -146,8 +147,9 @@ def convert(
         root: the name of a subtree that shall be all there is.
         rename: substitutions on the keys of state dicts, in the form `s/old/new/`, in turn.
         strip_prefix, add_prefix: what keys of state dicts begin with, a dot or not.
-        dtype: of the model's floating tensors; or a mapping of globs on names to dtypes.
-        keep_dtype: globs on names of what is never cast.
+        dtype: of the model's floating tensors; or a mapping of patterns, as `select` takes them,
+            to dtypes.
+        keep_dtype: patterns of what is never cast.
         to: the device that tensors shall be tagged to be on, as `relocate` takes it.
         shared: what becomes of bytes that tensors share, where the format has no such thing:
             `keep` writes them once and notes it, `duplicate` writes them under each name too,
@@ -155,7 +157,7 @@ def convert(
         bare: write tensors alone, without the tree that leads back.
         metadata: further strings for the header of safetensors.
         max_shard_size: bytes, or text like `5GB`: the most in one file of a folder.
-        drop: globs on names of losses that are accepted.
+        drop: patterns of losses that are accepted.
         dry_run: decide everything, write nothing.
         force: replace an existing destination.
         progress: called with the bytes copied and verified since the last call.
@@ -178,13 +180,11 @@ def convert(
     to = preset_.get("to") if to is None else to
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
     bare = bool(preset_.get("bare") if bare is None else bare)
-    shared = check_shared(shared or "keep")
     weights = weights_of(src) if Path(src).is_dir() else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(dst, format, sharded=limit is not None, stem=weights and weights.stem)
     whole = weights if target.is_folder else None
-    about = check_metadata(metadata)
-    manner = Manner(target.stem, shared, bare, about, limit, target.is_folder)
+    manner = target.manner(shared or "keep", metadata, bare=bare, max_shard_nbytes=limit)
     with formats.opened(src) as found:
         draft = found.draft()
         left_out = _shape(draft, root, select, exclude)
@@ -199,6 +199,8 @@ def convert(
         draft.losses += target.format.losses(draft)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
         writing = target.format.plan_write(draft, manner)
+        if left_out and not writing.tensors:
+            draft.warnings.append("no tensor is among what is written")
         companions = list[Companion]()
         if whole is not None:
             companions = _companions(os.fspath(src), whole, draft, target, writing)
@@ -267,13 +269,16 @@ def _shape(
     draft: Draft, root: str | None, select: Sequence[str], exclude: Sequence[str]
 ) -> list[str]:
     """Leave what is wanted of a draft; gives the names of the rest."""
+    left_out = list[str]()
     if root is not None:
-        draft.graph.root = subtree(draft.graph.root, root)
+        draft.graph.root, left_out = subtree(draft.graph.root, root)
     if not select and not exclude:
-        return []
+        return left_out
     sections = {entry.name: entry.section for entry in draft.listed().tensors}
     recogniser = Recogniser(draft.graph.ids)
-    return prune(draft.graph.root, recogniser, select, exclude, sections)
+    within = "" if root is None else f"{root}."
+    pruned = prune(draft.graph.root, recogniser, select, exclude, sections)
+    return left_out + [f"{within}{name}" for name in pruned]
 
 
 def _cast(draft: Draft, casts: Casts) -> dict[str, int]:
@@ -304,7 +309,7 @@ def _refuse_losses(draft: Draft, drop: Sequence[str]) -> list[Loss]:
     Raises:
         RefusedError: one was not.
     """
-    left = [loss for loss in draft.losses if not any(fnmatchcase(loss.name, g) for g in drop)]
+    left = [loss for loss in draft.losses if not any(covers(each, loss.name) for each in drop)]
     if left:
         more = f", and {len(left) - 1:,} more" if len(left) > 1 else ""
         raise RefusedError(

@@ -8,7 +8,6 @@ from ..contents.pids import storage_ids, storages_of
 from ..drafts.canonical import canonical
 from ..drafts.draft import Draft, Stored
 from ..errors import StrPath
-from ..formats.writing import Manner, check_metadata, check_shared
 from ..in_place import settle
 from ..pickles.walk import walk
 from ..verifier import Progress
@@ -45,8 +44,7 @@ def save(
     """
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(path, format, sharded=limit is not None)
-    about = check_metadata(metadata)
-    manner = Manner(target.stem, check_shared(shared), bare, about, limit, target.is_folder)
+    manner = target.manner(shared, metadata, bare=bare, max_shard_nbytes=limit)
     if not target.is_folder:
         settle(target.path)
     draft = _drafted(obj, target)

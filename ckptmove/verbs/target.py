@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from .. import formats
 from ..destination import check_destination, check_room
-from ..errors import InputError, StrPath, UsageError, WriteError
+from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..folder import StagedFolder, check_folder
 from ..formats import WritableFormat
-from ..formats.writing import Writing
+from ..formats.model_folder import is_weights
+from ..formats.writing import Manner, Writing, check_metadata, check_shared
 from ..sink import Staged
 from ..source import Source
 from ..verifier import Progress
@@ -44,6 +45,25 @@ class Target(NamedTuple):
         """The path of a file that is written."""
         return str(PurePath(self.path) / name) if name else self.path
 
+    def manner(
+        self,
+        shared: str,
+        metadata: Mapping[str, str] | None,
+        *,
+        bare: bool,
+        max_shard_nbytes: int | None,
+    ) -> Manner:
+        """How to write there what options of these names say.
+
+        Raises:
+            UsageError: they make no sense, or not in this format.
+        """
+        about = check_metadata(metadata)
+        if about and not self.format.annotates:
+            raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
+        shared = check_shared(shared)
+        return Manner(self.stem, shared, bare, about, max_shard_nbytes, self.is_folder)
+
     def check(
         self,
         writing: Writing,
@@ -55,6 +75,7 @@ class Target(NamedTuple):
         """Raises RefusedError where writing would be refused."""
         if self.is_folder:
             check_folder(self.path, sources, force=force)
+            self._check_replaced(writing, companions)
         else:
             check_destination(self.path, sources, force=force)
         besides = sum(each.nbytes for each in companions)
@@ -89,6 +110,7 @@ class Target(NamedTuple):
                 staged.commit()
             return
         with StagedFolder(self.path, sources, force=force) as folder, ExitStack() as stack:
+            self._check_replaced(writing, companions)
             files: dict[str, Source] = {}
             for name, plan in writing.files.items():
                 with folder.file(name) as file:
@@ -98,6 +120,19 @@ class Target(NamedTuple):
             for each in companions:
                 each.copy_into(folder, progress)
             folder.commit()
+
+    def _check_replaced(self, writing: Writing, companions: Sequence[Companion]) -> None:
+        """Raises RefusedError if a folder has files that are neither weights nor written again."""
+        again = {*writing.files, *(each.name for each in companions)}
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                inside = str((PurePath(folder) / name).relative_to(self.path))
+                if inside not in again and not (inside == name and is_weights(name)):
+                    raise RefusedError(
+                        f"{inside!r} in it would be gone",
+                        path=self.path,
+                        hint="remove it first, or name another folder",
+                    )
 
 
 def _check(writing: Writing, written: Mapping[str, Source]) -> None:
@@ -126,8 +161,13 @@ def target_of(
     suffix = PurePath(path).suffix.lower()
     writable = {each.name: each for each in formats.WRITABLE}
     known = any(suffix in each.suffixes for each in writable.values())
-    is_folder = sharded or path.endswith("/") or Path(path).is_dir()
-    is_folder = is_folder or (stem is not None and not known)
+    is_folder = path.endswith("/") or Path(path).is_dir()
+    if sharded and known and not is_folder:
+        raise UsageError(
+            f"{path!r} is called like a file, and --max-shard-size makes a folder",
+            hint=f"name one, e.g. {PurePath(path).with_suffix('')}/",
+        )
+    is_folder = is_folder or sharded or (stem is not None and not known)
     if format is None:
         found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
         if found is None and not is_folder:

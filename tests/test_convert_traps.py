@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import struct
 import warnings
 import zipfile
@@ -18,7 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ckptmove import CorruptError, convert, inspect
+from ckptmove import CorruptError, RefusedError, WriteError, convert, inspect
 from tests.checkpoints import MAKERS, rezip, sparse_zip64
 from tests.conftest import RunCli
 from tests.making.legacy import LEGACY_MAKERS
@@ -419,3 +420,43 @@ def test_a_tree_that_does_not_fit_its_tensors_is_ignored_with_a_warning(tmp_path
         report = convert(source, tmp_path / f"{n}.pt")
         assert "its tree" in report.warnings[0]
         assert_same_tree({"w": torch.ones(2)}, load(tmp_path / f"{n}.pt", weights_only=True))
+
+
+# -- casts of bytes that are more than numbers of one kind ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "tensors", "why"),
+    [
+        (10, {"a": {"dtype": "float32", "shape": [2]}}, "its storage ends within a number"),
+        (
+            16,
+            {"a": {"dtype": "float32", "shape": [4]}, "b": {"dtype": "bfloat16", "shape": [4]}},
+            "its bytes are seen in several dtypes",
+        ),
+    ],
+)
+def test_what_is_more_than_numbers_of_one_kind_is_not_cast(
+    content: int, tensors: dict[str, dict[str, Any]], why: str, tmp_path: Path
+) -> None:
+    """As only terms can say it: torch gives no storage two dtypes, nor half of a number."""
+    path = tmp_path / "saved.safetensors"
+    term = {"$": "tensor", "of": "x", "storage": "untyped"}
+    root = {name: {**term, **said} for name, said in tensors.items()}
+    tree = json.dumps({"version": 1, "root": root})
+    save_file({"x": torch.arange(content, dtype=torch.uint8)}, path, {"ckptmove": tree})
+    for out in ("out.pt", "out.safetensors"):
+        with pytest.raises(RefusedError, match=why):
+            convert(path, tmp_path / out, dtype={"*": "bf16"})
+
+
+def test_more_files_than_can_be_open_are_one_line(tmp_path: Path) -> None:
+    torch.save([torch.ones(1) for _ in range(100)], path := tmp_path / "saved.pt")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        with pytest.raises(WriteError, match="Too many open files"):
+            convert(path, tmp_path / "out", max_shard_size=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert list(tmp_path.iterdir()) == [path]

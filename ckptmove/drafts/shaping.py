@@ -337,8 +337,8 @@ def rename_keys(dicts: Sequence[MappingNode], renamed: _Rename) -> int:
         metadata = state.get("_metadata") if isinstance(state, Dict) else None
         if isinstance(metadata, MappingNode):
             told[id(metadata)] = metadata
-    for metadata in told.values():
-        _rename_metadata(metadata, renamed)
+    for each in told.values():
+        _rename_metadata(each, renamed)
     return changed
 
 

@@ -460,3 +460,30 @@ def test_more_files_than_can_be_open_are_one_line(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert list(tmp_path.iterdir()) == [path]
+
+
+# -- tensors that overlap, where no tree tells how ------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"bare": True}, {"shared": "duplicate"}, {"preset": "hf"}])
+@pytest.mark.parametrize("what", ["overlap", "part", "transposed", "repeated"])
+def test_each_name_has_its_own_numbers_and_shape(
+    what: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    base = torch.arange(9.0)
+    saved = {
+        "overlap": {"a": base[0:6], "b": base[3:9]},
+        "part": {"a": base, "b": base[2:4], "c": base.view(3, 3)},
+        "transposed": {"a": base.view(3, 3).T, "b": base[2:4], "c": base.view(3, 3).T},
+        "repeated": {"a": base[:1].expand(4), "b": base[0]},
+    }[what]
+    torch.save(saved, path := tmp_path / "saved.pt")
+    report = convert(path, out := tmp_path / "out.safetensors", **options)
+    found = load_file(out)
+    for name, tensor in saved.items():
+        twin = found[report.shared.get(name, name)]
+        assert (twin.shape, raw(twin)) == (tensor.shape, raw(tensor))
+    if "shared" in options:
+        assert saved.keys() <= found.keys()
+        convert(out, back := tmp_path / "back.pt")
+        assert_shows_the_same(load(path, weights_only=True), load(back, weights_only=True))

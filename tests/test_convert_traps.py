@@ -487,3 +487,23 @@ def test_each_name_has_its_own_numbers_and_shape(
         assert saved.keys() <= found.keys()
         convert(out, back := tmp_path / "back.pt")
         assert_shows_the_same(load(path, weights_only=True), load(back, weights_only=True))
+
+
+BY_THE_TREE: dict[str, Callable[[], torch.Tensor]] = {
+    "int8 numbers with a scale": lambda: torch.quantize_per_tensor(
+        torch.ones(2), 0.1, 0, torch.qint8
+    ),
+    "complex128": lambda: torch.ones(2, dtype=torch.complex128),
+    "sparse_coo": lambda: torch.eye(2).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("what", BY_THE_TREE)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_what_the_tree_alone_tells_is_a_loss_without_it(what: str, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1), "q": BY_THE_TREE[what]()}, path := tmp_path / "saved.pt")
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(RefusedError, match="would lose q, which is"):
+        convert(path, out, bare=True)
+    assert [loss.name for loss in convert(path, out, bare=True, drop="q").dropped] == ["q"]
+    assert not convert(path, out, force=True).dropped

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ckptmove import CorruptError, RefusedError, WriteError, convert, inspect
+from ckptmove import CorruptError, RefusedError, WriteError, convert, inspect, save
 from tests.checkpoints import MAKERS, rezip, sparse_zip64
 from tests.conftest import RunCli
 from tests.making.legacy import LEGACY_MAKERS
@@ -503,6 +503,8 @@ BY_THE_TREE: dict[str, Callable[[], torch.Tensor]] = {
 def test_what_the_tree_alone_tells_is_a_loss_without_it(what: str, tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "q": BY_THE_TREE[what]()}, path := tmp_path / "saved.pt")
     out = tmp_path / "out.safetensors"
+    with pytest.raises(RefusedError, match="would lose q, which is"):
+        save({"q": BY_THE_TREE[what]()}, out, bare=True)
     with pytest.raises(RefusedError, match="would lose q, which is"):
         convert(path, out, bare=True)
     assert [loss.name for loss in convert(path, out, bare=True, drop="q").dropped] == ["q"]

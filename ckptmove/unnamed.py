@@ -157,8 +157,15 @@ class Unnamed:
             raise WriteError("the bytes that were written can't be read back", path=self.path)
 
     def reopen(self) -> Source:
-        """The file as it stands, to be read like any other."""
-        return Source(os.dup(self.fd), self.path)
+        """The file as it stands, to be read like any other.
+
+        Raises:
+            WriteError: too many files are open.
+        """
+        try:
+            return Source(os.dup(self.fd), self.path)
+        except OSError as error:
+            raise failure_of(error, self.path) from error
 
 
 class _Report:

@@ -70,6 +70,7 @@ FAULTS: dict[str, tuple[int, str]] = {
     "run.pt out.safetensors --max-shard-size 1GB": (2, "(name one, e.g. out/)"),
     "run.pt out/ --max-shard-size much": (2, "'much' is no size"),
     "run.pt out/ --max-shard-size 0": (2, "'0' is no size"),
+    f"run.pt out/ --max-shard-size {'9' * 400}": (2, "is no size"),
     "none.pt out.pt": (3, "none.pt: can't be read: No such file"),
     "text.pt out.pt": (3, "is not a checkpoint"),
     "cut.pt out.pt": (3, "cut.pt: "),

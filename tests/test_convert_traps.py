@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import struct
 import warnings
 import zipfile
@@ -18,7 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ckptmove import CorruptError, convert, inspect
+from ckptmove import CorruptError, RefusedError, WriteError, convert, inspect, save
 from tests.checkpoints import MAKERS, rezip, sparse_zip64
 from tests.conftest import RunCli
 from tests.making.legacy import LEGACY_MAKERS
@@ -438,3 +439,92 @@ def test_a_tree_that_does_not_fit_its_tensors_is_ignored_with_a_warning(tmp_path
         report = convert(source, tmp_path / f"{n}.pt")
         assert "its tree" in report.warnings[0]
         assert_same_tree({"w": torch.ones(2)}, load(tmp_path / f"{n}.pt", weights_only=True))
+
+
+# -- casts of bytes that are more than numbers of one kind ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "tensors", "why"),
+    [
+        (10, {"a": {"dtype": "float32", "shape": [2]}}, "its storage ends within a number"),
+        (
+            16,
+            {"a": {"dtype": "float32", "shape": [4]}, "b": {"dtype": "bfloat16", "shape": [4]}},
+            "its bytes are seen in several dtypes",
+        ),
+    ],
+)
+def test_what_is_more_than_numbers_of_one_kind_is_not_cast(
+    content: int, tensors: dict[str, dict[str, Any]], why: str, tmp_path: Path
+) -> None:
+    """As only terms can say it: torch gives no storage two dtypes, nor half of a number."""
+    path = tmp_path / "saved.safetensors"
+    term = {"$": "tensor", "of": "x", "storage": "untyped"}
+    root = {name: {**term, **said} for name, said in tensors.items()}
+    tree = json.dumps({"version": 1, "root": root})
+    save_file({"x": torch.arange(content, dtype=torch.uint8)}, path, {"ckptmove": tree})
+    for out in ("out.pt", "out.safetensors"):
+        with pytest.raises(RefusedError, match=why):
+            convert(path, tmp_path / out, dtype={"*": "bf16"})
+
+
+def test_more_files_than_can_be_open_are_one_line(tmp_path: Path) -> None:
+    torch.save([torch.ones(1) for _ in range(100)], path := tmp_path / "saved.pt")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        with pytest.raises(WriteError, match="Too many open files"):
+            convert(path, tmp_path / "out", max_shard_size=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# -- tensors that overlap, where no tree tells how ------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"bare": True}, {"shared": "duplicate"}, {"preset": "hf"}])
+@pytest.mark.parametrize("what", ["overlap", "part", "transposed", "repeated"])
+def test_each_name_has_its_own_numbers_and_shape(
+    what: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    base = torch.arange(9.0)
+    saved = {
+        "overlap": {"a": base[0:6], "b": base[3:9]},
+        "part": {"a": base, "b": base[2:4], "c": base.view(3, 3)},
+        "transposed": {"a": base.view(3, 3).T, "b": base[2:4], "c": base.view(3, 3).T},
+        "repeated": {"a": base[:1].expand(4), "b": base[0]},
+    }[what]
+    torch.save(saved, path := tmp_path / "saved.pt")
+    report = convert(path, out := tmp_path / "out.safetensors", **options)
+    found = load_file(out)
+    for name, tensor in saved.items():
+        twin = found[report.shared.get(name, name)]
+        assert (twin.shape, raw(twin)) == (tensor.shape, raw(tensor))
+    if "shared" in options:
+        assert saved.keys() <= found.keys()
+        convert(out, back := tmp_path / "back.pt")
+        assert_shows_the_same(load(path, weights_only=True), load(back, weights_only=True))
+
+
+BY_THE_TREE: dict[str, Callable[[], torch.Tensor]] = {
+    "int8 numbers with a scale": lambda: torch.quantize_per_tensor(
+        torch.ones(2), 0.1, 0, torch.qint8
+    ),
+    "complex128": lambda: torch.ones(2, dtype=torch.complex128),
+    "sparse_coo": lambda: torch.eye(2).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("what", BY_THE_TREE)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_what_the_tree_alone_tells_is_a_loss_without_it(what: str, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1), "q": BY_THE_TREE[what]()}, path := tmp_path / "saved.pt")
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(RefusedError, match="would lose q, which is"):
+        save({"q": BY_THE_TREE[what]()}, out, bare=True)
+    with pytest.raises(RefusedError, match="would lose q, which is"):
+        convert(path, out, bare=True)
+    assert [loss.name for loss in convert(path, out, bare=True, drop="q").dropped] == ["q"]
+    assert not convert(path, out, force=True).dropped

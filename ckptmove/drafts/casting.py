@@ -123,11 +123,12 @@ def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
         `float32→bfloat16` → how many tensors.
 
     Raises:
-        RefusedError: tensors of one storage shall not all be cast alike; a pattern speaks of
-            nothing.
+        RefusedError: tensors of one storage shall not all be cast alike, or can't be; or a pattern
+            speaks of nothing.
     """
     recogniser = Recogniser(draft.graph.ids)
     wanted: dict[str, tuple[str | None, str]] = {}  # storage → dtype, and the name that says so
+    dtypes: dict[str, str] = {}  # storage → what it is seen as
     users: dict[str, list[Call]] = {}
     counts: dict[str, int] = {}
     sections = casts.sections([entry for entry, _ in tensors])
@@ -144,6 +145,8 @@ def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
                 f"{name!r} and {entry.name!r} share a storage: they can't be of different dtypes",
                 hint="--keep-dtype both, or neither",
             )
+        if dtype is not None and dtypes.setdefault(entry.storage, entry.dtype) != entry.dtype:
+            raise RefusedError(f"{name!r} can't be cast: its bytes are seen in several dtypes")
         if dtype not in (None, entry.dtype):
             counts[f"{entry.dtype}→{dtype}"] = counts.get(f"{entry.dtype}→{dtype}", 0) + 1
             users.setdefault(entry.storage, []).extend(c for c in plain if isinstance(c, Call))
@@ -161,10 +164,9 @@ def _retype(
     """Have one storage, and the tensors on it, be of another dtype."""
     stored = draft.stored[id]
     found = [(call, recogniser.tensor(call)) for call in calls]
-    before = {tensor.dtype for _, tensor in found if tensor is not None}
-    if len(before) != 1:
-        raise RefusedError(f"{name!r} can't be cast: its bytes are seen in several dtypes")
-    old = before.pop()
+    (old,) = {tensor.dtype for _, tensor in found if tensor is not None}
+    if stored.nbytes * 8 % BITS[old]:
+        raise RefusedError(f"{name!r} can't be cast: its storage ends within a number")
     nbytes = stored.nbytes * BITS[dtype] // BITS[old]
     draft.stored[id] = stored._replace(dtype=dtype, nbytes=nbytes, cast_from=old)
     graph = draft.graph

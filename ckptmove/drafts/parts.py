@@ -97,6 +97,7 @@ def parts_of(
     names: Iterable[tuple[str, Node]],
     *,
     shared: str,
+    bare: bool,
     blob: Callable[[Blob], Stored],
 ) -> Parts:
     """Divide the storages of a draft.
@@ -106,19 +107,23 @@ def parts_of(
         names: of each tensor and bare storage, in order; a node may come under several.
         shared: `keep` to write shared bytes once, `duplicate` to write them under each name too,
             `error` to refuse them.
+        bare: whether nothing will tell of views: then each that differs is a tensor of its own.
         blob: where the bytes of a blob come from.
 
     Raises:
         RefusedError: bytes are shared and must not be.
     """
-    return _Division(draft, shared, blob).run(names)
+    return _Division(draft, shared, bare, blob).run(names)
 
 
 class _Division:
-    def __init__(self, draft: Draft, shared: str, blob: Callable[[Blob], Stored]) -> None:
+    def __init__(
+        self, draft: Draft, shared: str, bare: bool, blob: Callable[[Blob], Stored]
+    ) -> None:
         assert shared in _SHARED
         self.draft = draft
         self.mode = shared
+        self.bare = bare
         self.blob = blob
         self.recogniser = Recogniser(draft.graph.ids)
         self.taken: set[str] = set()
@@ -224,6 +229,15 @@ class _Division:
     ) -> None:
         """Write tensors that have bytes in common."""
         self.refuse(uses, raw)
+        if self.bare and uses:
+            alike: dict[View, list[Use]] = defaultdict(list)
+            for use in uses:
+                alike[use.view].append(use)
+            for group in alike.values():
+                self.alone(stored, group)
+            uses = []
+            if raw is None:
+                return
         owner = next((use for use in uses if _covers(use, start, end)), None)
         if any(start % _nbytes(use.view) for use in uses):  # no dtype's elements begin there
             start, owner = start - start % _WIDEST, None
@@ -231,7 +245,10 @@ class _Division:
             self.alone(stored, uses)
             return
         if owner is None:
-            part = self.flat(stored, start, end, raw or uses[0].names[0])
+            name = raw or uses[0].names[0]
+            if raw is None and self.mode == "duplicate":  # whose name is that of a duplicate
+                name = f"{name}~bytes"
+            part = self.flat(stored, start, end, name)
         else:
             part = self.part(stored, owner.view, owner.start, owner.names[0])
         if raw is not None:

@@ -23,6 +23,8 @@ _SED = re.compile(
     re.VERBOSE,
 )
 _Rename = Callable[[str], str]
+#: The most places of what was met before: few objects can lie in very many.
+_MOST_AGAIN = 200_000
 
 
 # -- a subtree --------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ def _children(node: Node) -> Iterator[tuple[Path, Node]]:
 
 
 class _Edge(NamedTuple):
-    """A place in the tree.
+    """A place in the tree: of what lies in several places, one for each.
 
     Attributes:
         parent: index of the edge that leads to what holds it, or -1.
@@ -113,7 +115,8 @@ def prune(
         The names of what was taken out, not repeating what was below them.
 
     Raises:
-        RefusedError: a pattern speaks of nothing, or nothing is left.
+        RefusedError: a pattern speaks of nothing, or of an object in one of its places alone; or
+            nothing is left.
     """
     return _Pruning(root, recogniser, select, exclude, sections).run()
 
@@ -174,25 +177,47 @@ class _Pruning:
         return any([each.speaks_of("", section, section) for each in self.select])
 
     def edges(self) -> list[_Edge]:
-        """Every place in the tree that can be taken out, what holds it first."""
+        """Every place in the tree that can be taken out, what holds it first.
+
+        Raises:
+            RefusedError: they are absurdly many.
+        """
         found: list[_Edge] = []
         met: set[int] = set()
+        whole: set[int] = set()  # what is kept with all that is below it
+        within: set[int] = set()  # what is being looked into
+        again = 0
         section = self.section(self.root, "", Section.OTHER)
         chosen = self.speaks_of_all() or not self.select
-        todo: list[tuple[int, Node, str, bool, Section]] = [(-1, self.root, "", chosen, section)]
+        todo: list[tuple[int, Node, str, bool, Section] | int]
+        todo = [(-1, self.root, "", chosen, section)]
         while todo:
-            parent, node, prefix, chosen, section = todo.pop()
-            if id(node) in met or (isinstance(node, Call) and self.is_tensor(node)):
+            step = todo.pop()
+            if isinstance(step, int):
+                within.discard(step)
                 continue
-            met.add(id(node))
+            parent, node, prefix, chosen, section = step
+            if id(node) in within or (isinstance(node, Call) and self.is_tensor(node)):
+                continue
+            if chosen and not self.exclude and all(each.heard for each in self.select):
+                if id(node) in whole:
+                    continue
+                whole.add(id(node))
+            begin = len(found)
+            within.add(id(node))
+            todo.append(id(node))
             for holder, slot, key, child in _slots(node):
                 name = f"{prefix}.{key}" if prefix else key
-                within = self.section(child, name, section)
-                excluded = any([p.speaks_of(name, within, section) for p in self.exclude])
-                inside = any([p.speaks_of(name, within, section) for p in self.select]) or chosen
+                serves = self.section(child, name, section)
+                excluded = any([p.speaks_of(name, serves, section) for p in self.exclude])
+                inside = any([p.speaks_of(name, serves, section) for p in self.select]) or chosen
                 found.append(_Edge(parent, holder, slot, child, name, inside, excluded))
                 if not excluded and isinstance(child, (Call, Dict, List, Tuple)):
-                    todo.append((len(found) - 1, child, name, inside, within))
+                    todo.append((len(found) - 1, child, name, inside, serves))
+            again += len(found) - begin if id(node) in met else 0
+            met.add(id(node))
+            if again > _MOST_AGAIN:
+                raise RefusedError("its parts lie in too many places to be chosen from")
         return found
 
     def section(self, node: Node, name: str, around: Section) -> Section:
@@ -212,15 +237,24 @@ class _Pruning:
         for n in range(len(edges) - 1, -1, -1):
             if kept[n] and edges[n].parent >= 0:
                 kept[edges[n].parent] = True
+        places: dict[tuple[int, int], int] = {}  # of each, the first edge that leads there
         gone = []
-        for n in sorted(
-            (n for n, keep in enumerate(kept) if not keep), key=lambda n: -edges[n].slot
-        ):
-            edge = edges[n]
-            if edge.parent < 0 or kept[edge.parent]:
-                gone.append((n, edge.name))
-                del edge.holder[edge.slot]
-        return [name for _, name in sorted(gone)]
+        for n, edge in enumerate(edges):
+            if edge.parent >= 0 and not kept[edge.parent]:
+                continue
+            first = places.setdefault((id(edge.holder), edge.slot), n)
+            if kept[first] != kept[n]:
+                raise RefusedError(
+                    f"{edges[first].name!r} and {edge.name!r} are one object: "
+                    "it can't stay in one place and go from the other",
+                    hint="select both, or neither",
+                )
+            if not kept[n]:
+                gone.append(edge.name)
+        for n in sorted(places.values(), key=lambda n: -edges[n].slot):
+            if not kept[n]:
+                del edges[n].holder[edges[n].slot]
+        return gone
 
 
 class _Pattern:
@@ -332,12 +366,15 @@ def rename_keys(dicts: Sequence[MappingNode], renamed: _Rename) -> int:
         RefusedError: two keys would become one.
     """
     changed = 0
+    told: dict[int, MappingNode] = {}  # which a copy of a state dict has in common with it
     for node in dicts:
         changed += _rename_pairs(node, renamed)
         state = node.state if isinstance(node, Call) else None
         metadata = state.get("_metadata") if isinstance(state, Dict) else None
         if isinstance(metadata, MappingNode):
-            _rename_metadata(metadata, renamed)
+            told[id(metadata)] = metadata
+    for each in told.values():
+        _rename_metadata(each, renamed)
     return changed
 
 

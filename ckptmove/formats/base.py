@@ -122,7 +122,7 @@ class WritableFormat(Format, Protocol):
     shards: bool
     annotates: bool
 
-    def losses(self, draft: Draft) -> list[Loss]:
+    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
         """What of a draft has no place in it."""
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:

@@ -23,6 +23,7 @@ from ..drafts.canonical import Graph
 from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
 from ..drafts.trees import TREE, read_tree
+from ..dtypes import CARRIERS
 from ..errors import UnsupportedError
 from ..headers import LENGTH_NBYTES, Entry, read_header, shown
 from ..manifest import Extent, Section, Storage
@@ -80,9 +81,16 @@ class SafetensorsFile(PickledFormat):
         """Read the header."""
         return SafetensorsContainer(glimpse)
 
-    def losses(self, draft: Draft) -> list[Loss]:
-        """Nothing: what has no form of its own is told in the header."""
-        return []
+    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
+        """Nothing, unless the tree is left out that tells of what has no form of its own."""
+        if not manner.bare:
+            return []
+        losses = []
+        for entry in draft.listed().tensors:
+            what = entry.dtype if entry.layout == "strided" else entry.layout
+            if entry.part_of is None and (what in CARRIERS or what == entry.layout):
+                losses.append(Loss(entry.name, f"is {what}, which only the tree can tell"))
+        return losses
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as one file, or as several with an index.

@@ -40,6 +40,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         draft,
         names_of(contents, draft),
         shared=manner.shared,
+        bare=manner.bare,
         blob=lambda blob: _blob(draft, blob),
     )
     told = None if manner.bare else tree_text(draft.graph, parts)

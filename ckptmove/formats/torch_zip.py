@@ -74,7 +74,7 @@ class TorchZip(PickledFormat):
         assert glimpse.archive is not None
         return TorchZipContainer(glimpse.archive, glimpse.opening)
 
-    def losses(self, draft: Draft) -> list[Loss]:
+    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
         """The metadata that safetensors have: torch.save has no place for them."""
         if not draft.metadata:
             return []

@@ -196,7 +196,7 @@ def convert(
                 draft.warnings.append("no key of a state dict was renamed: none is so called")
         cast_ = _cast(draft, casts)
         kept = _move(draft, to)
-        draft.losses += target.format.losses(draft)
+        draft.losses += target.format.losses(draft, manner)
         dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
         writing = target.format.plan_write(draft, manner)
         if left_out and not writing.tensors:

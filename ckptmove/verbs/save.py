@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..contents.pids import storage_ids, storages_of
 from ..drafts.canonical import canonical
 from ..drafts.draft import Draft, Stored
-from ..errors import StrPath
+from ..errors import RefusedError, StrPath
 from ..in_place import settle
 from ..pickles.walk import walk
 from ..verifier import Progress
@@ -39,7 +39,8 @@ def save(
     Raises:
         UsageError: the options make no sense.
         UnsupportedError: the object can't be pickled, or has no form in that format.
-        RefusedError: the destination exists, or bytes are shared and must not be.
+        RefusedError: the destination exists, something would be lost, or bytes are shared and
+            must not be.
         WriteError: writing or verifying failed.
     """
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
@@ -48,6 +49,8 @@ def save(
     if not target.is_folder:
         settle(target.path)
     draft = _drafted(obj, target)
+    for loss in target.format.losses(draft, manner):
+        raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
     target.write(target.format.plan_write(draft, manner), [], force=force, progress=progress)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import isfinite
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -198,7 +199,8 @@ def nbytes_of_text(size: int | str) -> int:
         UsageError: it says nothing of the kind.
     """
     found = _SIZE.fullmatch(str(size).strip())
-    nbytes = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    many = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
+    nbytes = int(many) if isfinite(many) else 0
     if not nbytes:
         raise UsageError(f"{size!r} is no size", hint="e.g. 5GB or 500MB")
     return nbytes

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import formats
-from ..errors import CheckFailed, InputError, StrPath
+from ..device import numbered
+from ..errors import CheckFailed, CorruptError, InputError, StrPath
 from ..manifest import Manifest
-from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, counted
-from ..source import Source
+from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted
 from ..verifier import Progress
 from .diff import Diff, diff
 
@@ -20,6 +20,7 @@ SCHEMA = 1
 #: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_TOLD = 8  # differences
+_NO_TORCH = "torch is not installed"
 
 
 @dataclass(frozen=True)
@@ -110,44 +111,48 @@ def validate(
 
     Raises:
         UsageError: the request makes no sense.
-        DeviceError: the device isn't there, and isn't to be played.
-        InputError: a file is missing or can't be opened.
+        DeviceError: it is no device; or a model is to run there, and it isn't there and isn't to
+            be played.
+        InputError: a file is missing or can't be opened, or would have to be trusted.
     """
     path = os.fspath(src)
+    device = device if device == "auto" else numbered(device)
     specs = (input,) if isinstance(input, str) else tuple(input)
-    container, manifest = _container(path, progress)
+    container, manifest, files = _container(path, progress)
     if manifest is None:
-        unread = [Finding(each, SKIPPED, "it can't be read") for each in CHECKS[1:]]
+        unread = _skipped(CHECKS[1:], "it can't be read")
         return ValidationReport(path, _text(against), device, False, (container, *unread))
     compared = _against(path, against, progress)
-    rehearsal = None
+    rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
     if model is not None or step is not None:
-        from ..runtime.rehearsal import rehearse
-
-        rehearsal = rehearse(
-            path,
-            model=model,
-            inputs=specs,
-            step=step,
-            optimizer=optimizer,
-            device=device,
-            simulate=simulate,
-            against=against,
-            trust_pickle=trust_pickle,
-        )
-    where, loaded = _reload(path, manifest, device if rehearsal is None else rehearsal.device)
-    left_out = tuple(Finding(each, SKIPPED, "no model was named") for each in CHECKS[3:])
+        try:
+            from ..runtime.rehearsal import rehearse
+        except ImportError:
+            rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
+        else:
+            try:
+                rehearsal = rehearse(
+                    path,
+                    model=model,
+                    inputs=specs,
+                    step=step,
+                    optimizer=optimizer,
+                    device=device,
+                    simulate=simulate,
+                    against=against,
+                    trust_pickle=trust_pickle,
+                )
+            except CorruptError as error:
+                unfit = Finding("model", FAILED, f"the state can't be read: {error}")
+                rest = _skipped(CHECKS[4:], "not reached")
+                rehearsal = Rehearsal(device, False, (unfit, *rest))
+    where, loaded = _reload(files, manifest, rehearsal.device)
     return ValidationReport(
         source=path,
         against=_text(against),
         device=where,
-        simulated=rehearsal is not None and rehearsal.simulated,
-        checks=(
-            container,
-            compared,
-            loaded,
-            *(left_out if rehearsal is None else rehearsal.findings),
-        ),
+        simulated=rehearsal.simulated,
+        checks=(container, compared, loaded, *rehearsal.findings),
         warnings=manifest.warnings,
     )
 
@@ -156,11 +161,17 @@ def _text(path: StrPath | None) -> str | None:
     return None if path is None else os.fspath(path)
 
 
+def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
+    return tuple(Finding(check, SKIPPED, why) for check in checks)
+
+
 # -- the first rungs ------------------------------------------------------------------------------
 
 
-def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest | None]:
-    """Whether the file is what it says, to the last byte; and what it holds."""
+def _container(
+    path: str, progress: Progress | None
+) -> tuple[Finding, Manifest | None, Sequence[str]]:
+    """Whether the file is what it says, to the last byte; what it holds; and where tensors lie."""
     summed = 0
 
     def report(nbytes: int) -> None:
@@ -173,31 +184,33 @@ def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest 
         with formats.opened(path) as found:
             manifest = found.manifest
             faults = list(found.checkpoint.damage(report))
-            faults += [fault for source in found.sources for fault in _second_opinion(source)]
+            files = [source.path for source in found.files]
+            if manifest.format.startswith("safetensors"):
+                faults += [fault for file in files for fault in _second_opinion(file)]
     except InputError as error:
         if not Path(path).exists():
             raise
-        return Finding("container", FAILED, str(error)), None
+        return Finding("container", FAILED, str(error)), None, ()
     what = f"{manifest.format}, {counted(len(manifest.tensors), 'tensor')}"
     data = {"format": manifest.format, "nbytes": manifest.nbytes, "faults": faults}
     if faults:
         title = f"{what}: {counted(len(faults), 'fault')}"
-        return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest
+        return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest, files
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
-    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest
+    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
 
 
-def _second_opinion(source: Source) -> list[str]:
+def _second_opinion(path: str) -> list[str]:
     """What the safetensors library has against a file of its own, if it is there to be asked."""
-    if not source.path.endswith(".safetensors"):
-        return []
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         return []
     try:
-        with safe_open(source.path, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             file.keys()
+    except ImportError:  # it asks for torch
+        return []
     except (SafetensorError, OSError) as error:
         return [f"the safetensors library refuses it: {str(error).splitlines()[0]}"]
     return []
@@ -210,7 +223,9 @@ def _against(path: str, against: StrPath | None, progress: Progress | None) -> F
     try:
         found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
     except InputError as error:
-        return Finding("against", FAILED, f"it can't be compared: {error}", (), {})
+        if not Path(against).exists():
+            raise
+        return Finding("against", FAILED, f"it can't be compared: {error}")
     if found.equal:
         casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
         title = f"equal to {found.a}: {counted(found.tensors, 'tensor')}, byte for byte"
@@ -224,11 +239,11 @@ def _told(found: Diff) -> list[str]:
     return [*lines, f"and {more:,} more"] if more else lines
 
 
-def _reload(path: str, manifest: Manifest, device: str) -> tuple[str, Finding]:
+def _reload(files: Sequence[str], manifest: Manifest, device: str) -> tuple[str, Finding]:
     """Whether torch itself loads it, and where."""
     try:
         from ..runtime.reloading import reloaded, there
     except ImportError:
-        return device, Finding("reload", SKIPPED, "torch is not installed")
+        return device, Finding("reload", SKIPPED, _NO_TORCH)
     wanted = there(manifest, device)
-    return wanted, reloaded(path, manifest.format, wanted)
+    return wanted, reloaded(files, manifest.format, wanted)

@@ -10,9 +10,10 @@ from typing import Any
 
 from .. import formats
 from ..device import numbered
+from ..drafts.differing import Difference, Kind
 from ..errors import CheckFailed, CorruptError, InputError, StrPath
 from ..manifest import Manifest
-from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted
+from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted, listed
 from ..verifier import Progress
 from .diff import Diff, diff
 
@@ -234,9 +235,26 @@ def _against(path: str, against: StrPath | None, progress: Progress | None) -> F
 
 
 def _told(found: Diff) -> list[str]:
-    lines = [f"{each.name}: {each.kind}" for each in found.differences[:_MOST_TOLD]]
+    lines = [_line(each) for each in found.differences[:_MOST_TOLD]]
     more = len(found.differences) - len(lines)
     return [*lines, f"and {more:,} more"] if more else lines
+
+
+def _line(difference: Difference) -> str:
+    """What differs, and where it is few words how."""
+    told = f"{difference.name}: {difference.kind}"
+    values, old, new = difference.values, difference.old, difference.new
+    if values is not None:
+        by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"
+        first = f"the first, {list(values.first)}, is {values.new} and was {values.old}"
+        return f"{told} in {values.differing:,} of {counted(values.of, 'element')}{by}; {first}"
+    if difference.names:
+        return f"{told}: {listed(difference.names)}"
+    if all(isinstance(each, (bool, int, float)) for each in (old, new)):
+        return f"{told}: {old} → {new}"
+    if difference.kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.RENAMED):
+        return f"{told}: {old} → {new}"
+    return told
 
 
 def _reload(files: Sequence[str], manifest: Manifest, device: str) -> tuple[str, Finding]:

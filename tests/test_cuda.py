@@ -27,6 +27,11 @@ pytestmark = [
 Tree = dict[str, Any]
 
 
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
 def trained(device: str, optimizer: str = "AdamW") -> Tree:
     """A checkpoint of `Convolutions`, mid-training on a device."""
     torch.manual_seed(0)
@@ -90,12 +95,7 @@ def resumed(tree: Tree, device: str) -> Tree:
     optimizer.load_state_dict(deepcopy(tree["optimizer"]))
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(4, 3, 8, 8, generator=generator).to(device)
-    deterministic = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        return rehearsing.trained(model, optimizer, lambda: images)
-    finally:
-        torch.backends.cudnn.deterministic = deterministic
+    return rehearsing.trained(model, optimizer, lambda: images)
 
 
 # -- inspect and relocate --------------------------------------------------------------------------

@@ -74,6 +74,18 @@ def parse(device: object) -> str:
     return text
 
 
+def numbered(device: object) -> str:
+    """The device to compute on that a user means, e.g. `cuda` → `cuda:0`.
+
+    Raises:
+        DeviceError: it is no device, or one on which nothing can be computed.
+    """
+    tag = parse(device)
+    if tag == "meta":
+        raise DeviceError("nothing can be computed on meta")
+    return tag if tag in _PLAIN or ":" in tag else f"{tag}:0"
+
+
 def kind_of(tag: str) -> str:
     """`cuda:1` → `cuda`."""
     return tag.partition(":")[0]

@@ -125,13 +125,18 @@ class Opened(NamedTuple):
 
     Attributes:
         checkpoint: what was read.
-        sources: its files.
+        sources: its files; of several, the last is their index.
         notes: what the user should know of how it was found.
     """
 
     checkpoint: Checkpoint
     sources: Sequence[Source]
     notes: Sequence[str] = ()
+
+    @property
+    def files(self) -> Sequence[Source]:
+        """Those that hold tensors: all but the index, which is last."""
+        return self.sources[:-1] or self.sources
 
     @property
     def manifest(self) -> Manifest:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ..device import kind_of, parse
+from ..device import kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
 from ..verbs.inspect import inspect
 from . import inputs as batches
@@ -27,7 +27,6 @@ from .steps import Difference, compared
 __all__ = ["Finding", "Rehearsal", "rehearse"]
 
 _STEPS = ("forward", "train")
-_UNNUMBERED = ("cpu", "mps", "meta")
 
 
 def rehearse(
@@ -90,11 +89,7 @@ def _device(path: StrPath, device: str, simulate: bool) -> str:
         manifest = inspect(path)
         usual = next((each for each in manifest.devices if each != "meta"), "cpu")
         return usual if simulate or is_there(usual) else "cpu"
-    tag = parse(device)
-    if tag == "meta":
-        raise DeviceError("nothing can be computed on meta")
-    if kind_of(tag) not in _UNNUMBERED and ":" not in tag:
-        tag = f"{tag}:0"
+    tag = numbered(device)
     if not simulate and not is_there(tag):
         raise DeviceError(
             f"{tag} is not there: torch {torch.__version__} can't use it on this machine",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from ..manifest import Manifest
 from .findings import FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
 from .rehearsal import is_there
 
-_BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar")
+_BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar", "torch-sharded")
+_BY_SAFETENSORS = ("safetensors", "safetensors-sharded")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -26,25 +28,37 @@ def there(manifest: Manifest, device: str) -> str:
     return usual if is_there(usual) else "cpu"
 
 
-def reloaded(path: str, format: str, device: str) -> Finding:
-    """Whether torch loads a checkpoint onto a device, and all of it lands there."""
+def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
+    """Whether torch loads a checkpoint onto a device, and all of it lands there.
+
+    Args:
+        files: those that hold its tensors, loaded one after another.
+        format: of the checkpoint.
+        device: where to.
+    """
     if not is_there(device):
         return Finding("reload", SKIPPED, f"there is no {device} on this machine")
+    how, tensors, stray = "", 0, list[str]()
     try:
-        how, found = _load(path, format, device)
+        for file in files:
+            by, found = _load(file, format, device)
+            if by is None:
+                why = f"torch loads {format} only by running what it says"
+                return Finding("reload", SKIPPED, why)
+            how = by
+            for name, tensor in tensors_in(found):
+                tensors += 1
+                if tensor.device != torch.device(device) and not tensor.is_meta:
+                    stray.append(name)
     except pickle.UnpicklingError as error:
         return Finding("reload", SKIPPED, "torch.load(weights_only=True) refuses it", _why(error))
     except Exception as error:  # whatever torch raises is the finding
         return Finding("reload", FAILED, "torch can't load it", [spell(error)])
-    if how is None:
-        return Finding("reload", SKIPPED, f"torch loads {format} only by running what it says")
-    tensors = list(tensors_in(found))
-    stray = [name for name, tensor in tensors if tensor.device != torch.device(device)]
-    data = {"by": how, "device": device, "tensors": len(tensors), "elsewhere": stray}
+    data = {"by": how, "device": device, "tensors": tensors, "elsewhere": stray}
     if stray:
-        title = f"{counted(len(stray), 'tensor')} of {len(tensors):,} did not land on {device}"
+        title = f"{counted(len(stray), 'tensor')} of {tensors:,} did not land on {device}"
         return Finding("reload", FAILED, title, [listed(stray)], data)
-    title = f"{how} put {counted(len(tensors), 'tensor')} on {device}"
+    title = f"{how} put {counted(tensors, 'tensor')} on {device}"
     return Finding("reload", PASSED, title, (), data)
 
 
@@ -59,17 +73,25 @@ def _load(path: str, format: str, device: str) -> tuple[str | None, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of old formats, and of what they hold
         if format in _BY_TORCH_LOAD:
-            mapped = format == "torch-zip"
+            mapped = _can_be_mapped(path)
             loaded = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
             return f"torch.load(weights_only=True{', mmap=True' if mapped else ''})", loaded
         if format == "torchscript":
             script = torch.jit.load(path, map_location=device)
             return "torch.jit.load", dict(script.state_dict())
-        if format == "safetensors":
+        if format in _BY_SAFETENSORS:
             from safetensors.torch import load_file
 
             return "safetensors.torch.load_file", load_file(path, device=device)
     return None, None
+
+
+def _can_be_mapped(path: str) -> bool:
+    """Whether it is a zip in which tensors lie as they are: of others torch maps what it finds."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
 
 
 def tensors_in(root: object) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import formats
+from ..device import numbered
 from ..drafts.differing import Difference, Kind
-from ..errors import CheckFailed, InputError, StrPath
+from ..errors import CheckFailed, CorruptError, InputError, StrPath
 from ..manifest import Manifest
-from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, counted
-from ..source import Source
+from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted, listed
 from ..verifier import Progress
 from .diff import diff
 
@@ -31,6 +31,7 @@ _LEFT_OUT = (
     Kind.ORDER,
     Kind.UNSHARED,
 )
+_NO_TORCH = "torch is not installed"
 
 
 @dataclass(frozen=True)
@@ -124,44 +125,48 @@ def validate(
 
     Raises:
         UsageError: the request makes no sense.
-        DeviceError: the device isn't there, and isn't to be played.
-        InputError: a file is missing or can't be opened.
+        DeviceError: it is no device; or a model is to run there, and it isn't there and isn't to
+            be played.
+        InputError: a file is missing or can't be opened, or would have to be trusted.
     """
     path = os.fspath(src)
+    device = device if device == "auto" else numbered(device)
     specs = (input,) if isinstance(input, str) else tuple(input)
-    container, manifest = _container(path, progress)
+    container, manifest, files = _container(path, progress)
     if manifest is None:
-        unread = [Finding(each, SKIPPED, "it can't be read") for each in CHECKS[1:]]
+        unread = _skipped(CHECKS[1:], "it can't be read")
         return ValidationReport(path, _text(against), device, False, (container, *unread))
     compared = _against(path, against, part, progress)
-    rehearsal = None
+    rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
     if model is not None or step is not None:
-        from ..runtime.rehearsal import rehearse
-
-        rehearsal = rehearse(
-            path,
-            model=model,
-            inputs=specs,
-            step=step,
-            optimizer=optimizer,
-            device=device,
-            simulate=simulate,
-            against=against,
-            trust_pickle=trust_pickle,
-        )
-    where, loaded = _reload(path, manifest, device if rehearsal is None else rehearsal.device)
-    left_out = tuple(Finding(each, SKIPPED, "no model was named") for each in CHECKS[3:])
+        try:
+            from ..runtime.rehearsal import rehearse
+        except ImportError:
+            rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
+        else:
+            try:
+                rehearsal = rehearse(
+                    path,
+                    model=model,
+                    inputs=specs,
+                    step=step,
+                    optimizer=optimizer,
+                    device=device,
+                    simulate=simulate,
+                    against=against,
+                    trust_pickle=trust_pickle,
+                )
+            except CorruptError as error:
+                unfit = Finding("model", FAILED, f"the state can't be read: {error}")
+                rest = _skipped(CHECKS[4:], "not reached")
+                rehearsal = Rehearsal(device, False, (unfit, *rest))
+    where, loaded = _reload(files, manifest, rehearsal.device)
     return ValidationReport(
         source=path,
         against=_text(against),
         device=where,
-        simulated=rehearsal is not None and rehearsal.simulated,
-        checks=(
-            container,
-            compared,
-            loaded,
-            *(left_out if rehearsal is None else rehearsal.findings),
-        ),
+        simulated=rehearsal.simulated,
+        checks=(container, compared, loaded, *rehearsal.findings),
         warnings=manifest.warnings,
     )
 
@@ -170,11 +175,17 @@ def _text(path: StrPath | None) -> str | None:
     return None if path is None else os.fspath(path)
 
 
+def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
+    return tuple(Finding(check, SKIPPED, why) for check in checks)
+
+
 # -- the first rungs ------------------------------------------------------------------------------
 
 
-def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest | None]:
-    """Whether the file is what it says, to the last byte; and what it holds."""
+def _container(
+    path: str, progress: Progress | None
+) -> tuple[Finding, Manifest | None, Sequence[str]]:
+    """Whether the file is what it says, to the last byte; what it holds; and where tensors lie."""
     summed = 0
 
     def report(nbytes: int) -> None:
@@ -187,31 +198,33 @@ def _container(path: str, progress: Progress | None) -> tuple[Finding, Manifest 
         with formats.opened(path) as found:
             manifest = found.manifest
             faults = list(found.checkpoint.damage(report))
-            faults += [fault for source in found.sources for fault in _second_opinion(source)]
+            files = [source.path for source in found.files]
+            if manifest.format.startswith("safetensors"):
+                faults += [fault for file in files for fault in _second_opinion(file)]
     except InputError as error:
         if not Path(path).exists():
             raise
-        return Finding("container", FAILED, str(error)), None
+        return Finding("container", FAILED, str(error)), None, ()
     what = f"{manifest.format}, {counted(len(manifest.tensors), 'tensor')}"
     data = {"format": manifest.format, "nbytes": manifest.nbytes, "faults": faults}
     if faults:
         title = f"{what}: {counted(len(faults), 'fault')}"
-        return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest
+        return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest, files
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
-    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest
+    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
 
 
-def _second_opinion(source: Source) -> list[str]:
+def _second_opinion(path: str) -> list[str]:
     """What the safetensors library has against a file of its own, if it is there to be asked."""
-    if not source.path.endswith(".safetensors"):
-        return []
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         return []
     try:
-        with safe_open(source.path, framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             file.keys()
+    except ImportError:  # it asks for torch
+        return []
     except (SafetensorError, OSError) as error:
         return [f"the safetensors library refuses it: {str(error).splitlines()[0]}"]
     return []
@@ -224,7 +237,9 @@ def _against(path: str, against: StrPath | None, part: bool, progress: Progress 
     try:
         found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
     except InputError as error:
-        return Finding("against", FAILED, f"it can't be compared: {error}", (), {})
+        if not Path(against).exists():
+            raise
+        return Finding("against", FAILED, f"it can't be compared: {error}")
     unlike = [each for each in found.differences if not (part and each.kind in _LEFT_OUT)]
     if not unlike:
         casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
@@ -235,16 +250,33 @@ def _against(path: str, against: StrPath | None, part: bool, progress: Progress 
 
 
 def _told(differences: Sequence[Difference]) -> list[str]:
-    lines = [f"{each.name}: {each.kind}" for each in differences[:_MOST_TOLD]]
+    lines = [_line(each) for each in differences[:_MOST_TOLD]]
     more = len(differences) - len(lines)
     return [*lines, f"and {more:,} more"] if more else lines
 
 
-def _reload(path: str, manifest: Manifest, device: str) -> tuple[str, Finding]:
+def _line(difference: Difference) -> str:
+    """What differs, and where it is few words how."""
+    told = f"{difference.name}: {difference.kind}"
+    values, old, new = difference.values, difference.old, difference.new
+    if values is not None:
+        by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"
+        first = f"the first, {list(values.first)}, is {values.new} and was {values.old}"
+        return f"{told} in {values.differing:,} of {counted(values.of, 'element')}{by}; {first}"
+    if difference.names:
+        return f"{told}: {listed(difference.names)}"
+    if all(isinstance(each, (bool, int, float)) for each in (old, new)):
+        return f"{told}: {old} → {new}"
+    if difference.kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.RENAMED):
+        return f"{told}: {old} → {new}"
+    return told
+
+
+def _reload(files: Sequence[str], manifest: Manifest, device: str) -> tuple[str, Finding]:
     """Whether torch itself loads it, and where."""
     try:
         from ..runtime.reloading import reloaded, there
     except ImportError:
-        return device, Finding("reload", SKIPPED, "torch is not installed")
+        return device, Finding("reload", SKIPPED, _NO_TORCH)
     wanted = there(manifest, device)
-    return wanted, reloaded(path, manifest.format, wanted)
+    return wanted, reloaded(files, manifest.format, wanted)

@@ -104,6 +104,7 @@ def convert(
 
     \b
     --preset lightning   --root state_dict --strip-prefix model
+                         --rename 's/\\b_orig_mod\\.//g'
     --preset hf          --select model --bare
                          --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'
     --preset deploy      --select model --bare --to cpu

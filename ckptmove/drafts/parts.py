@@ -25,6 +25,8 @@ from .canonical import flags_of, is_plain, is_untouched, nodes_of
 from .draft import Draft, Stored, View
 
 _SHARED = ("keep", "duplicate", "error")
+_LARGEST_EXPANDED = 1 << 30  # bytes of a tensor that shows the same ones again and again
+_MOST_EXPANDED = 256  # how many times they may be shown in a larger one
 _WIDEST = 16  # bytes of the largest element
 
 
@@ -245,10 +247,8 @@ class _Division:
             self.alone(stored, uses)
             return
         if owner is None:
-            name = raw or uses[0].names[0]
-            if raw is None and self.mode == "duplicate":  # whose name is that of a duplicate
-                name = f"{name}~bytes"
-            part = self.flat(stored, start, end, name)
+            # not the tensor's own name: under that, others expect it in its shape
+            part = self.flat(stored, start, end, raw or f"{uses[0].names[0]}~bytes")
         else:
             part = self.part(stored, owner.view, owner.start, owner.names[0])
         if raw is not None:
@@ -296,6 +296,12 @@ class _Division:
         dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
         shape = (*view.shape, last) if last else view.shape
         nbytes = nbytes_of(prod(view.shape), view.dtype)
+        if nbytes > max(_LARGEST_EXPANDED, _MOST_EXPANDED * stored.nbytes):
+            raise RefusedError(
+                f"{name!r} is expanded: it would take {nbytes:,} bytes to write the "
+                f"{stored.nbytes:,} that it shows",
+                hint=f"--exclude '{name}' leaves it out",
+            )
         plain = _is_contiguous(view) and not (view.conj or view.neg)
         part = Part(
             name=self.name(name),

@@ -70,9 +70,9 @@ class _Pickler(pickle.Pickler):
     def _bytes(self, storage: Any) -> memoryview:
         if storage.device.type == "meta":
             raise UnsupportedError("a storage on the meta device has no bytes to be saved")
+        self._alive.append(storage)  # its number is its key: no other may get it
         if storage.device.type != "cpu":
             storage = storage.cpu()
-        self._alive.append(storage)
         nbytes = storage.nbytes()
         if not nbytes:
             return memoryview(b"")

@@ -25,12 +25,14 @@ from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
 
 SCHEMA = 1
+_MOST_TOLD = 6  # losses
 #: What DistributedDataParallel and torch.compile put into names.
+_COMPILED = r"s/\b_orig_mod\.//g"
 _WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
 
 #: What each preset stands for, in options of `convert`.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "lightning": {"root": "state_dict", "strip_prefix": "model"},
+    "lightning": {"root": "state_dict", "rename": (_COMPILED,), "strip_prefix": "model"},
     "hf": {"select": ("model",), "rename": (_WRAPPERS,), "bare": True},
     "deploy": {"select": ("model",), "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
 }
@@ -311,9 +313,10 @@ def _refuse_losses(draft: Draft, drop: Sequence[str]) -> list[Loss]:
     """
     left = [loss for loss in draft.losses if not any(covers(each, loss.name) for each in drop)]
     if left:
-        more = f", and {len(left) - 1:,} more" if len(left) > 1 else ""
+        told = [f"{loss.name}, which {loss.why}" for loss in left[:_MOST_TOLD]]
+        more = [f"{len(left) - len(told):,} more"] if len(left) > len(told) else []
         raise RefusedError(
-            f"would lose {left[0].name}, which {left[0].why}{more}",
+            f"would lose {'; '.join([*told, *more])}",
             hint=f"--drop '{left[0].name}' accepts that",
         )
     return list(draft.losses)

@@ -89,6 +89,6 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"metadata are text: {key!r} is not")
-        if key in (TREE, "format"):  # which must be `pt` for transformers to load the file
+        if key == TREE:
             raise UsageError(f"the metadata {key!r} is ckptmove's own")
     return found

@@ -56,8 +56,8 @@ def validate(
 
     The checks, each passed, failed or skipped with its reason: every checksum of the file; equal to
     OTHER; loaded by torch itself; taken by the model, strictly; a step; and what that step did on
-    which device. Nothing in the file is executed unless --trust-pickle says so; FACTORY is code of
-    yours, and is.
+    which device. Nothing in the file is executed unless --trust-pickle says so, or it is a program,
+    TorchScript or .pt2, and asked for a step; FACTORY is code of yours, and is.
 
     FACTORY is package.module:name, path/to/file.py:name, a Hugging Face folder, a TorchScript file
     or a .pt2. SPEC is float32[8,3,224,224], int64[2,128]<1000 or NAME=…, or the name of a function;

@@ -12,6 +12,7 @@ import torch
 
 from ..manifest import Manifest
 from .findings import FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
+from .programs import makes_itself
 from .rehearsal import is_there
 
 _BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar")
@@ -31,6 +32,9 @@ def reloaded(path: str, format: str, device: str) -> Finding:
     if not is_there(device):
         return Finding("reload", SKIPPED, f"there is no {device} on this machine")
     try:
+        if format == "torchscript" and makes_itself(path):
+            title = "torch.jit.load would run code of the file, its __setstate__"
+            return Finding("reload", SKIPPED, title)
         how, found = _load(path, format, device)
     except pickle.UnpicklingError as error:
         return Finding("reload", SKIPPED, "torch.load(weights_only=True) refuses it", _why(error))

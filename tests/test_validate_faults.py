@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 import ckptmove
 from ckptmove.errors import UnsupportedError
 from ckptmove.runtime.rehearsal import rehearse
+
+from . import rehearsing
+from .test_rehearsal import SAVED, spoilt, train
 
 
 class Maker(torch.nn.Module):
@@ -104,3 +108,52 @@ def test_a_program_with_compiled_code_is_refused(tmp_path: Path) -> None:
         file.writestr(f"{root}/data/aotinductor/model/it.so", b"\x7fELF")
     with pytest.raises(UnsupportedError, match="compiled code"):
         rehearse(path, step="forward")
+
+
+# -- what a step must not let pass -----------------------------------------------------------------
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    path = tmp_path / SAVED
+    torch.save(rehearsing.of_convolutions(), path)
+    return path
+
+
+def slots(saved: dict[str, Any]) -> dict[str, Any]:
+    """The state of the first parameter."""
+    found: dict[str, Any] = saved["optimizer"]["state"][0]
+    return found
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a moment that is no number": (
+        lambda saved: slots(saved)["exp_avg"].fill_(float("nan")),
+        "not finite",
+    ),
+    "a negative second moment": (lambda saved: slots(saved)["exp_avg_sq"].fill_(-1), "not finite"),
+    "a moment of whole numbers": (
+        lambda saved: slots(saved).update(exp_avg=slots(saved)["exp_avg"].long()),
+        "int64",
+    ),
+    "no step": (lambda saved: slots(saved).pop("step"), "lacks step"),
+    "no groups": (lambda saved: saved["optimizer"]["param_groups"].clear(), "no parameter group"),
+    "no betas": (
+        lambda saved: saved["optimizer"]["param_groups"][0].pop("betas"),
+        "group 0 lacks betas",
+    ),
+    "a buffer that is no number": (
+        lambda saved: next(
+            value for key, value in saved["model"].items() if key.endswith("running_mean")
+        ).fill_(float("nan")),
+        "running_mean is no number",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_state_fails_the_step(sound: Path, name: str) -> None:
+    spoil, said = FAULTS[name]
+    found = train(spoilt(sound, spoil)).of("step")
+    assert found.outcome == "failed", found
+    assert said in str((found.title, found.details))

@@ -297,8 +297,8 @@ def _optimizer(
     misfit: optimizers.Misfit | None = None
     for state in held.optimizers:
         content = stage.optimizer_state(state, held, to)
-        kind, known = (made, "") if made is not None else optimizers.kind_of(content)
         try:
+            kind, known = (made, "") if made is not None else optimizers.kind_of(content)
             rebuilt = optimizers.rebuilt(module, content, kind, known, simulated=not stage.values)
         except optimizers.Misfit as error:
             misfit = misfit or error

@@ -89,6 +89,10 @@ def taken(
         step.problems += _not_finite(leaves, "the output")
         gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
         step.problems += _not_finite(gradients, "the gradient of")
+        step.problems += _no_numbers(module)
+    if optimizer is not None and values and not step.problems:
+        updated = {n: p for n, p in module.named_parameters() if n in gradients}
+        step.problems += _not_finite(updated, "after the step,")
     step.gradients = sum(p.grad is not None for p in module.parameters())
     if optimizer is not None:
         step.problems += _unsaved(module, optimizer)
@@ -192,6 +196,17 @@ def _not_finite(tensors: Mapping[str, torch.Tensor], what: str) -> list[str]:
         wrong = int((~torch.isfinite(tensor.detach())).sum())
         if wrong:
             lines.append(f"{what} {name} is not finite in {wrong:,} of {tensor.numel():,} values")
+    return lines[:_MOST_LISTED]
+
+
+def _no_numbers(module: torch.nn.Module) -> list[str]:
+    """Buffers with NaNs, which are not always computed with; infinities mask things."""
+    lines = []
+    for name, buffer in module.named_buffers():
+        if buffer.layout is torch.strided and buffer.is_floating_point():
+            wrong = int(buffer.detach().isnan().sum())
+            if wrong:
+                lines.append(f"{name} is no number in {wrong:,} of {buffer.numel():,} values")
     return lines[:_MOST_LISTED]
 
 

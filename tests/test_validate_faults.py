@@ -1,6 +1,8 @@
 """What a hostile file can't have `validate` run, and faults that it must not let pass."""
 
 import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from ckptmove.errors import UnsupportedError
 from ckptmove.runtime.rehearsal import rehearse
 
 from . import rehearsing
+from .rehearsing import IMAGES, Convolutions
 from .test_rehearsal import SAVED, spoilt, train
 
 
@@ -157,3 +160,81 @@ def test_a_fault_in_the_state_fails_the_step(sound: Path, name: str) -> None:
     found = train(spoilt(sound, spoil)).of("step")
     assert found.outcome == "failed", found
     assert said in str((found.title, found.details))
+
+
+# -- what the model's code may do ------------------------------------------------------------------
+
+UNRULY = """
+import os, sys
+from tests.rehearsing import Convolutions, images
+
+class Exits(Convolutions):
+    def forward(self, x):
+        sys.exit(0)
+
+class Speaks(Convolutions):
+    def forward(self, x):
+        print("said")
+        os.write(1, b"written")
+        return super().forward(x)
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError
+
+class Fails(Convolutions):
+    def forward(self, x):
+        raise Silent
+
+def exits():
+    sys.exit(0)
+"""
+
+
+@pytest.fixture
+def unruly(tmp_path: Path) -> Path:
+    path = tmp_path / "unruly.py"
+    path.write_text(UNRULY)
+    return path
+
+
+def test_a_model_that_exits_fails(sound: Path, unruly: Path) -> None:
+    assert train(sound, f"{unruly}:Exits").of("step").outcome == "failed"
+    found = rehearse(sound, model=Convolutions, inputs=[f"{unruly}:exits"], step="forward")
+    assert found.of("step").outcome == "failed"
+
+
+def test_an_error_that_cannot_be_told_fails(sound: Path, unruly: Path) -> None:
+    assert "Silent" in str(train(sound, f"{unruly}:Fails").of("step").details)
+
+
+def test_what_a_model_prints_is_no_result(sound: Path, unruly: Path) -> None:
+    options = ["--input", IMAGES, "--step", "train", "--json"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ckptmove",
+            "validate",
+            sound,
+            "--model",
+            f"{unruly}:Speaks",
+            *options,
+        ],
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["ok"]
+    assert b"said" in done.stderr
+    assert b"written" in done.stderr
+
+
+def test_a_simulation_imports_nothing_from_the_folder(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("json", "torch", "ckptmove"):
+        Path(f"{name}.py").write_text("open('written', 'w').close(); raise ImportError")
+    found = train(sound, device="cuda:7", simulate=True)
+    assert not Path("written").exists()
+    assert found.of("step").outcome == "passed"

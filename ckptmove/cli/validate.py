@@ -16,6 +16,7 @@ from .options import (
     source_argument,
     warn,
 )
+from .streams import stdout_kept
 
 
 @click.command()
@@ -69,7 +70,8 @@ def validate(
     ckptmove validate run.cuda-0.pt --model hf-folder/ --step train --device cuda:0 --simulate
     """
     path = needs_source(src)
-    with progress_bar("validate", path, shown=not (quiet or no_progress)) as progress:
+    shown = not (quiet or no_progress)
+    with progress_bar("validate", path, shown=shown) as progress, stdout_kept():
         report = validate_checkpoint(
             path,
             against=against,

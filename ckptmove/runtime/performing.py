@@ -24,6 +24,8 @@ from .tracing import Recorder, Trace, raised_at, raised_in
 
 _MOST_HAPPENINGS = 6  # shown of a kind
 _MOST_TOLD = 200  # in data
+#: What the user's code may raise; a script may parse arguments that aren't its own, and exit.
+_THEIRS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performanc
             built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
         except CkptmoveError:
             raise
-        except (Exception, SystemExit) as error:  # a script may parse arguments that aren't its own
+        except _THEIRS as error:
             _report(found, "model", stage, error, "the model can't be built")
             found.skip_rest("there is no model")
             return found
@@ -133,7 +135,7 @@ def _adopt(
     if built.is_program and _is_itself(request):
         try:
             stage.moved(built.module, None, held, to)
-        except Exception as error:
+        except _THEIRS as error:
             _report(found, "model", stage, error, "the model can't go to the device")
             return False
         found.find("model", PASSED, f"the checkpoint is itself the model: {kind}", *built.notes)
@@ -154,7 +156,7 @@ def _adopt(
         if not loads:
             lines.append(f"its own hooks take what doesn't fit by name: {fit.title()}")
         loads = True
-    except Exception as error:
+    except _THEIRS as error:
         if fit.loads:  # not what could be seen from outside
             _report(found, "model", stage, error, f"{kind} refuses its state")
             return False
@@ -175,7 +177,7 @@ def _adopt(
     if loads:
         try:
             stage.moved(built.module, fit, held, to)
-        except Exception as error:
+        except _THEIRS as error:
             _report(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
             return False
     return loads
@@ -229,7 +231,7 @@ def _take(
     except optimizers.Misfit as error:
         found.find("step", FAILED, "the optimizer's state is not that of the model", str(error))
         return
-    except Exception as error:
+    except _THEIRS as error:
         _report(found, "step", stage, error, "the step can't be prepared")
         return
     lines.insert(0, f"input: {batch.said}")
@@ -240,7 +242,7 @@ def _take(
         found.find("step", FAILED, str(error), *lines)
         _traced(found, recorder.trace(), stage, None)
         return
-    except Exception as error:
+    except _THEIRS as error:
         _failed_step(found, stage, built.module, recorder, error, [*problems, *lines])
         return
     found.step = step

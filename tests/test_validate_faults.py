@@ -238,3 +238,31 @@ def test_a_simulation_imports_nothing_from_the_folder(
     found = train(sound, device="cuda:7", simulate=True)
     assert not Path("written").exists()
     assert found.of("step").outcome == "passed"
+
+
+UNSEEN = """
+import torch
+from tests.rehearsing import Convolutions
+
+class Kernel(Convolutions):
+    def forward(self, x):
+        return super().forward(torch.nn.functional.conv2d(x, torch.ones(3, 3, 1, 1)))
+
+class Halved(Convolutions):
+    def forward(self, x):
+        y = super().forward(x).flatten(1)
+        return y.half() @ torch.ones(y.shape[1], 2, device=y.device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("Kernel", "wrong device: aten.convolution"), ("Halved", "the step failed")]
+)
+def test_operands_that_no_kernel_takes_fail_a_simulation(
+    sound: Path, tmp_path: Path, kind: str, said: str
+) -> None:
+    path = tmp_path / "unseen.py"
+    path.write_text(UNSEEN)
+    found = train(sound, f"{path}:{kind}", device="cuda:7", simulate=True).of("step")
+    assert found.outcome == "failed", found
+    assert said in found.title

@@ -14,6 +14,7 @@ import torch
 import ckptmove
 from ckptmove.errors import UnsupportedError
 from ckptmove.runtime.rehearsal import rehearse
+from ckptmove.runtime.steps import Step, compared
 
 from . import rehearsing
 from .rehearsing import IMAGES, Convolutions
@@ -266,3 +267,8 @@ def test_operands_that_no_kernel_takes_fail_a_simulation(
     found = train(sound, f"{path}:{kind}", device="cuda:7", simulate=True).of("step")
     assert found.outcome == "failed", found
     assert said in found.title
+
+
+def test_imaginary_parts_count_between_two_steps() -> None:
+    steps = [Step(outputs={"output": torch.tensor([1 + part * 1j])}) for part in (1, 9)]
+    assert not compared(*steps).close

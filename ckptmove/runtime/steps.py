@@ -319,8 +319,9 @@ def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Di
             equal = False
             tolerance = max(_tolerance(a.dtype), _tolerance(b.dtype), worst)
             worst = max(worst, tolerance)
-            apart = (a.double() - b.double()).abs()
-            near = torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
+            wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+            apart = (a.to(wide) - b.to(wide)).abs()
+            near = torch.allclose(a.to(wide), b.to(wide), tolerance, tolerance, equal_nan=True)
             close = close and near
             largest = float(apart.max()) if apart.numel() else 0.0
             n = int((apart != 0).sum())

@@ -150,6 +150,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verbs.diff",
         "runtime.findings",  # from here on, they read checkpoints as others do
         "runtime.imported",
+        "runtime.programs",
         "runtime.factories",
         "runtime.inputs",
         "runtime.saved",

@@ -6,10 +6,12 @@ none. What is said on stderr must never be the reason that something fails.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import IO, NoReturn
 
 from ..errors import WriteError
@@ -77,3 +79,17 @@ def take_streams() -> None:
             _lead_nowhere(fd)
     sys.stdout = _Result(1, sys.stdout)
     sys.stderr = _Remarks(2, sys.stderr)
+
+
+@contextlib.contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Meanwhile, what others print goes to stderr, so that stdout has our result alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

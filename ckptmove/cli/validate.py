@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import click
 
 from ..errors import CheckFailed
@@ -19,6 +16,7 @@ from .options import (
     source_argument,
     warn,
 )
+from .streams import stdout_kept
 
 
 @click.command()
@@ -59,8 +57,8 @@ def validate(
 
     The checks, each passed, failed or skipped with its reason: every checksum of the file; equal to
     OTHER; loaded by torch itself; taken by the model, strictly; a step; and what that step did on
-    which device. Nothing in the file is executed unless --trust-pickle says so; FACTORY is code of
-    yours, and is.
+    which device. Nothing in the file is executed unless --trust-pickle says so, or it is a program,
+    TorchScript or .pt2, and asked for a step; FACTORY is code of yours, and is.
 
     FACTORY is package.module:name, path/to/file.py:name, a Hugging Face folder, a TorchScript file
     or a .pt2. SPEC is float32[8,3,224,224], int64[2,128]<1000 or NAME=…, or the name of a function;
@@ -72,10 +70,8 @@ def validate(
     ckptmove validate run.cuda-0.pt --model hf-folder/ --step train --device cuda:0 --simulate
     """
     path = needs_source(src)
-    with (
-        progress_bar("validate", path, shown=not (quiet or no_progress)) as progress,
-        contextlib.redirect_stdout(sys.stderr),  # what the model's code prints is no result
-    ):
+    shown = not (quiet or no_progress)
+    with progress_bar("validate", path, shown=shown) as progress, stdout_kept():
         report = validate_checkpoint(
             path,
             against=against,

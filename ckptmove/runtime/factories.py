@@ -21,6 +21,7 @@ import torch
 
 from ..errors import InputError, UnsupportedError, UsageError
 from .imported import imported, is_named
+from .programs import danger
 
 #: What makes a module, or the name of it.
 Model = str | os.PathLike[str] | Callable[..., Any]
@@ -179,7 +180,7 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
             warnings.simplefilter("ignore")  # of torch.jit's own end
             return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")
     if fmt in ("torch-export", "pt2"):
-        return _exported(path)
+        return _exported(path, trust_pickle)
     if not trust_pickle:
         raise UnsupportedError(
             "it could only be a model as a pickled module, and unpickling runs what it says",
@@ -200,8 +201,15 @@ def _format(path: Path) -> str:
         return found.checkpoint.manifest.format
 
 
-def _exported(path: Path) -> Built:
+def _exported(path: Path, trust_pickle: bool) -> Built:
     """A program of torch.export, of which no pickle but of plain tensors is read."""
+    found = None if trust_pickle else danger(path)
+    if found is not None:
+        raise UnsupportedError(
+            f"torch would run it while it loads the program: {found}",
+            path=str(path),
+            hint="trust the file with --trust-pickle",
+        )
     before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:

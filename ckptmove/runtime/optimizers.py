@@ -84,7 +84,12 @@ def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]
 
     Raises:
         Unrecognised: it isn't.
+        Misfit: it is that of no parameters at all.
     """
+    if not state["param_groups"]:
+        raise Misfit(
+            f"it has no parameter group, and {counted(len(state['state']), 'state')} of parameters"
+        )
     group = _hyper(state)
     slots = _slots(state)
     if "clip_threshold" in group:
@@ -272,10 +277,18 @@ def rebuilt(
     problems = check(optimizer, state, by_key, own)
     if content["param_groups"] and any(not isinstance(key, int) for key in keys):
         content = _numbered(content)
-    optimizer.load_state_dict(dict(content))
-    for group in optimizer.param_groups:
-        for key, value in optimizer.defaults.items():
-            group.setdefault(key, value)  # an older torch knew fewer
+    try:
+        optimizer.load_state_dict(dict(content))
+    except Exception as error:
+        if problems:  # which say more
+            raise Misfit("; ".join(problems)) from error
+        raise
+    for n, group in enumerate(optimizer.param_groups):
+        lacking = sorted(optimizer.defaults.keys() - group.keys())
+        wanted = [key for key in lacking if key not in _MANNERS]  # torch fills in what is newer
+        if wanted:
+            problems.append(f"group {n} lacks {', '.join(wanted)}")
+        group.update({key: optimizer.defaults[key] for key in lacking})
     saved = frozenset(key for key, slots in state["state"].items() if slots)
     name = f"{made.__name__} ({known})" if known else made.__name__
     return Rebuilt(optimizer, name, by_key, saved, problems)
@@ -370,6 +383,9 @@ def check(
                         f"{slot} of {name} (parameter {key}) is {list(value.shape)}, "
                         f"the parameter {list(shape)}"
                     )
+                elif own[name].is_floating_point() and not value.is_floating_point():
+                    kind = str(value.dtype).removeprefix("torch.")
+                    problems.append(f"{slot} of {name} (parameter {key}) is of {kind}")
     return problems[:_MOST_LISTED]
 
 

@@ -24,6 +24,9 @@ from .stages import Stage
 from .steps import NoLoss, Step
 from .tracing import Recorder
 
+#: What the user's code may raise; a script may parse arguments that aren't its own, and exit.
+_THEIRS = (Exception, SystemExit)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -59,7 +62,7 @@ def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performanc
             built = stage.build(lambda: _built(request, held), held.manifest.nbytes)
         except CkptmoveError:
             raise
-        except (Exception, SystemExit) as error:  # a script may parse arguments that aren't its own
+        except _THEIRS as error:
             report_error(found, "model", stage, error, "the model can't be built")
             found.skip_rest("there is no model")
             return found
@@ -101,7 +104,7 @@ def _adopt(
     if built.is_program and _is_itself(request):
         try:
             stage.moved(built.module, None, held, to)
-        except Exception as error:
+        except _THEIRS as error:
             report_error(found, "model", stage, error, "the model can't go to the device")
             return False
         found.find("model", PASSED, f"the checkpoint is itself the model: {kind}", *built.notes)
@@ -124,7 +127,7 @@ def _adopt(
         if not loads:
             lines.append(f"its own hooks take what doesn't fit by name: {fit.title()}")
         loads = True
-    except Exception as error:
+    except _THEIRS as error:
         if fit.loads:  # not what could be seen from outside
             report_error(found, "model", stage, error, f"{kind} refuses its state")
             return False
@@ -145,7 +148,7 @@ def _adopt(
     if loads:
         try:
             stage.moved(built.module, fit, held, to)
-        except Exception as error:
+        except _THEIRS as error:
             report_error(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
             return False
     return loads
@@ -206,7 +209,7 @@ def _take(
     except optimizers.Misfit as error:
         found.find("step", FAILED, "the optimizer's state is not that of the model", str(error))
         return
-    except Exception as error:
+    except _THEIRS as error:
         report_error(found, "step", stage, error, "the step can't be prepared")
         return
     lines.insert(0, f"input: {batch.said}")
@@ -217,7 +220,7 @@ def _take(
         found.find("step", FAILED, str(error), *lines)
         report_trace(found, recorder.trace())
         return
-    except Exception as error:
+    except _THEIRS as error:
         report_failed_step(found, stage, built.module, recorder, error, problems, lines)
         return
     found.step = step
@@ -274,8 +277,8 @@ def _optimizer(
     misfit: optimizers.Misfit | None = None
     for state in held.optimizers:
         content = stage.optimizer_state(state, held, to)
-        kind, known = (made, "") if made is not None else optimizers.kind_of(content)
         try:
+            kind, known = (made, "") if made is not None else optimizers.kind_of(content)
             rebuilt = optimizers.rebuilt(module, content, kind, known, simulated=not stage.values)
         except optimizers.Misfit as error:
             misfit = misfit or error

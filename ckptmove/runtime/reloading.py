@@ -13,6 +13,7 @@ import torch
 
 from ..manifest import Manifest
 from .findings import FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
+from .programs import makes_itself
 from .rehearsal import is_there
 
 _BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar", "torch-sharded")
@@ -41,6 +42,9 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
     how, tensors, stray = "", 0, list[str]()
     try:
         for file in files:
+            if format == "torchscript" and makes_itself(file):
+                title = "torch.jit.load would run code of the file, its __setstate__"
+                return Finding("reload", SKIPPED, title)
             by, found = _load(file, format, device)
             if by is None:
                 why = f"torch loads {format} only by running what it says"

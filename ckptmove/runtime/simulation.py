@@ -5,7 +5,7 @@ autograd graph where torch is built without CUDA, which ends the process; but ev
 autograd needs for the device type `lazy`, which stands in. Whatever the model's code says of the
 real device is taken to mean the stand-in.
 
-    python -m ckptmove.runtime.simulation < request.json > result.json
+    python -c 'from ckptmove.runtime.simulation import main; main()' < request.json > result.json
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import errors
 from .factories import Built
-from .findings import CHECKS, SKIPPED, Finding, spell
+from .findings import CHECKS, SKIPPED, Finding, spell, text_of
 from .fitting import Fit
 from .inputs import Batch
 from .performing import Request, perform
@@ -39,6 +39,11 @@ from .stages import Stage, is_mismatch
 PATIENCE = 600.0  # seconds
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
 _MOST_SAID = 1 << 16  # bytes of what the process said last
+#: Nothing is imported from the folder that it runs in, where a checkpoint may have brought code.
+_BEGIN = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from ckptmove.runtime.simulation import main; main()"
+)
 
 #: Exceptions by which torch says that a value is needed, or that there is no shape without one.
 _NO_VALUE = frozenset(
@@ -144,7 +149,7 @@ class Simulated(Stage):
             return f"{getattr(error, 'func', '') or spell(error)} needs values"
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             return f"it is compiled: {spell(error)}"
-        if not is_mismatch(error) and _OF_FAKES.search(str(error)):
+        if not is_mismatch(error) and _OF_FAKES.search(text_of(error)):
             return self.call(spell(error))
         return None
 
@@ -170,7 +175,7 @@ def simulate(request: Request, *, patience: float = PATIENCE) -> tuple[Finding, 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths())}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "ckptmove.runtime.simulation"],
+            [sys.executable, "-c", _BEGIN],
             input=said.encode(),
             capture_output=True,
             timeout=patience,
@@ -220,7 +225,3 @@ def main() -> None:
     with os.fdopen(telling, "w") as out:
         json.dump(result, out)
     os._exit(0)  # torch may abort while it is torn down
-
-
-if __name__ == "__main__":
-    main()

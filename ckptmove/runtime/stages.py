@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .factories import Built
+from .findings import text_of
 from .fitting import Fit, loaded_into
 from .inputs import Batch
 from .saved import Placing, Saved, State
@@ -19,7 +20,7 @@ _MISMATCH = re.compile(r"same device|different devices|FakeTensor Device Propaga
 
 def is_mismatch(error: BaseException) -> bool:
     """Whether an operation was given tensors of several devices."""
-    return _MISMATCH.search(str(error)) is not None
+    return _MISMATCH.search(text_of(error)) is not None
 
 
 class Stage:

@@ -87,9 +87,13 @@ def taken(
     leaves = dict(tensors_of(output))
     if values:
         step.problems += _not_finite({_output(n): leaf for n, leaf in leaves.items()})
-        own = module.named_parameters()
-        gradients = {f"the gradient of {n}": p.grad for n, p in own if p.grad is not None}
-        step.problems += _not_finite(gradients)
+        own = dict(module.named_parameters())
+        gradients = {n: p.grad for n, p in own.items() if p.grad is not None}
+        told = {f"the gradient of {n}": gradient for n, gradient in gradients.items()}
+        step.problems += _not_finite(told) + _no_numbers(module)
+        if optimizer is not None and not step.problems:
+            updated = {f"after the step, {n}": own[n] for n in gradients}
+            step.problems += _not_finite(updated)
     step.gradients = sum(p.grad is not None for p in module.parameters())
     if optimizer is not None:
         step.problems += _unsaved(module, optimizer)
@@ -197,6 +201,17 @@ def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
         wrong = int((~torch.isfinite(tensor.detach())).sum())
         if wrong:
             lines.append(f"{name} is not finite in {wrong:,} of {tensor.numel():,} values")
+    return lines[:_MOST_LISTED]
+
+
+def _no_numbers(module: torch.nn.Module) -> list[str]:
+    """Buffers with NaNs, which are not always computed with; infinities mask things."""
+    lines = []
+    for name, buffer in module.named_buffers():
+        if buffer.layout is torch.strided and buffer.is_floating_point():
+            wrong = int(buffer.detach().isnan().sum())
+            if wrong:
+                lines.append(f"{name} is no number in {wrong:,} of {buffer.numel():,} values")
     return lines[:_MOST_LISTED]
 
 
@@ -309,8 +324,9 @@ def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Di
             equal = False
             tolerance = max(_tolerance(a.dtype), _tolerance(b.dtype), worst)
             worst = max(worst, tolerance)
-            apart = (a.double() - b.double()).abs()
-            near = torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
+            wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+            apart = (a.to(wide) - b.to(wide)).abs()
+            near = torch.allclose(a.to(wide), b.to(wide), tolerance, tolerance, equal_nan=True)
             close = close and near
             largest = float(apart.max()) if apart.numel() else 0.0
             n = int((apart != 0).sum())

@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +41,9 @@ _SYNCS = frozenset(
 _COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
 #: What computes nothing: other names for a tensor.
 _NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
+
+#: What takes operands of one device and dtype alone.
+_STRICT = frozenset(("addmm", "addmv", "baddbmm", "bmm", "convolution", "mm", "mv"))
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -227,6 +231,7 @@ class Recorder(TorchDispatchMode):
         taken = [_Seen.of(each) for each in _tensors((args, kwargs))]
         site = self._site(func)
         try:
+            _check_operands(func, args, kwargs)
             out = func(*args, **kwargs)
         except BaseException:
             if self.error is None:  # what comes after it comes of it
@@ -319,6 +324,27 @@ class _Seen(NamedTuple):
     def of(cls, tensor: torch.Tensor) -> _Seen:
         nbytes = tensor.numel() * tensor.element_size()
         return cls(_indexed(tensor.device), tensor.dim() > 0, nbytes)
+
+
+def _check_operands(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise what a kernel would that wants operands of one device and dtype.
+
+    Fake tensors don't: those of a convolution take the device of its input, and no product of
+    matrices compares dtypes.
+    """
+    if func.namespace != "aten" or func._schema.name.rpartition("::")[2] not in _STRICT:
+        return
+    taken = _tensors((args, kwargs))
+    if not any(isinstance(each, FakeTensor) for each in taken):
+        return
+    devices = {str(each.device): None for each in taken}
+    if len(devices) > 1:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found " + " and ".join(devices)
+        )
+    dtypes = {str(each.dtype): None for each in taken}
+    if len(dtypes) > 1:
+        raise RuntimeError("expected operands of the same dtype, but got " + " and ".join(dtypes))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -244,7 +244,8 @@ def _against(path: str, against: StrPath | None, part: bool, progress: Progress 
     if not unlike:
         casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
         how = "equal to" if found.equal else "a part of"
-        title = f"{how} {found.a}: {counted(found.tensors, 'tensor')}, byte for byte"
+        bits = "but for casts" if casts else "byte for byte"
+        title = f"{how} {found.a}: {counted(found.tensors, 'tensor')}, {bits}"
         return Finding("against", PASSED, title, casts, found.to_json())
     return Finding("against", FAILED, f"differs from {found.a}", _told(unlike), found.to_json())
 

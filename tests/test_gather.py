@@ -351,7 +351,7 @@ def test_memory_does_not_grow_with_the_view(tmp_path: Path) -> None:
 
 
 def test_importing_ckptmove_leaves_the_rooms_shut() -> None:
-    script = "import sys, ckptmove; assert not {'torch', 'ckptmove.runtime'} & set(sys.modules)"
+    script = "import sys, ckptmove; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run(
         [sys.executable, "-c", script], check=True, cwd=Path(ckptmove.__file__).parents[1]
     )

@@ -193,6 +193,14 @@ def test_a_public_file_comes_back(path: Path, tmp_path: Path) -> None:
         before = inspect(path)
     except UnsupportedError:
         pytest.skip("it can't be read")
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt") as file:
+            has_metadata = (file.metadata() or {}).keys() - {"format"}
+        if has_metadata:
+            with pytest.raises(RefusedError, match="would lose <metadata>"):
+                convert(path, tmp_path / "lost.pt")
+            convert(path, tmp_path / "plain.pt", drop="<metadata>")
+            path = tmp_path / "plain.pt"
     trip = go(path, tmp_path)
     assert told(before) == told(inspect(trip.back))
     nested = path.name.endswith("net_cuda.pkl")

@@ -229,7 +229,9 @@ def test_a_flipped_bit_in_a_record(made: Path, tmp_path: Path, packed: bool) -> 
     bad = flipped(whole, tmp_path / "bad.pt", middle_of(whole, "data/0"))
     report = validate(bad, against=whole, model=Convolutions, input=IMAGES, step="train")
     assert report.of("container").title == "torch-zip, 27 tensors: 1 fault"
-    assert "data/0' is damaged: its checksum is wrong" in told(report, "container")
+    said = told(report, "container")
+    assert "data/0' " in said
+    assert "its checksum is wrong" in said or (packed and "does not inflate" in said)
     assert report.of("against").outcome == "failed"
     with zipfile.ZipFile(bad) as archive:
         assert str(archive.testzip()).endswith("data/0")

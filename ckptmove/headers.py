@@ -155,14 +155,14 @@ def read_json(content: bytes, what: str) -> Json:
     try:
         root = json.loads(
             content.decode("utf-8"),
-            object_pairs_hook=_unique,
+            object_pairs_hook=unique,
             parse_int=_integer,
             parse_float=_number,
             parse_constant=_number,
         )
         if _ESCAPED_SURROGATE.search(content):
             json.dumps(root, ensure_ascii=False).encode("utf-8")
-    except _Twice as error:
+    except Twice as error:
         raise CorruptError(f"{what} says {shown(error.args[0])} twice") from error
     except UnicodeError as error:
         raise CorruptError(f"{what} holds text that is not text") from error
@@ -189,15 +189,20 @@ def _check_nesting(content: bytes, what: str) -> None:
         raise CorruptError(f"{what} has absurdly many brackets")
 
 
-class _Twice(Exception):
-    """A key that occurs twice in an object."""
+class Twice(Exception):
+    """A key that occurs twice in an object: readers would disagree on it."""
 
 
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """An object of JSON, for `json.loads` to call.
+
+    Raises:
+        Twice: it says a key twice.
+    """
     found = dict(pairs)
     if len(found) != len(pairs):
         counted = Counter(name for name, _ in pairs)
-        raise _Twice(counted.most_common(1)[0][0])
+        raise Twice(counted.most_common(1)[0][0])
     return found
 
 

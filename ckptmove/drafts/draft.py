@@ -237,6 +237,11 @@ class Draft:
         return contents_of(container, Whole([], self.graph.ids, self.storages, {}, {}))
 
     @property
+    def sections(self) -> dict[str, Section]:
+        """What each tensor serves, by its name."""
+        return {entry.name: entry.section for entry in self.listed().tensors}
+
+    @property
     def storages(self) -> dict[str, Storage]:
         """As a manifest has them."""
         return {

@@ -8,12 +8,12 @@ else without any, and filled up at its end.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, TypeAlias
 
 from ..errors import CorruptError, UnsupportedError
+from ..headers import Twice, unique
 
 #: What `json.loads` gives.
 Json: TypeAlias = Any
@@ -43,11 +43,11 @@ class Document:
         try:
             text = content.decode("utf-8")
             self.root: Json = json.loads(
-                text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite
+                text, object_pairs_hook=unique, parse_float=_finite, parse_constant=_finite
             )
         except RecursionError as error:
             raise CorruptError(f"the record {name!r} is nested too deeply") from error
-        except _Twice as error:
+        except Twice as error:
             raise CorruptError(f"the record {name!r} says {error.args[0]!r} twice") from error
         except ValueError as error:
             raise CorruptError(f"the record {name!r} is not JSON") from error
@@ -92,18 +92,6 @@ class Document:
             elif old != new and not (old != old and new != new):  # NaN is not itself
                 return True
         return False
-
-
-class _Twice(Exception):
-    """A name that occurs twice in an object: readers would disagree on it."""
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counted = Counter(name for name, _ in pairs)
-        raise _Twice(counted.most_common(1)[0][0])
-    return found
 
 
 def _finite(text: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -12,15 +12,15 @@ from ..dtypes import nbytes_of
 from ..errors import CorruptError, InputError
 from ..manifest import Extent, Path, Storage
 from ..plan import Plan, carry_out
-from ..source import MAX_NBYTES, Memory, Readable
+from ..source import Memory, Readable
 from ..zips.amend import amend
 from ..zips.archive import DEFLATED, STORED, Archive, Record, most_inflated
-from ..zips.checking import damage
 from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
 from .documents import Document
 from .opening import Opening
+from .zip_container import ArchiveContainer
 
 
 class View(NamedTuple):
@@ -38,11 +38,10 @@ class View(NamedTuple):
         return prod(self.shape)
 
 
-class RecordsContainer(Container):
+class RecordsContainer(ArchiveContainer):
     """A zip file that holds containers in its records.
 
     Attributes:
-        archive: the zip.
         parts: the containers, by the name of their record.
         documents: the JSON texts, by the name of their record.
         by_torch: whether torch's own writer laid the zip out.
@@ -54,15 +53,10 @@ class RecordsContainer(Container):
         Raises:
             CorruptError: records contradict the directory, or overlap.
         """
-        super().__init__(archive.source)
-        self.archive = archive
-        self.opening = opening
-        self.folder = opening.folder()
+        super().__init__(archive, opening)
         self.parts: dict[str, Container] = {}
         self.documents: dict[str, Document] = {}
-        self._held: dict[str, Record] = {}  # that of each raw storage
         self.by_torch = by_torch
-        archive.check_layout()
         self.warnings += archive.oddities()
 
     def add(self, record: Record, path: Path, *, needed: bool) -> Container | None:
@@ -119,19 +113,6 @@ class RecordsContainer(Container):
         if self.source.start is not None and record.method == STORED:
             extent = Extent(self.source.start + self.archive.data_at(record), record.nbytes)
         self.storages[key] = Storage(key, view.device, record.nbytes, view.dtype, extent)
-
-    def content(self, storage: str) -> bytes:
-        """As `Container.content`."""
-        return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
-
-    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """As `Container.damage`."""
-        return damage(self.archive, report)
-
-    def crc32(self, storage: str) -> int:
-        """As `Container.crc32`."""
-        record = self._held[storage]
-        return record.crc32 if record.method == STORED else 0
 
     def read_document(self, record: Record) -> Document:
         """Read the JSON in a record.

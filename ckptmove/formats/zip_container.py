@@ -32,18 +32,49 @@ def prefix_of(archive: Archive) -> str:
     return first[: first.find("/") + 1]
 
 
-class ZipContainer(Container):
-    """A zip file with pickles in records, and a record for each storage, as torch lays it out."""
+class ArchiveContainer(Container):
+    """A zip file with storages in records.
+
+    Attributes:
+        archive: the zip.
+        opening: of the file.
+        folder: what the ids of its storages start with.
+    """
 
     def __init__(self, archive: Archive, opening: Opening) -> None:
+        """Check the layout; no record is read.
+
+        Raises:
+            CorruptError: records contradict the directory, or overlap.
+        """
         super().__init__(archive.source)
         self.archive = archive
         self.opening = opening
         self.folder = opening.folder()
+        self._held: dict[str, Record] = {}  # the record of each storage
+        archive.check_layout()
+
+    def content(self, storage: str) -> bytes:
+        """As `Container.content`."""
+        return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """As `Container.damage`."""
+        return damage(self.archive, report)
+
+    def crc32(self, storage: str) -> int:
+        """As `Container.crc32`."""
+        record = self._held[storage]
+        return record.crc32 if record.method == STORED else 0
+
+
+class ZipContainer(ArchiveContainer):
+    """A zip file with pickles in records, and a record for each storage, as torch lays it out."""
+
+    def __init__(self, archive: Archive, opening: Opening) -> None:
+        super().__init__(archive, opening)
         self.prefix = prefix_of(archive)
         self.pickled: list[Record] = []  # the record of each stream
-        self._held: dict[str, Record] = {}  # that of each storage
-        archive.check_layout()
         self._check_records()
         self.warnings += self._warnings()
 
@@ -114,19 +145,6 @@ class ZipContainer(Container):
         if self.source.start is None or record.method != STORED:
             return None
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
-
-    def content(self, storage: str) -> bytes:
-        """As `Container.content`."""
-        return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
-
-    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """As `Container.damage`."""
-        return damage(self.archive, report)
-
-    def crc32(self, storage: str) -> int:
-        """As `Container.crc32`."""
-        record = self._held[storage]
-        return record.crc32 if record.method == STORED else 0
 
     def may_be_left_out(self, storage: StorageId, record: Record) -> bool:
         """Whether the bytes of a storage need not be there."""

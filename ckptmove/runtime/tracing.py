@@ -45,8 +45,6 @@ _NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fr
 #: What takes operands of one device and dtype alone.
 _STRICT = frozenset(("addmm", "addmv", "baddbmm", "bmm", "convolution", "mm", "mv"))
 
-PHASES = ("forward", "backward", "optimizer")
-
 
 class Site(NamedTuple):
     """Where something happens.

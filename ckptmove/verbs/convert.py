@@ -276,10 +276,9 @@ def _shape(
         draft.graph.root, left_out = subtree(draft.graph.root, root)
     if not select and not exclude:
         return left_out
-    sections = {entry.name: entry.section for entry in draft.listed().tensors}
     recogniser = Recogniser(draft.graph.ids)
     within = "" if root is None else f"{root}."
-    pruned = prune(draft.graph.root, recogniser, select, exclude, sections)
+    pruned = prune(draft.graph.root, recogniser, select, exclude, draft.sections)
     return left_out + [f"{within}{name}" for name in pruned]
 
 

@@ -23,7 +23,6 @@ from ..runtime.matching import renamed
 from ..verifier import Progress
 
 SCHEMA = 1
-_TENSORS = (Kind.RESHAPED, Kind.RETYPED, Kind.CHANGED)
 
 
 @dataclass(frozen=True)
@@ -177,9 +176,8 @@ def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
     names: list[set[str]] = []
     unheard: list[set[str]] = []
     for draft in (old, new):
-        sections = {entry.name: entry.section for entry in draft.listed().tensors}
         recogniser = Recogniser(draft.graph.ids)
-        found, missed = named_by(draft.graph.root, recogniser, patterns, sections)
+        found, missed = named_by(draft.graph.root, recogniser, patterns, draft.sections)
         names.append(found)
         unheard.append(set(missed))
     for text in patterns:

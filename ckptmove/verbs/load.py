@@ -51,9 +51,8 @@ def load(
     with formats.uncollected(), formats.opened(path) as found:
         draft = found.draft()
         if patterns:
-            sections = {entry.name: entry.section for entry in draft.listed().tensors}
             recogniser = Recogniser(draft.graph.ids)
-            prune(draft.graph.root, recogniser, patterns, (), sections)
+            prune(draft.graph.root, recogniser, patterns, (), draft.sections)
         fill(draft)
         storages = Storages(draft.sources, restoring)
 

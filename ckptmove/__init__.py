@@ -34,7 +34,7 @@ from .manifest import (
 )
 from .opaque import Opaque
 from .placement import Kept, Moved
-from .runtime.findings import Finding
+from .rehearsal.findings import Finding
 from .verbs.convert import ConvertReport, convert
 from .verbs.diff import Diff, diff
 from .verbs.inspect import inspect

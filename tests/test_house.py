@@ -140,6 +140,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats",
     ),
     (
+        "live.tracing",
+        "live",
+    ),
+    (
         "verbs.inspect",
         "verbs.relocate",
         "verbs.companions",
@@ -148,23 +152,23 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verbs.load",
         "verbs.save",
         "verbs.diff",
-        "runtime.findings",  # from here on, they read checkpoints as others do
-        "runtime.imported",
-        "runtime.programs",
-        "runtime.factories",
-        "runtime.inputs",
-        "runtime.saved",
-        "runtime.fitting",
-        "runtime.optimizers",
-        "runtime.tracing",
-        "runtime.steps",
-        "runtime.stages",
-        "runtime.performance",
-        "runtime.performing",
-        "runtime.pretending",
-        "runtime.simulation",
-        "runtime.rehearsal",
-        "runtime.reloading",
+        "rehearsal.findings",  # from here on, they read checkpoints as others do
+        "rehearsal.imported",
+        "rehearsal.programs",
+        "rehearsal.factories",
+        "rehearsal.inputs",
+        "rehearsal.saved",
+        "rehearsal.fitting",
+        "rehearsal.optimizers",
+        "rehearsal.steps",
+        "rehearsal.stages",
+        "rehearsal.performance",
+        "rehearsal.performing",
+        "rehearsal.pretending",
+        "rehearsal.simulation",
+        "rehearsal.rehearse",
+        "rehearsal.reloading",
+        "rehearsal",
         "verbs.validate",
         "verbs.recover",
         "verbs",
@@ -195,6 +199,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
 )
 ORDER = [module for floor in FLOORS for module in floor]
+#: The rooms that import torch.
+TORCH = ("runtime", "live", "rehearsal")
 
 
 def modules() -> list[str]:
@@ -267,7 +273,7 @@ class Wall:
             raise ImportError(name + " is not to be imported")
 sys.meta_path.insert(0, Wall())
 import importlib
-for module in {[name for name in modules() if name.split(".")[0] != "runtime"]!r}:
+for module in {[name for name in modules() if name.split(".")[0] not in TORCH]!r}:
     if module != "__main__":
         importlib.import_module("ckptmove." + module if module else "ckptmove")
 """

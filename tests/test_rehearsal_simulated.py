@@ -11,9 +11,9 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.runtime.performing import Request
-from ckptmove.runtime.rehearsal import rehearse
-from ckptmove.runtime.simulation import simulate
+from ckptmove.rehearsal.performing import Request
+from ckptmove.rehearsal.rehearse import rehearse
+from ckptmove.rehearsal.simulation import simulate
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, named, sequences, trained

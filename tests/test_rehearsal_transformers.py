@@ -15,7 +15,7 @@ from torch.serialization import skip_data
 
 import ckptmove
 from ckptmove.errors import UnsupportedError, UsageError
-from ckptmove.runtime.rehearsal import rehearse
+from ckptmove.rehearsal.rehearse import rehearse
 
 from . import rehearsing
 
@@ -101,7 +101,7 @@ BILLION = {
 
 _WATCHED = """
 import json, resource, sys
-from ckptmove.runtime.rehearsal import rehearse
+from ckptmove.rehearsal.rehearse import rehearse
 found = rehearse(sys.argv[1], model=sys.argv[2], step="train", device="cuda:0", simulate=True)
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 print(json.dumps([[each.outcome for each in found.findings], peak]))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove.runtime import tracing
-from ckptmove.runtime.tracing import Recorder, Trace
+from ckptmove.live import tracing
+from ckptmove.live.tracing import Recorder, Trace
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a second device that every machine has

@@ -13,8 +13,8 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UnsupportedError
-from ckptmove.runtime.rehearsal import rehearse
-from ckptmove.runtime.steps import Step, compared
+from ckptmove.rehearsal.rehearse import rehearse
+from ckptmove.rehearsal.steps import Step, compared
 
 from . import rehearsing
 from .rehearsing import IMAGES, Convolutions

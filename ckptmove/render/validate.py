@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..runtime.findings import FAILED, PASSED, SKIPPED
+from ..rehearsal.findings import FAILED, PASSED, SKIPPED
 from ..verbs.validate import ValidationReport
 from .text import printable
 

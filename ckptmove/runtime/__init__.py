@@ -1,1 +1,1 @@
-"""The only rooms that import torch."""
+"""Tensors made, read and written: the rooms below the verbs that import torch."""

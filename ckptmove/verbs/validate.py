@@ -13,7 +13,7 @@ from ..device import numbered
 from ..drafts.differing import Difference, Kind
 from ..errors import CheckFailed, CorruptError, InputError, StrPath
 from ..manifest import Manifest
-from ..runtime.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted, listed
+from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted, listed
 from ..verifier import Progress
 from .diff import diff
 
@@ -140,7 +140,7 @@ def validate(
     rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
     if model is not None or step is not None:
         try:
-            from ..runtime.rehearsal import rehearse
+            from ..rehearsal.rehearse import rehearse
         except ImportError:
             rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
         else:
@@ -276,7 +276,7 @@ def _line(difference: Difference) -> str:
 def _reload(files: Sequence[str], manifest: Manifest, device: str) -> tuple[str, Finding]:
     """Whether torch itself loads it, and where."""
     try:
-        from ..runtime.reloading import reloaded, there
+        from ..rehearsal.reloading import reloaded, there
     except ImportError:
         return device, Finding("reload", SKIPPED, _NO_TORCH)
     wanted = there(manifest, device)

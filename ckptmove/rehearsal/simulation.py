@@ -5,7 +5,7 @@ autograd graph where torch is built without CUDA, which ends the process; but ev
 autograd needs for the device type `lazy`, which stands in. Whatever the model's code says of the
 real device is taken to mean the stand-in.
 
-    python -c 'from ckptmove.runtime.simulation import main; main()' < request.json > result.json
+    python -c 'from ckptmove.rehearsal.simulation import main; main()' < request.json > result.json
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_SAID = 1 << 16  # bytes of what the process said last
 #: Nothing is imported from the folder that it runs in, where a checkpoint may have brought code.
 _BEGIN = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from ckptmove.runtime.simulation import main; main()"
+    "from ckptmove.rehearsal.simulation import main; main()"
 )
 
 #: Exceptions by which torch says that a value is needed, or that there is no shape without one.

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .tracing import is_users
+from ..live.tracing import is_users
 
 _STAND_IN = "lazy"
 _STANDING_IN = re.compile(rf"\b{_STAND_IN}:(\d+)")

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from ..live.tracing import Recorder
 from .findings import counted, listed
 from .fitting import bits_equal
 from .inputs import SEED, Batch
 from .optimizers import Rebuilt, stays_on_cpu
-from .tracing import Recorder
 
 _MOST_LISTED = 8
 #: Relative and absolute differences that are let pass where bits may differ, by the coarsest dtype.

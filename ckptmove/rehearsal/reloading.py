@@ -14,7 +14,7 @@ import torch
 from ..manifest import Manifest
 from .findings import FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
 from .programs import makes_itself
-from .rehearsal import is_there
+from .rehearse import is_there
 
 _BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar", "torch-sharded")
 _BY_SAFETENSORS = ("safetensors", "safetensors-sharded")

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
+from ..live.tracing import Recorder
 from . import factories, fitting, inputs, optimizers, saved, steps
 from .factories import Built, Model
 from .findings import FAILED, PASSED, SKIPPED, counted, listed
@@ -22,7 +23,6 @@ from .performance import Performance, report_error, report_failed_step, report_t
 from .saved import Placing, Saved, State
 from .stages import Stage
 from .steps import NoLoss, Step
-from .tracing import Recorder
 
 #: What the user's code may raise; a script may parse arguments that aren't its own, and exit.
 _THEIRS = (Exception, SystemExit)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..live.tracing import Recorder, Trace, raised_at, raised_in
 from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, counted, spell
 from .stages import Stage, is_mismatch
 from .steps import Step
-from .tracing import Recorder, Trace, raised_at, raised_in
 
 _MOST_HAPPENINGS = 6  # shown of a kind
 _MOST_TOLD = 200  # in data

@@ -21,6 +21,8 @@ from .errors import (
     WriteError,
 )
 from .in_place import Recovered
+from .live.diagnosis import Diagnosis
+from .live.happenings import Happening, Operand, Site, Trace, Usage
 from .manifest import (
     Alias,
     Extent,
@@ -35,14 +37,23 @@ from .manifest import (
 from .opaque import Opaque
 from .placement import Kept, Moved
 from .rehearsal.findings import Finding
+from .render.move import MoveReport
+from .render.shown import FileManifest, LiveManifest
 from .verbs.convert import ConvertReport, convert
 from .verbs.diff import Diff, diff
+from .verbs.doctor import doctor
 from .verbs.inspect import inspect
 from .verbs.load import load
+from .verbs.move import move
+from .verbs.prefetch import prefetch
 from .verbs.recover import RecoverReport, recover
 from .verbs.relocate import RelocateReport, relocate
+from .verbs.report import report
 from .verbs.save import save
+from .verbs.to_device import to_device
+from .verbs.trace import trace
 from .verbs.validate import ValidationReport, validate
+from .verdicts import Verdict
 from .verifier import Progress
 
 __version__ = "0.1.0"
@@ -54,18 +65,24 @@ __all__ = [
     "ConvertReport",
     "CorruptError",
     "DeviceError",
+    "Diagnosis",
     "Diff",
     "Difference",
     "Extent",
+    "FileManifest",
     "Finding",
+    "Happening",
     "InputError",
     "Kept",
     "Kind",
+    "LiveManifest",
     "Loss",
     "Manifest",
+    "MoveReport",
     "Moved",
     "NamedDevice",
     "Opaque",
+    "Operand",
     "Progress",
     "RecoverReport",
     "Recovered",
@@ -73,21 +90,31 @@ __all__ = [
     "RelocateReport",
     "Role",
     "Section",
+    "Site",
     "Storage",
     "TensorEntry",
     "Total",
+    "Trace",
     "UnsupportedError",
+    "Usage",
     "UsageError",
     "ValidationReport",
     "Values",
+    "Verdict",
     "WriteError",
     "__version__",
     "convert",
     "diff",
+    "doctor",
     "inspect",
     "load",
+    "move",
+    "prefetch",
     "recover",
     "relocate",
+    "report",
     "save",
+    "to_device",
+    "trace",
     "validate",
 ]

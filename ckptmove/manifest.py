@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint holds and where, whatever its format.
+"""The manifest: what a checkpoint or a living model holds and where, whatever its format.
 
 All sizes and offsets are bytes, but for `TensorEntry.offset` and `stride`, which count elements as
 torch does. A path is the tuple of real keys that leads to a value (numbers of more than 60 bits,
@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 from .device import kind_of, parse
 from .errors import CheckFailed
 from .pickles.nodes import Node
+from .words import counted, listed
 
 SCHEMA = 1
 #: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.
 MOST_SHARED = 16
+_MOST_NAMED = 5  # of what is not where it must be
 
 Key = str | int | float | bool | bytes | None
 Path = tuple[Key, ...]
@@ -47,6 +49,7 @@ class Role(str, Enum):
     RNG_STATE = "RNG state"
     RANK_MAP = "mesh rank map"
     SHAPE = "nested tensor shape"
+    LENGTHS = "packed sequence length"
 
     __str__ = str.__str__
 
@@ -101,11 +104,13 @@ class TensorEntry:
         storage: id of its storage, or None for a composite or meta tensor.
         shared_with: up to 16 other names of tensors on the same storage.
         requires_grad: as saved.
-        state_key: its name within the model's state dict, or None outside of one.
+        state_key: its name within the model's state dict, or None outside of one; of a living
+            model's gradients and optimizer state, that of the parameter they belong to.
         part_of: the name of the composite tensor (sparse, quantized, subclass) it is a part of.
         role: set where torch has a rule of its own for this tensor's device.
         says_device: whether it names its device itself, besides where its bytes lie: wrapper
             subclasses, and tensors that are saved through the CPU.
+        held: in a living model, how: `parameter`, `buffer`, `optimizer state`, …
     """
 
     path: Path
@@ -126,6 +131,7 @@ class TensorEntry:
     role: Role | None = None
     shared_with: tuple[str, ...] = ()
     says_device: bool = False
+    held: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,10 @@ class NamedDevice:
 
 
 class Alias(NamedTuple):
-    """A container that is the very same object as one met before, and so is not listed again."""
+    """A container that is the very same object as one met before.
+
+    In a file it is not listed again; a module is, under each of its names, as in a state dict.
+    """
 
     name: str
     of: str
@@ -181,12 +190,12 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Manifest:
-    """Everything that is known of a checkpoint without reading a tensor.
+    """Everything that is known of a checkpoint, or a living model, without reading a tensor.
 
     Attributes:
-        path: the file.
-        format: the name of its format.
-        nbytes: its size.
+        path: the file; of a living model, the name of its class.
+        format: the name of its format, or `live model`.
+        nbytes: its size; of a living model, that of its storages, each once.
         tensors: every tensor under every path, in the order of the checkpoint.
         storages: by id.
         values_naming_devices: the user's own values that name a device.
@@ -307,12 +316,14 @@ class Manifest:
         return "mixed: " + ", ".join(shares)
 
     def _explained(self, device: str) -> str:
-        """The roles of what lies on a device, if everything there has one."""
+        """The roles of what lies on a device, if everything there has one; what has no values."""
+        if device == "meta" and not self.devices[device].nbytes:
+            return f" ({counted(self.devices[device].tensors, 'tensor')} without values)"
         roles = self._roles.get(device, {})
         if None in roles:
             return ""
-        counted = [f"{n:,} {role}{'s' if n > 1 else ''}" for role, n in roles.items()]
-        return f" ({', '.join(counted)})" if counted else ""
+        said = [counted(n, str(role)) for role, n in roles.items()]
+        return f" ({', '.join(said)})" if said else ""
 
     @cached_property
     def _roles(self) -> dict[str, dict[Role | None, int]]:
@@ -347,22 +358,15 @@ class Manifest:
         """
         elsewhere = self.elsewhere(device)
         if elsewhere:
-            first = elsewhere[0]
-            more = f" and {len(elsewhere) - 1:,} more" if len(elsewhere) > 1 else ""
-            raise CheckFailed(
-                f"not on {device}: {first.name!r} is on {first.device}{more}", path=self.path
-            )
+            told = listed([f"{e.name!r} is on {e.device}" for e in elsewhere], _MOST_NAMED)
+            raise CheckFailed(f"not on {device}: {told}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)
         wanted, used = parse(device), {entry.storage for entry in self.tensors}
         for key, storage in self.storages.items():
-            tags = storage.location, kind_of(storage.location)
-            if key not in used and wanted not in tags:
-                raise CheckFailed(
-                    f"not on {device}: the storage {key!r}, which no tensor uses, is on "
-                    f"{storage.location}",
-                    path=self.path,
-                )
+            if key not in used and wanted not in (storage.location, kind_of(storage.location)):
+                told = f"the storage {key!r}, which no tensor uses, is on {storage.location}"
+                raise CheckFailed(f"not on {device}: {told}", path=self.path)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain data, the same as `ckptmove inspect --json` prints."""
@@ -374,12 +378,12 @@ class Manifest:
             "nbytes": self.nbytes,
             "verdict": self.verdict,
             "tensors": [_tensor_json(entry) for entry in self.tensors],
-            "devices": {name: _total_json(total) for name, total in self.devices.items()},
-            "sections": {name: _total_json(total) for name, total in self.sections.items()},
-            "dtypes": {name: _total_json(total) for name, total in self.dtypes.items()},
+            "devices": {name: total._asdict() for name, total in self.devices.items()},
+            "sections": {name: total._asdict() for name, total in self.sections.items()},
+            "dtypes": {name: total._asdict() for name, total in self.dtypes.items()},
             "objects": dict(self.objects),
             "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
-            "aliases": [{"name": alias.name, "of": alias.of} for alias in self.aliases],
+            "aliases": [alias._asdict() for alias in self.aliases],
             "globals": list(self.globals),
             "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
@@ -388,7 +392,7 @@ class Manifest:
 
 def spell(path: Path) -> str:
     """A path as a dotted name; that of the root is `(root)`."""
-    return ".".join(_spell_key(key) for key in path) if path else "(root)"
+    return ".".join([k if type(k) is str else _spell_key(k) for k in path]) if path else "(root)"
 
 
 def _spell_key(key: Key) -> str:
@@ -414,10 +418,6 @@ def _is_plain(key: Key) -> bool:
     return isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 1024)
 
 
-def _total_json(total: Total) -> dict[str, int]:
-    return {"tensors": total.tensors, "storages": total.storages, "nbytes": total.nbytes}
-
-
 def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
@@ -436,4 +436,5 @@ def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
         "requires_grad": entry.requires_grad,
         "part_of": entry.part_of,
         "role": None if entry.role is None else str(entry.role),
+        "held": entry.held,
     }

@@ -16,6 +16,7 @@ from .device import TagMap, kind_of
 from .errors import RefusedError
 from .manifest import Manifest, Path, Role, Section, TensorEntry, spell
 from .rules import Rules
+from .words import quoted
 
 _WHY = {
     Role.STEP: "torch keeps optimizer steps on the CPU unless capturable or fused",
@@ -23,8 +24,8 @@ _WHY = {
     Role.RNG_STATE: "torch restores RNG states only from the CPU",
     Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
     Role.SHAPE: "the shape of a nested tensor stays on the CPU",
+    Role.LENGTHS: "RNNs want the lengths of a packed sequence on the CPU",
 }
-_MOST_NAMED = 3  # in one warning
 
 
 class Kept(NamedTuple):
@@ -302,11 +303,11 @@ def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
     heard = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
     silent = [key for key in rules.device_map if key and key not in heard]
     if silent:
-        yield f"no tensor belongs to {_some(silent)} of the device map"
+        yield f"no tensor belongs to {quoted(silent)} of the device map"
     if rules.device_map and None in heard:
         stay = [e.name for e in manifest.tensors if rules.wanted(e) is None]
         if stay:
-            yield f"no rule speaks of {_some(stay)}: where they are, they stay"
+            yield f"no rule speaks of {quoted(stay)}: where they are, they stay"
 
 
 def _consequences(
@@ -315,7 +316,7 @@ def _consequences(
     """What the user may have to do about the result."""
     if manifest.capturable and "cpu" in moves.storages.values():
         yield (
-            f"the optimizer at {_some(manifest.capturable)} is capturable, and torch asserts at "
+            f"the optimizer at {quoted(manifest.capturable)} is capturable, and torch asserts at "
             "the first step of such an optimizer on the CPU: set capturable=False after loading"
         )
     values = manifest.values_naming_devices
@@ -325,14 +326,15 @@ def _consequences(
         named = [values[n].name for n in sorted(follow + stay)]
         remedy = "; --values rewrites what torch.device(...) spells" if follow else ""
         yield (
-            f"the code names devices itself, at {_some(named)}: moving the tensors does not move "
+            f"the code names devices itself, at {quoted(named)}: moving the tensors does not move "
             f"those, and nor does map_location{remedy}"
         )
     if not rules.place and not rules.device_map:
         return
     where: dict[Section, set[str]] = defaultdict(set)
     for entry, target in zip(manifest.tensors, targets, strict=True):
-        if entry.role is None:
+        known = entry.section is Section.OPTIMIZER and entry.state_key is not None
+        if entry.role is None and not known and entry.path not in rules.fixed:
             where[entry.section].add(target)
     model, optimizer = where[Section.MODEL], where[Section.OPTIMIZER]
     if optimizer and not model <= optimizer:
@@ -341,9 +343,3 @@ def _consequences(
             f"{', '.join(sorted(model))}: names don't tell whose state it is; torch moves it to "
             "its parameters when the optimizer loads it"
         )
-
-
-def _some(names: tuple[str, ...] | list[str]) -> str:
-    listed = ", ".join(repr(name) for name in names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{listed} and {more:,} more" if more > 0 else listed

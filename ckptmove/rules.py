@@ -6,15 +6,20 @@ Of several kinds of rules the first that speaks for a tensor decides: place, dev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .device import TagMap, parse
 from .errors import DeviceError, StrPath, UsageError
+from .manifest import Path as KeyPath
 from .manifest import TensorEntry
 
+#: What `torch.compile` puts into the names of what is in a module.
+_WRAPPED = re.compile(r"\b_orig_mod\.")
 #: What a rule says a device is: its spelling, or anything that spells itself so.
 Device = object
 
@@ -29,6 +34,7 @@ class Rules:
         tags: present device → device.
         everything: move also what torch keeps on the CPU.
         values: rewrite also the user's own values that name a moved device.
+        fixed: path of a tensor that is alive → where it must be, whatever the rules say.
     """
 
     place: tuple[tuple[str, str], ...] = ()
@@ -36,6 +42,7 @@ class Rules:
     tags: TagMap = field(default_factory=lambda: TagMap(()))
     everything: bool = False
     values: bool = False
+    fixed: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def wanted(self, entry: TensorEntry) -> str | None:
         """The device that the rules name for a tensor, or None."""
@@ -44,6 +51,8 @@ class Rules:
 
     def named(self, entry: TensorEntry) -> str | None:
         """The device that a rule gives a tensor by its name, or None."""
+        if entry.path in self.fixed:
+            return self.fixed[entry.path]
         names = [entry.name] if entry.part_of is None else [entry.name, entry.part_of]
         for glob, device in reversed(self.place):
             if any(fnmatchcase(name, glob) for name in names):
@@ -55,11 +64,14 @@ class Rules:
         """The key of the device map that speaks for a tensor, or None.
 
         It is the longest that begins the tensor's name, whole keys at a time, be it the name within
-        the model's state dict, as accelerate means it, or within the checkpoint. The empty key
-        speaks for all that no other does.
+        the model's state dict, as accelerate means it, or within the checkpoint; what
+        `torch.compile` puts into names may be left out. The empty key speaks for all that no other
+        does.
         """
         found: list[str] = []
-        for name in (entry.name, entry.state_key):
+        names = [each for each in (entry.name, entry.state_key) if each]
+        names += [_WRAPPED.sub("", each) for each in names if "_orig_mod." in each]
+        for name in names:
             while name and self.device_map:
                 if name in self.device_map:
                     found.append(name)
@@ -78,8 +90,13 @@ def rules_of(
     device_map: Mapping[str, Device] | StrPath | None = None,
     all: bool = False,
     values: bool = False,
+    spelled: Callable[[Device], str] = parse,
 ) -> Rules:
     """Check the rules of a user; the arguments are those of `relocate`.
+
+    Args:
+        to, map, place, device_map, all, values: as there.
+        spelled: gives the tag of a device that a user named.
 
     Raises:
         UsageError: they make no sense.
@@ -90,23 +107,33 @@ def rules_of(
     for name, value in (("map", map), ("place", place)):
         if value is not None and not isinstance(value, Mapping):
             raise UsageError(f"{name} must map names to devices")
-    tags = [(str(tag), _device(device, f"map {tag}")) for tag, device in (map or {}).items()]
+    tags = [(str(tag), _tag(each, f"map {tag}", spelled)) for tag, each in (map or {}).items()]
     if to is not None:
-        tags.append(("*", _device(to, "to")))
+        tags.append(("*", _tag(to, "to", spelled)))
     return Rules(
-        place=tuple((glob, _device(each, f"place {glob}")) for glob, each in (place or {}).items()),
-        device_map=_device_map(device_map),
+        place=tuple(
+            (glob, _tag(each, f"place {glob}", spelled)) for glob, each in (place or {}).items()
+        ),
+        device_map=_device_map(device_map, spelled),
         tags=TagMap(tuple(tags)),
         everything=all,
         values=values,
     )
 
 
-def _device_map(given: Mapping[str, Device] | StrPath | None) -> dict[str, str]:
+def _device_map(
+    given: Mapping[str, Device] | StrPath | None, spelled: Callable[[Device], str]
+) -> dict[str, str]:
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        return {name: _mapped(name, device) for name, device in given.items()}
+        return _mapped(given, spelled)
+    if not isinstance(given, (str, os.PathLike)):
+        raise UsageError(
+            f"a {type(given).__name__} is no device map",
+            hint='it maps names of modules to devices, as {"encoder": "cuda:0", "": "cpu"}, '
+            "or is the path of a JSON file that does",
+        )
     try:
         found = json.loads(Path(given).read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,24 +143,28 @@ def _device_map(given: Mapping[str, Device] | StrPath | None) -> dict[str, str]:
     if not isinstance(found, dict):
         raise UsageError("the device map is not a JSON object of names and devices", path=given)
     try:
-        return {name: _mapped(name, device) for name, device in found.items()}
+        return _mapped(found, spelled)
     except UsageError as error:
         error.about(given)
         raise
 
 
-def _mapped(name: str, device: Device) -> str:
-    """A device in accelerate's spelling: a number n is `cuda:n`."""
-    if device == "disk":
-        raise UsageError(
-            f"the device map offloads {name!r} to disk, which is no device a file can name"
-        )
-    number = isinstance(device, int) and not isinstance(device, bool)
-    return _device(f"cuda:{device}" if number else device, f"device map, {name!r}")
+def _mapped(given: Mapping[str, Device], spelled: Callable[[Device], str]) -> dict[str, str]:
+    """Devices in accelerate's spelling: a number n is `cuda:n`."""
+    found = {}
+    for name, device in given.items():
+        if not isinstance(name, str):
+            raise UsageError(f"the device map has the key {name!r}, which is no name of a module")
+        if device == "disk":
+            raise UsageError(f"the device map offloads {name!r} to disk, which is no device")
+        number = isinstance(device, int) and not isinstance(device, bool)
+        plain = f"cuda:{device}" if number else device
+        found[name] = _tag(plain, f"device map, {name!r}", spelled)
+    return found
 
 
-def _device(device: Device, where: str) -> str:
+def _tag(device: Device, where: str, spelled: Callable[[Device], str]) -> str:
     try:
-        return parse(device)
+        return spelled(device)
     except DeviceError as error:
-        raise DeviceError(f"{where}: {error}", hint=error.hint) from None
+        raise DeviceError(f"{where}: {error}", hint=error.hint) from error.__cause__

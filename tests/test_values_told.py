@@ -65,7 +65,7 @@ def test_many_rewritten_values_are_counted(tmp_path: Path) -> None:
     saved = {"w": torch.ones(2), "names": ["cuda:0" for _ in range(9)]}
     path = save(tmp_path / "made.pt", saved)
     (line,) = (line for line in lines(path, to="cpu", values=True) if "rewrote" in line)
-    assert line.endswith("names.4 (cuda:0→cpu), and 4 more")
+    assert line.endswith("names.4 (cuda:0→cpu) and 4 more")
     (line,) = (x for x in lines(path, to="cpu", values=True, full=True) if "rewrote" in x)
     assert line.endswith("names.8 (cuda:0→cpu)")
 

@@ -21,6 +21,7 @@ from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
 from .convert import convert
 from .diff import diff
+from .doctor import doctor
 from .inspect import inspect
 from .recover import recover
 from .relocate import relocate
@@ -59,6 +60,7 @@ cli.add_command(relocate)
 cli.add_command(convert)
 cli.add_command(diff)
 cli.add_command(validate)
+cli.add_command(doctor)
 cli.add_command(recover)
 
 

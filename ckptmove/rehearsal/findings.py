@@ -9,7 +9,6 @@ from typing import Any
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 #: The checks of a rehearsal, in order.
 CHECKS = ("model", "step", "trace")
-_MOST_LISTED = 8  # names in a detail
 
 
 @dataclass(frozen=True)
@@ -71,18 +70,6 @@ class Rehearsal:
             "simulated": self.simulated,
             "findings": [each.to_json() for each in self.findings],
         }
-
-
-def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
-    """`a, b and 12 more`."""
-    more = len(names) - most
-    shown = ", ".join(names[:most])
-    return f"{shown} and {more:,} more" if more > 0 else shown
-
-
-def counted(n: int, what: str) -> str:
-    """`1 key`, `2 keys`."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def spell(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UsageError
-from .findings import counted, listed
+from ..words import counted, listed
 from .saved import Saved, State
 
 _MOST_PREFIX = 4  # parts of a key that may be a prefix

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from .findings import counted, listed
+from ..words import counted, listed
 
 #: State that has the shape of its parameter.
 SHAPED = frozenset(
@@ -387,17 +387,3 @@ def check(
                     kind = str(value.dtype).removeprefix("torch.")
                     problems.append(f"{slot} of {name} (parameter {key}) is of {kind}")
     return problems[:_MOST_LISTED]
-
-
-def stays_on_cpu(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], slot: str) -> bool:
-    """Whether torch keeps a tensor of the state on the CPU, wherever its parameter is.
-
-    Source: torch/optim/optimizer.py, `_get_scalar_dtype` and the `_init_group` of each.
-    """
-    kind = type(optimizer).__name__
-    if kind == "ASGD":
-        return False
-    if slot == "mu_product":
-        return not group.get("capturable")
-    flags = ("fused",) if kind == "Adagrad" else ("capturable", "fused")
-    return slot == "step" and not any(group.get(flag) for flag in flags)

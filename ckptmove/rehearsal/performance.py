@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
-from ..live.tracing import Recorder, Trace, raised_at, raised_in
-from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, counted, spell
+from ..live.happenings import Trace
+from ..live.lines import raised_at, raised_in
+from ..live.recording import Recorder
+from ..words import counted
+from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, spell
 from .stages import Stage, is_mismatch
 from .steps import Step
 

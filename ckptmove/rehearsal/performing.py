@@ -13,10 +13,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
-from ..live.tracing import Recorder
+from ..live.recording import Recorder
+from ..words import counted, listed
 from . import factories, fitting, inputs, optimizers, saved, steps
 from .factories import Built, Model
-from .findings import FAILED, PASSED, SKIPPED, counted, listed
+from .findings import FAILED, PASSED, SKIPPED
 from .fitting import Fit
 from .imported import imported
 from .performance import Performance, report_error, report_failed_step, report_trace
@@ -103,7 +104,7 @@ def _adopt(
     data: dict[str, Any] = {"class": kind, "kind": built.kind}
     if built.is_program and _is_itself(request):
         try:
-            stage.moved(built.module, None, held, to)
+            stage.moved(built.module)
         except _THEIRS as error:
             report_error(found, "model", stage, error, "the model can't go to the device")
             return False
@@ -147,7 +148,7 @@ def _adopt(
     found.find("model", outcome, title, *fit.details(), *lines, **data)
     if loads:
         try:
-            stage.moved(built.module, fit, held, to)
+            stage.moved(built.module, {key for keys in away.values() for key in keys})
         except _THEIRS as error:
             report_error(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
             return False

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 import sys
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
+from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..live.tracing import is_users
+from ..live.lines import is_users
+from .answering import TYPES, answers, replaced
+from .kernels import Kernels
 
 _STAND_IN = "lazy"
 _STANDING_IN = re.compile(rf"\b{_STAND_IN}:(\d+)")
@@ -32,13 +34,14 @@ class Cast:
 
     Attributes:
         name: the device that is wanted, e.g. `cuda:0`.
+        kind: its type, e.g. `cuda`.
         device: what stands in for it.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.device = torch.device(_STAND_IN, 0)
-        self._kind, _, index = name.partition(":")
+        self.kind, _, index = name.partition(":")
         self._index = int(index or 0)
 
     def of(self, device: object) -> torch.device | None:
@@ -48,7 +51,7 @@ class Cast:
         if not isinstance(device, _NAMING):
             return None
         kind, _, index = str(device).partition(":")
-        if kind != self._kind or (index and not index.isdecimal()):
+        if kind != self.kind or (index and not index.isdecimal()):
             return None
         return self._numbered(int(index) if index else self._index)
 
@@ -66,29 +69,39 @@ class Cast:
 
         def name(found: re.Match[str]) -> str:
             index = int(found[1])
-            return self.name if index == 0 else f"{self._kind}:{index - 1}"
+            return self.name if index == 0 else f"{self.kind}:{index - 1}"
 
         return _STANDING_IN.sub(name, text)
 
 
+class Valueless(FakeTensorMode):
+    """Tensors without values, of which constants of real ones go to a played device as well."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Whether what is copied to a device loses its value, even if that is known."""
+        return True
+
+    def __deepcopy__(self, memo: object) -> Valueless:
+        return self  # a copied tensor goes on playing with the others
+
+
 @contextmanager
 def pretending(cast: Cast, mode: FakeTensorMode) -> Iterator[None]:
-    """Play the device as long as this lasts."""
+    """Play the device as long as this lasts, with no tensor having values, wherever it is."""
     with ExitStack() as stack:
-        for target, name, value in _pretences(cast):
-            if hasattr(target, name):
-                stack.enter_context(_replaced(target, name, value))
+        for target, name, value in pretences(cast):
+            stack.enter_context(replaced(target, name, value))
+        stack.enter_context(replaced(torch.nn.Module, "_apply", applying(_remade)))
         stack.enter_context(mode)
-        stack.enter_context(_Devices(cast))
+        stack.enter_context(Kernels(cast.kind, cast.device.type))
+        stack.enter_context(Devices(cast))
         yield
 
 
-def _pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
-    """What code asks to find out about the device, and what must be done otherwise here."""
-    kind, _, index = cast.name.partition(":")
-    current = int(index or 0)
-    pretences: list[tuple[Any, str, Any]] = [
-        (torch.nn.Module, "_apply", _apply),
+def pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
+    """What code asks to find out about the device: of what, by which name, and the answer."""
+    return [
         (FakeTensor, "device", _told(cast)),
         (
             FakeTensor,
@@ -96,21 +109,8 @@ def _pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
             property(lambda tensor: cast.real(tensor.fake_device).type == "cuda"),
         ),
         (checkpoint, "_infer_device_type", lambda *args: "cpu"),  # whose generator to keep
+        *answers(cast.name),
     ]
-    if kind == "cuda":
-        pretences += [
-            (torch.cuda, "is_available", lambda: True),
-            (torch.cuda, "device_count", lambda: current + 1),
-            (torch.cuda, "current_device", lambda: current),
-            (torch.cuda, "get_device_capability", lambda device=None: (7, 0)),  # no special kernels
-            (torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True),
-            (torch.cuda, "set_device", lambda device: None),
-            (torch.cuda, "synchronize", lambda device=None: None),
-            (torch.cuda, "empty_cache", lambda: None),
-        ]
-    if kind == "mps":
-        pretences.append((torch.backends.mps, "is_available", lambda: True))
-    return pretences
 
 
 def _told(cast: Cast) -> property:
@@ -127,30 +127,34 @@ def _told(cast: Cast) -> property:
     return property(device, truly.fset)
 
 
-class _Devices(TorchFunctionMode):
+class Devices(TorchFunctionMode):
     """Takes what names a device to mean its stand-in."""
 
     def __init__(self, cast: Cast) -> None:
         super().__init__()
         self._cast = cast
-        self._kind = cast.name.partition(":")[0]
+        self._kind = cast.kind
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _device_constructors() and kwargs.get("device") is None:
+            usual = _usual_device()  # which torch would fill in after this
+            if usual is not None and self._cast.of(usual) is not None:
+                kwargs["device"] = usual
         name = getattr(func, "__name__", "")
         if name == "pin_memory":
             return args[0]
+        if name == "type" and args:
+            return self._typed(func, args, kwargs)
         kwargs.pop("pin_memory", None)
         if name == self._kind and args and isinstance(args[0], torch.Tensor):  # x.cuda()
             named = args[1] if len(args) > 1 else kwargs.get("device")
             func, kwargs = torch.Tensor.to, {}
             args = args[0], self._cast.of(self._kind if named is None else named)
-        spelled = name in ("to", "_parse_to")
+        first = {"to": 1, "_parse_to": 0}.get(name)  # where a device may be no `torch.device`
         args = tuple(
-            self._cast.of(each) or each
-            if isinstance(each, torch.device) or (spelled and isinstance(each, str))
-            else each
-            for each in args
+            self._cast.of(each) or each if isinstance(each, torch.device) or n == first else each
+            for n, each in enumerate(args)
         )
         if kwargs.get("device") is not None:
             kwargs["device"] = self._cast.of(kwargs["device"]) or kwargs["device"]
@@ -168,9 +172,32 @@ class _Devices(TorchFunctionMode):
             return _made(func, args, {**kwargs, "device": target})
         if isinstance(args[0], FakeTensor) and args[0].constant is not None:
             # Its value is known on the CPU, and would be looked for on the stand-in.
-            with _replaced(args[0], "constant", None):
+            with replaced(args[0], "constant", None):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _typed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`tensor.type(...)`, which names devices of its own."""
+        wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
+        spelled = getattr(wanted, "__name__", "") if isinstance(wanted, type) else wanted
+        if isinstance(spelled, str):
+            where, _, kind = spelled.rpartition(".")
+            dtype = TYPES.get(kind)
+            there = where.endswith(f".{self._kind}") or getattr(wanted, "home", None) is not None
+            if dtype is not None and there:
+                return args[0].to(self._cast.device, dtype)
+        found = func(*args, **kwargs)
+        if isinstance(found, str):
+            return found.replace(f".{_STAND_IN}.", f".{self._kind}.")
+        return found
+
+
+def _usual_device() -> torch.device | None:
+    """The device that `with torch.device(...)` or `torch.set_default_device` names."""
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return None
 
 
 def _is_plain(args: Sequence[Any]) -> bool:
@@ -183,23 +210,6 @@ def _made(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tor
         real = func(*args, **{**kwargs, "device": "cpu"})
     grad = bool(kwargs.get("requires_grad"))
     return torch.empty(real.shape, dtype=real.dtype, device=kwargs["device"], requires_grad=grad)
-
-
-@contextmanager
-def _replaced(target: Any, name: str, value: Any) -> Iterator[None]:
-    own = vars(target).get(name, _ABSENT) if isinstance(target, (type, types.ModuleType)) else None
-    before = getattr(target, name) if own is None else own
-    setattr(target, name, value)
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            delattr(target, name)
-        else:
-            setattr(target, name, before)
-
-
-_ABSENT = object()
 
 
 # -- parameters that go elsewhere ------------------------------------------------------------------
@@ -217,7 +227,7 @@ def place(module: torch.nn.Module, where: Callable[[str], torch.device]) -> None
                     key = f"{prefix}.{name}" if prefix else name
                     moved[id(tensor)] = tensor, valueless(tensor, where(key))
                 part[name] = moved[id(tensor)][1]
-    _follow(module, moved)
+    follow(module, moved)
 
 
 def valueless(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -234,28 +244,43 @@ def valueless(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return made
 
 
-def _apply(module: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """`Module._apply` for fake tensors, which can't be changed in place."""
-    moved: dict[int, tuple[Any, Any]] = {}
-    for each in module.modules() if recurse else (module,):
-        for name, parameter in each._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in moved:
-                with torch.no_grad():
-                    made = fn(parameter)
-                needs = parameter.requires_grad
-                made = parameter if made is parameter else torch.nn.Parameter(made, needs)
-                moved[id(parameter)] = parameter, made
-            each._parameters[name] = moved[id(parameter)][1]
-        for name, buffer in each._buffers.items():
-            if buffer is not None:
-                each._buffers[name] = fn(buffer)
-    _follow(module, moved)
-    return module
+Apply = Callable[[Any], Any]
 
 
-def _follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
+def applying(exchanged: Callable[[torch.nn.Parameter, Apply], Any]) -> Callable[..., Any]:
+    """`Module._apply` for fake tensors, which can't be changed in place.
+
+    Args:
+        exchanged: what a parameter becomes when a function is applied to it.
+    """
+
+    def apply(module: torch.nn.Module, fn: Apply, recurse: bool = True) -> Any:
+        moved: dict[int, tuple[Any, Any]] = {}
+        for each in module.modules() if recurse else (module,):
+            for name, parameter in each._parameters.items():
+                if parameter is None:
+                    continue
+                if id(parameter) not in moved:
+                    moved[id(parameter)] = parameter, exchanged(parameter, fn)
+                each._parameters[name] = moved[id(parameter)][1]
+            for name, buffer in each._buffers.items():
+                if buffer is not None:
+                    each._buffers[name] = fn(buffer)
+        follow(module, moved)
+        return module
+
+    return apply
+
+
+def _remade(parameter: torch.nn.Parameter, fn: Apply) -> Any:
+    with torch.no_grad():
+        made = fn(parameter)
+    if made is parameter:
+        return parameter
+    return torch.nn.Parameter(made, parameter.requires_grad)
+
+
+def follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
     """Have other references to parameters follow, since real ones are moved in place.
 
     As an LSTM's list of its weights. Buffers are replaced by torch too.

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ..manifest import Manifest
-from .findings import FAILED, PASSED, SKIPPED, Finding, counted, listed, spell
+from ..words import counted, listed
+from .findings import FAILED, PASSED, SKIPPED, Finding, spell
 from .programs import makes_itself
 from .rehearse import is_there
 

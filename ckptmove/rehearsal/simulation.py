@@ -4,18 +4,14 @@
 autograd graph where torch is built without CUDA, which ends the process; but every build has what
 autograd needs for the device type `lazy`, which stands in. Whatever the model's code says of the
 real device is taken to mean the stand-in.
-
-    python -c 'from ckptmove.rehearsal.simulation import main; main()' < request.json > result.json
 """
 
 from __future__ import annotations
 
-import json
-import os
+import dis
 import re
-import subprocess
-import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,24 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .. import errors
+from .apart import Lost, apart
 from .factories import Built
 from .findings import CHECKS, SKIPPED, Finding, spell, text_of
 from .fitting import Fit
 from .inputs import Batch
 from .performing import Request, perform
 from .pretending import Cast, place, pretending, valueless
-from .saved import Placing, Saved
 from .stages import Stage, is_mismatch
 
 PATIENCE = 600.0  # seconds
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
-_MOST_SAID = 1 << 16  # bytes of what the process said last
-#: Nothing is imported from the folder that it runs in, where a checkpoint may have brought code.
-_BEGIN = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from ckptmove.rehearsal.simulation import main; main()"
-)
 
 #: Exceptions by which torch says that a value is needed, or that there is no shape without one.
 _NO_VALUE = frozenset(
@@ -58,12 +47,21 @@ _NO_VALUE = frozenset(
 )
 #: What real tensors on a real device would not say.
 _OF_FAKES = re.compile(
-    r"fake|lazy|meta tensor|tensor subclass|data.?pointer|data_ptr|symint|unbacked|"
-    r"not compiled with \w+ enabled|compiled without \w+ support|not linked with support|"
-    r"without ATen_\w+|NVIDIA driver|no \w+ GPUs|not an accelerator|"
-    r"storage has no data|_cuda_?\w+|^NYI",
+    r"\bfake\b|FakeTensor|\blazy\b|meta tensor|tensor subclass|data.?pointer|data_ptr|symint|"
+    r"unbacked|not compiled with \w+ enabled|compiled without \w+ support|"
+    r"not linked with support|without ATen_\w+|NCCL|NVIDIA driver|no \w+ GPUs|"
+    r"requires? CUDA|CUDA support|CUDA is not|"
+    r"not an accelerator|accelerator device when none|storage has no data|_cuda_?\w+|"
+    r"dummy base class|^NYI",
     re.IGNORECASE,
 )
+#: What is no word of a message: names that it quotes, and paths.
+_NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*[/\\]\S*")
+#: What no way of playing a device is to blame for.
+_MISTAKES = (NameError, LookupError, ImportError, AttributeError, SyntaxError, FileNotFoundError)
+_OURS = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) for kind in ("purelib", "platlib", "stdlib"))
 
 
 class _NotPlayed(Exception):
@@ -108,12 +106,8 @@ class Simulated(Stage):
         }
         module.load_state_dict(content, strict=True)
 
-    def moved(self, module: torch.nn.Module, fit: Fit | None, saved: Saved, to: Placing) -> None:
+    def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
         """See Stage. What is said to be elsewhere stays behind, as `assign=True` has it."""
-        away = set()
-        if fit is not None:
-            path = fit.state.path
-            away = {key for key in fit.state.content if to.is_elsewhere(saved.label((*path, key)))}
         place(module, lambda key: torch.device("cpu") if key in away else self.device)
 
     def slot(self, value: Any, label: str | None, slot: str) -> Any:
@@ -143,19 +137,67 @@ class Simulated(Stage):
 
     def excuse(self, error: BaseException) -> str | None:
         """See Stage."""
-        if isinstance(error, _NotPlayed):
-            return str(error)
-        if type(error).__name__ in _NO_VALUE:
-            return f"{getattr(error, 'func', '') or spell(error)} needs values"
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            return f"it is compiled: {spell(error)}"
-        if not is_mismatch(error) and _OF_FAKES.search(text_of(error)):
-            return self.call(spell(error))
-        return None
+        return excused(error, self.call)
 
     def call(self, text: str) -> str:
         """See Stage."""
         return self._cast.call(text)
+
+
+def excused(
+    error: BaseException, call: Callable[[str], str], *, made_up: bool = False
+) -> str | None:
+    """Why an exception says nothing of the model, but of how the device is played; else None.
+
+    Args:
+        error: the exception.
+        call: what to call the device in it.
+        made_up: whether the program was told values that were made up, and may complain of them.
+    """
+    if isinstance(error, _NotPlayed):
+        return str(error)
+    if type(error).__name__ in _NO_VALUE:
+        return f"{getattr(error, 'func', '') or spell(error)} needs values"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"it is compiled: {spell(error)}"
+    if is_mismatch(error):
+        return None
+    file, raised = _origin(error)
+    ours = file.startswith(_OURS)
+    if made_up and not ours and _is_of_values(error, raised):
+        return f"values are made up: {call(spell(error))}"
+    complained = raised and not file.startswith((_OURS, *_PACKAGES))
+    if complained or isinstance(error, _MISTAKES):
+        return None
+    if _OF_FAKES.search(_NAMED.sub("", text_of(error))):
+        return call(spell(error))
+    return None
+
+
+def _origin(error: BaseException) -> tuple[str, bool]:
+    """The file that an exception comes from, and whether it was raised there by a statement.
+
+    Else something did that isn't written in Python.
+    """
+    traceback = error.__traceback__
+    if traceback is None:
+        return "", False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    raised = dis.opname[code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
+    return code.co_filename, raised
+
+
+def _is_of_values(error: BaseException, raised: bool) -> bool:
+    """Whether an exception may follow from a value, or from none being what was waited for."""
+    if isinstance(error, (AssertionError, ArithmeticError, IndexError)):
+        return True
+    if isinstance(error, KeyError):
+        return bool(error.args) and isinstance(error.args[0], (bool, int, float))
+    if not raised or isinstance(error, _MISTAKES):
+        return False
+    return not _origin(error)[0].startswith(_TORCH)
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -171,57 +213,17 @@ def simulate(request: Request, *, patience: float = PATIENCE) -> tuple[Finding, 
     Raises:
         CkptmoveError: as `perform`.
     """
-    said = json.dumps({**asdict(request), "path": str(Path(request.path).absolute())})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_paths())}
+    asked = {**asdict(request), "path": str(Path(request.path).absolute())}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _BEGIN],
-            input=said.encode(),
-            capture_output=True,
-            timeout=patience,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return _lost(f"it wasn't done after {patience:g} s")
-    try:
-        result = json.loads(done.stdout)
-    except ValueError:
-        lines = done.stderr[-_MOST_SAID:].decode(errors="replace").strip().splitlines()
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
-        return _lost(f"its process ended ({how})", *lines[-1:])
-    if "error" in result:
-        kind = getattr(errors, result["error"], errors.CkptmoveError)
-        raise kind(result["message"], path=result["path"], hint=result["hint"])
+        result = apart(rehearsed, asked, patience=patience)
+    except Lost as lost:
+        why = f"can't be simulated: {lost}"
+        return tuple(Finding(check, SKIPPED, why, lost.lines) for check in CHECKS)
     return tuple(Finding(**each) for each in result["findings"])
 
 
-def _paths() -> list[str]:
-    package = str(Path(__file__).resolve().parents[2])
-    return [package, *(str(Path(path).absolute()) for path in sys.path)]
-
-
-def _lost(why: str, *lines: str) -> tuple[Finding, ...]:
-    return tuple(Finding(check, SKIPPED, f"can't be simulated: {why}", lines) for check in CHECKS)
-
-
-def main() -> None:
-    """Rehearse what is asked for on stdin, and tell what was found on stdout."""
-    telling = os.dup(1)
-    os.dup2(2, 1)  # whatever the model's code prints
-    asked = json.load(sys.stdin)
+def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In that process: rehearse what is asked for."""
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
-    result: dict[str, Any]
-    try:
-        found = perform(request, Simulated(request.device))
-        result = {"findings": [each.to_json() for each in found.listed()]}
-    except errors.CkptmoveError as error:
-        result = {
-            "error": type(error).__name__,
-            "message": str(error),
-            "path": error.path,
-            "hint": error.hint,
-        }
-    with os.fdopen(telling, "w") as out:
-        json.dump(result, out)
-    os._exit(0)  # torch may abort while it is torn down
+    found = perform(request, Simulated(request.device))
+    return {"findings": [each.to_json() for each in found.listed()]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,8 +54,13 @@ class Stage:
         """
         loaded_into(module, fit)
 
-    def moved(self, module: torch.nn.Module, fit: Fit | None, saved: Saved, to: Placing) -> None:
-        """Bring a model that has its state to the device, as `Module.to` does."""
+    def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
+        """Bring a model to the device, as `Module.to` does.
+
+        Args:
+            module: the model, with its state.
+            away: keys of its state that are said to be elsewhere.
+        """
         module.to(self.device)
 
     def optimizer_state(self, state: State, saved: Saved, to: Placing) -> Mapping[Any, Any]:

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
-from ..live.tracing import Recorder
-from .findings import counted, listed
+from ..live.belonging import misplaced as apart_from_parameters
+from ..live.holdings import Held, holdings
+from ..live.operations import indexed
+from ..live.recording import Recorder
+from ..words import counted, listed
 from .fitting import bits_equal
 from .inputs import SEED, Batch
-from .optimizers import Rebuilt, stays_on_cpu
+from .optimizers import Rebuilt
 
 _MOST_LISTED = 8
 #: Relative and absolute differences that are let pass where bits may differ, by the coarsest dtype.
@@ -76,12 +79,11 @@ def taken(
     set_mode(module, train=optimizer is not None)
     torch.manual_seed(SEED)
     with recorder:
-        output = _forward(module, batch, recorder, train=optimizer is not None)
+        output = _forward(module, batch, train=optimizer is not None)
         if optimizer is not None:
             loss, step.loss = _loss(output, batch)
-            with recorder.phase("backward"):
-                loss.backward()
-            _update(module, batch, optimizer.optimizer, recorder)
+            loss.backward()
+            _update(module, batch, optimizer.optimizer)
     if optimizer is not None and values:
         step.value = float(loss.detach())
     leaves = dict(tensors_of(output))
@@ -103,28 +105,22 @@ def taken(
     return step
 
 
-def _forward(module: torch.nn.Module, batch: Batch, recorder: Recorder, *, train: bool) -> Any:
-    with recorder.phase("forward"), torch.set_grad_enabled(train):
+def _forward(module: torch.nn.Module, batch: Batch, *, train: bool) -> Any:
+    with torch.set_grad_enabled(train):
         return module(*batch.args, **batch.kwargs)
 
 
-def _update(
-    module: torch.nn.Module,
-    batch: Batch,
-    optimizer: torch.optim.Optimizer,
-    recorder: Recorder,
-) -> None:
+def _update(module: torch.nn.Module, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
     def again() -> torch.Tensor:
         optimizer.zero_grad()
-        loss, _ = _loss(_forward(module, batch, recorder, train=True), batch)
+        loss, _ = _loss(_forward(module, batch, train=True), batch)
         loss.backward()
         return loss
 
-    with recorder.phase("optimizer"):
-        if isinstance(optimizer, torch.optim.LBFGS):
-            optimizer.step(again)
-        else:
-            optimizer.step()
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer.step(again)
+    else:
+        optimizer.step()
 
 
 def set_mode(module: torch.nn.Module, *, train: bool) -> None:
@@ -238,32 +234,15 @@ def misplaced(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device
 ) -> list[tuple[str, str, str]]:
     """What is not where it must be: a name, where it is, and where it must be."""
-
-    def wrong(tensor: torch.Tensor, wanted: torch.device) -> bool:
-        here, there = tensor.device, wanted
-        return here.type != there.type or (here.index or 0) != (there.index or 0)
-
-    home, host = str(device), torch.device("cpu")
-    found: list[tuple[str, str, str]] = []
-    for name, tensor in _named(module):
-        if wrong(tensor, device):
-            found.append((name, str(tensor.device), home))
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None and wrong(parameter.grad, parameter.device):
-            found.append((f"gradient of {name}", str(parameter.grad.device), home))
-    if optimizer is None:
-        return found
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            name = names.get(id(parameter), "a parameter")
-            for slot, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    on_cpu = stays_on_cpu(optimizer, group, slot)
-                    wanted = host if on_cpu else parameter.device
-                    if wrong(value, wanted):
-                        found.append((f"{slot} of {name}", str(value.device), str(wanted)))
-    return found
+    found = holdings(module, optimizer)
+    home = indexed(device)
+    strays = [
+        (each.name, str(each.tensor.device), str(device))
+        for each in found.of(Held.PARAMETER, Held.BUFFER, Held.TRANSIENT)
+        if indexed(each.tensor.device) != home
+    ]
+    wrong = apart_from_parameters(found)
+    return [*strays, *((each.name, each.device, each.wanted) for each in wrong)]
 
 
 def told(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> list[str]:

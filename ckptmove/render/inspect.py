@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from ..contents.listing import children_of
 from ..contents.tensors import device_text
 from ..formats.tree import joined
-from ..manifest import Manifest, Path, TensorEntry, spell
+from ..manifest import Manifest, NamedDevice, Path, TensorEntry, spell
 from ..pickles.nodes import (
     Call,
     Dict,
@@ -22,6 +22,7 @@ from ..pickles.nodes import (
     Text,
     Tuple,
 )
+from .blocks import Block, text_of
 from .groups import groups_of
 from .text import cut, listed, printable, shape, size, table
 
@@ -30,6 +31,8 @@ _LONGEST_KEY = 200  # of a key in a tree
 _LONGEST_VALUE = 60  # of a value in a tree
 _MOST_VALUES = 10  # values that name a device
 _MOST_ITEMS = 32  # of a list shown on one line
+_TOTALS = "section", "device", "dtype", "tensors", "storages", "bytes"
+_GROUPS = "tensor", "", "shape", "dtype", "device", "bytes", ""
 
 
 # -- the summary -------------------------------------------------------------------------------
@@ -42,23 +45,25 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[str]:
         manifest: what to show.
         full: whether to shorten nothing.
     """
-    yield printable(manifest.verdict)
-    writer = f", written by {printable(manifest.writer)}" if manifest.writer else ""
-    yield f"{printable(manifest.path)}: {manifest.format}, {size(manifest.nbytes)}{writer}"
+    return text_of(blocks(manifest, full=full))
+
+
+def blocks(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
+    """The summary as blocks; the arguments are those of `summary`."""
+    writer = f", written by {manifest.writer}" if manifest.writer else ""
+    said = f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
+    yield Block((manifest.verdict, said))
     if manifest.tensors:
-        yield ""
-        yield from table(_total_rows(manifest), right=(3, 4, 5))
-        yield ""
-        rows: list[tuple[str, ...]] = [("tensor", "", "shape", "dtype", "device", "bytes", "")]
+        yield Block(head=_TOTALS, rows=list(_total_rows(manifest)), right=(3, 4, 5))
+        rows = []
         for group in groups_of(manifest, full=full):
             name, *rest = group.row(manifest)
             rows.append((name if full else cut(name, _LONGEST_NAME), *rest))
-        yield from table(rows, right=(5,))
+        yield Block(head=_GROUPS, rows=rows, right=(5,))
     yield from _notes(manifest, full)
 
 
 def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    yield "section", "device", "dtype", "tensors", "storages", "bytes"
     totals = manifest.totals(lambda entry: (str(entry.section), entry.device, entry.dtype))
     order = list(manifest.sections)
     rows = sorted(totals.items(), key=lambda item: order.index(item[0][0]))
@@ -69,43 +74,43 @@ def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         before = section
 
 
-def _notes(manifest: Manifest, full: bool) -> Iterator[str]:
+def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     """What else there is to know."""
     besides = list(_besides(manifest))
     if besides:
-        yield ""
-        yield "besides: " + listed(besides, len(besides) if full else _MOST_VALUES)
+        yield Block(("besides: " + listed(besides, len(besides) if full else _MOST_VALUES),))
     yield from _named_devices(manifest, full)
     if manifest.objects:
         counted = [f"{name} ×{n}" if n > 1 else name for name, n in manifest.objects.items()]
-        yield ""
-        yield "objects: " + listed(counted, len(counted) if full else _MOST_VALUES)
+        yield Block(("objects: " + listed(counted, len(counted) if full else _MOST_VALUES),))
     if manifest.unknown_callables:
         names = manifest.unknown_callables
-        yield ""
-        yield "unknown callables, which loading would import: " + listed(
-            names, len(names) if full else _MOST_VALUES
-        )
+        told = listed(names, len(names) if full else _MOST_VALUES)
+        yield Block((f"unknown callables, which loading would import: {told}",))
 
 
-def _named_devices(manifest: Manifest, full: bool) -> Iterator[str]:
+def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
     """The user's own values that name a device; of a program, how often it names each."""
     own = [v for v in manifest.values_naming_devices if not v.follows]
     if own:
-        shown = own if full else own[:_MOST_VALUES]
-        yield ""
-        yield "values that name a device, which no loader changes:"
-        yield from table((f"  {v.name}", v.value, v.kind) for v in shown)
-        if len(shown) < len(own):
-            yield f"  … {len(own) - len(shown):,} more"
+        yield named_devices(own, "values that name a device, which no loader changes:", full=full)
     graph = [v for v in manifest.values_naming_devices if v.follows]
     if graph:
         counted = Counter(v.value for v in graph).most_common()
         counts = [f"{device} ×{n:,}" for device, n in counted]
-        yield ""
-        yield f"graph: {listed(counts)} (relocate changes it with the tensors)"
-        if full:
-            yield from table((f"  {v.name}", v.value, v.kind) for v in graph)
+        told = f"graph: {listed(counts)} (relocate changes it with the tensors)"
+        yield Block((told,), rows=[(f"  {v.name}", v.value, v.kind) for v in graph] if full else ())
+
+
+def named_devices(values: Sequence[NamedDevice], title: str, *, full: bool = False) -> Block:
+    """Values that name a device, under a title; of many the first, unless `full`."""
+    shown = values if full else values[:_MOST_VALUES]
+    more = len(values) - len(shown)
+    return Block(
+        (title,),
+        rows=[(f"  {v.name}", v.value, v.kind) for v in shown],
+        after=(f"  … {more:,} more",) if more else (),
+    )
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:

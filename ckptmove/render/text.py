@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from .. import words
+
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _MOST_LISTED = 10
 
@@ -57,6 +59,4 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Iterator[
 
 def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """Names with commas between them; of many the first, and how many more."""
-    more = len(names) - most
-    text = ", ".join(printable(name) for name in names[:most])
-    return f"{text}, and {more:,} more" if more > 0 else text
+    return words.listed([*map(printable, names[:most]), *names[most:]], most)

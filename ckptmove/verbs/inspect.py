@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from .. import formats
 from ..errors import StrPath
-from ..manifest import Manifest
+from ..render.shown import FileManifest
 
 
 def inspect(
     path: StrPath, *, select: str | Iterable[str] | None = None, require: str | None = None
-) -> Manifest:
+) -> FileManifest:
     """List every tensor of a checkpoint without unpickling it or reading a tensor.
 
     A change in place that was interrupted is undone first; the manifest has a warning then.
@@ -22,7 +22,7 @@ def inspect(
         require: a device on which everything must be, or where torch keeps it for that device.
 
     Returns:
-        Its manifest. Sizes are bytes.
+        Its manifest, which `print` and notebooks show. Sizes are bytes.
 
     Raises:
         InputError: the file can't be read, is no checkpoint, or is damaged; or an interrupted
@@ -37,4 +37,4 @@ def inspect(
         manifest = manifest.select(select)
     if require is not None:
         manifest.require(require)
-    return manifest
+    return FileManifest.of(manifest)

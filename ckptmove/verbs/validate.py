@@ -13,8 +13,9 @@ from ..device import numbered
 from ..drafts.differing import Difference, Kind
 from ..errors import CheckFailed, CorruptError, InputError, StrPath
 from ..manifest import Manifest
-from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal, counted, listed
+from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..verifier import Progress
+from ..words import counted, listed
 from .diff import diff
 
 SCHEMA = 1

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as hooks
+from torch.utils.checkpoint import checkpoint
 
-from ckptmove.live import tracing
-from ckptmove.live.tracing import Recorder, Trace
+from ckptmove import UsageError
+from ckptmove.live import lines, recording
+from ckptmove.live.happenings import Trace
+from ckptmove.live.recording import Recorder
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a second device that every machine has
@@ -42,9 +48,9 @@ def traced() -> Trace:
     with META:
         module = Wandering()
     recorder = Recorder(module, META)
-    with recorder, recorder.phase("forward"):
+    with recorder:
         out = module(torch.empty(2, 3, device="meta"))
-    with recorder, recorder.phase("backward"):
+    with recorder:
         out.sum().backward()
     return recorder.trace()
 
@@ -54,7 +60,7 @@ def test_what_is_elsewhere_is_told_with_its_line() -> None:
     created, stray, moved = (trace.of(kind)[0] for kind in ("created", "stray", "transfer"))
     assert created.site.op == "aten.ones.default"
     assert created.nbytes == 24
-    assert created.site.source.endswith(f"test_tracing.py:{line_of('# made')}")
+    assert created.site.source.endswith(f"test_recording.py:{line_of('# made')}")
     assert stray.site.op == "aten.sin.default"
     assert stray.site.source.endswith(f":{line_of('# computed')}")
     assert (moved.devices, moved.nbytes) == ("cpu→meta", 24)
@@ -77,7 +83,7 @@ def test_modules_are_told_by_name() -> None:
 
 def test_values_that_the_host_waits_for_are_counted() -> None:
     recorder = Recorder(nn.Identity(), CPU)
-    with recorder, recorder.phase("forward"):
+    with recorder:
         for _ in range(3):
             torch.ones(()).item()
         torch.ones(3).nonzero()
@@ -97,14 +103,14 @@ def test_no_tensor_is_kept() -> None:
 
 def test_sites_are_bounded() -> None:
     recorder = Recorder(nn.Identity(), META)
-    before, tracing._MOST_SITES = tracing._MOST_SITES, 3
+    before, recording._MOST_SITES = recording._MOST_SITES, 3
     try:
         with recorder:
             one = torch.ones(3)
             for each in (torch.sin, torch.cos, torch.tan, torch.exp, torch.log):
                 each(one)
     finally:
-        tracing._MOST_SITES = before
+        recording._MOST_SITES = before
     trace = recorder.trace()
     assert (trace.sites, len(trace.happenings), trace.dropped) == (3, 3, 3)
 
@@ -114,9 +120,77 @@ def test_an_exception_is_told_by_operation_and_module() -> None:
     recorder = Recorder(module, CPU)
     with pytest.raises(RuntimeError) as raised, recorder:
         module(torch.ones(1, 3))  # wrong
-    assert tracing.raised_in(raised.value, module) == "1"
-    assert tracing.raised_at(raised.value).endswith(f":{line_of('# wrong')}")
+    assert lines.raised_in(raised.value, module) == "1"
+    assert lines.raised_at(raised.value).endswith(f":{line_of('# wrong')}")
     site = recorder.trace().error
     assert site is not None
     assert site.module == "1"
     assert recorder.running == []
+
+
+def in_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def test_what_other_threads_do_is_not_told() -> None:
+    def train() -> None:
+        other = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+        checkpoint(other, torch.ones(1, 2), use_reentrant=False).sum().backward()
+        optimizer.step()
+        running.append(list(recorder.running))
+
+    class Busy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            in_thread(train)
+            running.append(list(recorder.running))
+            return x + 1
+
+    running: list[list[str]] = []
+    module = nn.Sequential(Busy())
+    turns: list[int] = []
+    recorder = Recorder(module, CPU, turn=lambda each: turns.append(each.steps))
+    with recorder:
+        in_thread(train)
+        module(torch.ones(2))
+    assert (recorder.calls, recorder.steps, turns) == (1, 0, [0])
+    assert recorder.names.models == [module]
+    assert recorder.names.optimizers == []
+    assert running == [[], ["", "0"], ["", "0"]]
+
+
+def test_two_threads_may_record_each_its_own() -> None:
+    models = [nn.Linear(2, 2) for _ in range(2)]
+    recorders = [Recorder(model, CPU) for model in models]
+    both = threading.Barrier(2)
+
+    def record(recorder: Recorder, model: nn.Module) -> None:
+        with recorder:
+            both.wait()
+            model(torch.ones(1, 2))
+            both.wait()
+
+    threads = [
+        threading.Thread(target=record, args=each) for each in zip(recorders, models, strict=True)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert [each.names.models for each in recorders] == [[each] for each in models]
+    assert [each.calls for each in recorders] == [1, 1]
+
+
+def test_a_recorder_that_runs_is_not_entered_again() -> None:
+    recorder = Recorder(nn.Identity(), CPU)
+    before = list(hooks._global_forward_pre_hooks)
+    with recorder:
+        within = list(hooks._global_forward_pre_hooks)
+        with pytest.raises(UsageError), recorder:
+            pass
+        assert list(hooks._global_forward_pre_hooks) == within
+        nn.Identity()(torch.ones(1))
+    assert recorder.calls == 1
+    assert list(hooks._global_forward_pre_hooks) == before

@@ -1,0 +1,282 @@
+"""What this machine has and what this build of torch makes of it, as plain data.
+
+Gathering it makes no CUDA context, so that it takes no memory on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from .machine import Gpu, look
+from .wheels import Pair
+
+#: What hides GPUs from torch, or from the container that it runs in.
+VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+_COMPANIONS = ("torchvision", "torchaudio")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that torch sees, apart from the CPU.
+
+    Attributes:
+        tag: as torch calls it, e.g. `cuda:0`.
+        name: as its maker calls it; "" if unknown.
+        capability: NVIDIA's compute capability, or None.
+        architecture: AMD's, e.g. `gfx90a`; "" for others.
+        total: its memory in bytes, or None.
+        free: what is free of it, or None.
+    """
+
+    tag: str
+    name: str = ""
+    capability: Pair | None = None
+    architecture: str = ""
+    total: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A machine and a build of torch.
+
+    Attributes:
+        python: its version.
+        platform: the operating system, its version and the processor.
+        system: `Linux`, `Darwin`, `Windows`.
+        processor: e.g. `x86_64`, `aarch64`, `arm64`.
+        torch: its version.
+        torch_at: the folder it was imported from.
+        other_torches: further folders on the path of imports that hold a torch.
+        installer: what installed it, e.g. `pip`, `uv`, `conda`; "" if unknown.
+        companions: versions of packages that are there and must be of the same build.
+        cuda: the CUDA that torch was built with, or None.
+        hip: the ROCm that it was built with, or None.
+        xpu: whether it was built for Intel GPUs.
+        mps: whether it was built for Apple GPUs.
+        mps_available: whether there is one that it can use.
+        cudnn: the version of cuDNN, or None.
+        arch_list: the architectures that it has kernels for.
+        driver: the version of the NVIDIA driver, or None.
+        driver_cuda: the newest CUDA that this supports, or None.
+        libcuda: whether the driver's library can be loaded.
+        complaint: what the driver said instead of answering; "" if nothing.
+        denied: device files that this user may not open.
+        gpus: what the machine has, whatever torch sees.
+        devices: what torch sees, apart from the CPU.
+        visible: the variables of `VISIBLE`, None where unset.
+        said: what torch said when it was asked for GPUs.
+        default_device: where torch makes tensors if nobody says where.
+        default_dtype: of which dtype.
+    """
+
+    python: str = ""
+    platform: str = ""
+    system: str = "Linux"
+    processor: str = "x86_64"
+    torch: str = ""
+    torch_at: str = ""
+    other_torches: tuple[str, ...] = ()
+    installer: str = ""
+    companions: Mapping[str, str] = field(default_factory=dict)
+    cuda: str | None = None
+    hip: str | None = None
+    xpu: bool = False
+    mps: bool = False
+    mps_available: bool = False
+    cudnn: str | None = None
+    arch_list: tuple[str, ...] = ()
+    driver: str | None = None
+    driver_cuda: Pair | None = None
+    libcuda: bool = False
+    complaint: str = ""
+    denied: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    devices: tuple[Device, ...] = ()
+    visible: Mapping[str, str | None] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    default_device: str = "cpu"
+    default_dtype: str = "float32"
+
+    def of(self, kind: str) -> list[Device]:
+        """The devices of a kind that torch sees, e.g. of `cuda`."""
+        return [each for each in self.devices if each.tag.partition(":")[0] == kind]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: lists for tuples."""
+
+        def plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {k: list(v) if isinstance(v, tuple) else v for k, v in pairs}
+
+        return asdict(self, dict_factory=plain)
+
+
+def facts() -> Facts:
+    """Find out; raises nothing and prints nothing, and makes no CUDA context."""
+    machine = look()
+    said: list[str] = []
+    devices: list[Device] = []
+    with _heard(said):
+        devices += _cuda_devices(machine.gpus, said)
+        devices += _xpu_devices(said)
+        devices += _other_devices(said)
+        mps_available = _asked(torch.backends.mps.is_available, False, said)
+        if mps_available:
+            devices.append(Device("mps", _asked(_mps_name, "", [])))
+        default = _asked(torch.get_default_device, torch.device("cpu"), said)
+        cudnn = _asked(torch.backends.cudnn.version, None, said)
+        arch_list: list[str] = _asked(torch.cuda.get_arch_list, [], said)
+    return Facts(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        system=platform.system(),
+        processor=platform.machine(),
+        torch=str(torch.__version__),
+        torch_at=str(Path(torch.__file__).parent),
+        other_torches=tuple(_asked(_other_torches, [], [])),
+        installer=_asked(_installer, "", []),
+        companions=_asked(_companions, {}, []),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        xpu=bool(getattr(torch._C, "_has_xpu", False)),
+        mps=torch.backends.mps.is_built(),
+        mps_available=mps_available,
+        cudnn=None if cudnn is None else _cudnn(cudnn),
+        arch_list=tuple(arch_list),
+        driver=machine.driver,
+        driver_cuda=machine.driver_cuda,
+        libcuda=machine.libcuda,
+        complaint=machine.complaint,
+        denied=machine.denied,
+        gpus=machine.gpus,
+        devices=tuple(devices),
+        visible={name: os.environ.get(name) for name in VISIBLE},
+        said=tuple(dict.fromkeys(said)),
+        default_device=str(default),
+        default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+    )
+
+
+# -- asking torch ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _heard(said: list[str]) -> Iterator[None]:
+    """Warnings go into `said` rather than to the user."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        yield
+    said += [spoken(str(each.message)) for each in heard]
+
+
+def _asked(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
+    """An answer; or, if it raises, what it raised goes into `said`."""
+    try:
+        return question()
+    except Exception as error:
+        said.append(spoken(str(error)))
+        return otherwise
+
+
+def spoken(text: str) -> str:
+    """What torch says, without where in its source it says so, nor a Python traceback."""
+    text = re.sub(r"\s*\(Triggered internally at .*", "", text, flags=re.DOTALL)
+    text = text.partition("\n\nCUDA call was originally invoked at")[0]
+    text = text.removeprefix("CUDA initialization: ")
+    return " ".join(text.split())
+
+
+def _cuda_devices(gpus: tuple[Gpu, ...], said: list[str]) -> Iterator[Device]:
+    if not (torch.version.cuda or torch.version.hip):
+        return
+    if not _asked(torch.cuda.is_available, False, said):
+        _asked(torch.cuda.init, None, said)  # a first warning comes once a process, errors always
+        return
+    for index in range(_asked(torch.cuda.device_count, 0, said)):
+        found = _asked(partial(torch.cuda.get_device_properties, index), None, said)
+        if found is None:
+            continue
+        uuid = str(getattr(found, "uuid", ""))
+        same = [each for each in gpus if uuid and each.uuid == f"GPU-{uuid}"]
+        is_amd = torch.version.hip is not None
+        yield Device(
+            f"cuda:{index}",
+            found.name,
+            None if is_amd else (found.major, found.minor),
+            getattr(found, "gcnArchName", "").partition(":")[0] if is_amd else "",
+            found.total_memory,
+            same[0].free if same else None,
+        )
+
+
+def _xpu_devices(said: list[str]) -> Iterator[Device]:
+    if not getattr(torch._C, "_has_xpu", False):
+        return
+    for index in range(_asked(torch.xpu.device_count, 0, said)):
+        found = _asked(partial(torch.xpu.get_device_properties, index), None, said)
+        name, total = getattr(found, "name", ""), getattr(found, "total_memory", None)
+        yield Device(f"xpu:{index}", name, total=total)
+
+
+def _other_devices(said: list[str]) -> Iterator[Device]:
+    """Devices of a kind that another package brought to torch, under the name that it has now."""
+    name = str(torch._C._get_privateuse1_backend_name())
+    count = getattr(getattr(torch, name, None), "device_count", None)
+    for index in range(0 if count is None else _asked(count, 0, said)):
+        yield Device(f"{name}:{index}")
+
+
+def _mps_name() -> str:
+    ask = getattr(torch.backends.mps, "get_name", None)
+    return str(ask()) if ask else ""
+
+
+def _cudnn(number: int) -> str:
+    """90100 → `9.1.0`; before 9 its parts were shorter: 8902 → `8.9.2`."""
+    major = 10000 if number >= 90000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+# -- how torch was installed -----------------------------------------------------------------------
+
+
+def _installer() -> str:
+    return (metadata.distribution("torch").read_text("INSTALLER") or "").strip()
+
+
+def _companions() -> dict[str, str]:
+    """Packages whose version tells the build that it belongs to, as torch's does."""
+    found = {}
+    for name in _COMPANIONS:
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
+            if "+" in version:
+                found[name] = version
+    return found
+
+
+def _other_torches() -> list[str]:
+    ours = Path(torch.__file__).parent.resolve()
+    folders = [Path(entry or ".") / "torch" for entry in sys.path]
+    found = {each.resolve() for each in folders if (each / "version.py").is_file()}
+    return sorted(str(each) for each in found - {ours})

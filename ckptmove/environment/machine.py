@@ -1,0 +1,252 @@
+"""Which GPUs this machine has, and their drivers, whatever torch makes of them. Needs no torch.
+
+NVIDIA's are asked for in its management library (NVML), which makes no CUDA context and knows
+nothing of CUDA_VISIBLE_DEVICES; where that can't be loaded, of nvidia-smi, /proc, /dev and the PCI
+bus. AMD's are in the topology of their kernel driver. Each of these may be missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .wheels import Pair
+
+NVIDIA, AMD = "nvidia", "amd"
+
+_SECONDS = 5.0  # that nvidia-smi may take
+_WSL = "/usr/lib/wsl/lib"
+_NVML = ("libnvidia-ml.so.1", f"{_WSL}/libnvidia-ml.so.1")
+_LIBCUDA = ("libcuda.so.1", f"{_WSL}/libcuda.so.1")
+_PCI_NVIDIA, _PCI_DISPLAY = "0x10de", "0x03"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of the machine.
+
+    Attributes:
+        vendor: `nvidia` or `amd`.
+        name: as its maker calls it; "" if unknown.
+        uuid: NVIDIA's, `GPU-...`; "" if unknown.
+        capability: NVIDIA's compute capability, or None.
+        architecture: AMD's, e.g. `gfx90a`; "" if unknown.
+        total: its memory in bytes, or None.
+        free: what is free of it, or None.
+        kernel_driver: what the kernel drives it with, e.g. `nouveau`; "" if unknown.
+    """
+
+    vendor: str
+    name: str = ""
+    uuid: str = ""
+    capability: Pair | None = None
+    architecture: str = ""
+    total: int | None = None
+    free: int | None = None
+    kernel_driver: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found.
+
+    Attributes:
+        gpus: every one, in the order of the PCI bus.
+        driver: the version of the NVIDIA driver, or None.
+        driver_cuda: the newest CUDA that it supports, or None.
+        libcuda: whether the driver's library, which torch needs, can be loaded.
+        complaint: what the driver said instead of answering; "" if nothing.
+        denied: device files that are there and that this user may not open.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    driver_cuda: Pair | None = None
+    libcuda: bool = False
+    complaint: str = ""
+    denied: tuple[str, ...] = ()
+
+
+def look() -> Machine:
+    """Find out; raises nothing and prints nothing."""
+    found = Machine()
+    with suppress(Exception):
+        found = _nvml(found)
+    if not found.gpus:
+        with suppress(Exception):
+            found = _nvidia_smi(found)
+    with suppress(Exception):
+        found = _libcuda(found)
+    if found.driver is None:
+        with suppress(Exception):
+            text = Path("/proc/driver/nvidia/version").read_text()
+            found = replace(found, driver=driver_version(text))
+    if not found.gpus:
+        for source in (_in_proc, _in_dev, _on_bus):
+            with suppress(Exception):
+                found = replace(found, gpus=found.gpus or tuple(source()))
+    with suppress(Exception):
+        found = replace(found, gpus=found.gpus + tuple(_amd()))
+    return replace(found, denied=tuple(_denied()))
+
+
+def driver_version(text: str) -> str | None:
+    """The driver's version in the text of /proc/driver/nvidia/version, or None."""
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return match[1] if match else None
+
+
+def listed(text: str) -> list[Gpu]:
+    """The GPUs in what `nvidia-smi -L` prints."""
+    found = re.findall(r"^GPU \d+: (.*) \(UUID: (GPU-[\w-]+)\)", text, re.MULTILINE)
+    return [Gpu(NVIDIA, name, uuid, kernel_driver="nvidia") for name, uuid in found]
+
+
+# -- NVIDIA ----------------------------------------------------------------------------------------
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def _load(names: tuple[str, ...], on_windows: str) -> Any:
+    for name in (on_windows,) if sys.platform == "win32" else names:
+        with suppress(OSError):
+            return ctypes.CDLL(name)
+    raise OSError("not there")
+
+
+def _nvml(found: Machine) -> Machine:
+    nvml = _load(_NVML, "nvml.dll")
+    failed = nvml.nvmlInit_v2()
+    if failed:
+        nvml.nvmlErrorString.restype = ctypes.c_char_p
+        return replace(found, complaint=nvml.nvmlErrorString(failed).decode(errors="replace"))
+    try:
+        text, number = ctypes.create_string_buffer(96), ctypes.c_int()
+        if not nvml.nvmlSystemGetDriverVersion(text, 96):
+            found = replace(found, driver=text.value.decode())
+        if not nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)):
+            found = replace(found, driver_cuda=_cuda(number.value))
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)):
+            return found
+        gpus = tuple(_asked(nvml, index) for index in range(number.value))
+        return replace(found, gpus=gpus)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _asked(nvml: Any, index: int) -> Gpu:
+    handle, text = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    gpu = Gpu(NVIDIA, kernel_driver="nvidia")
+    if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+        return gpu
+    if not nvml.nvmlDeviceGetName(handle, text, 96):
+        gpu = replace(gpu, name=text.value.decode(errors="replace"))
+    if not nvml.nvmlDeviceGetUUID(handle, text, 96):
+        gpu = replace(gpu, uuid=text.value.decode())
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    if not nvml.nvmlDeviceGetCudaComputeCapability(
+        handle, ctypes.byref(major), ctypes.byref(minor)
+    ):
+        gpu = replace(gpu, capability=(major.value, minor.value))
+    memory = _Memory()
+    if not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+        gpu = replace(gpu, total=memory.total, free=memory.free)
+    return gpu
+
+
+def _nvidia_smi(found: Machine) -> Machine:
+    program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=_WSL)
+    if program is None:
+        return found
+    answer = subprocess.run(
+        [program, "-L"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        timeout=_SECONDS,
+        check=False,
+    )
+    said = (answer.stdout or answer.stderr).strip().partition("\n")[0]
+    complaint = found.complaint or (said if answer.returncode else "")
+    return replace(found, gpus=tuple(listed(answer.stdout)), complaint=complaint)
+
+
+def _libcuda(found: Machine) -> Machine:
+    version = ctypes.c_int()
+    failed = _load(_LIBCUDA, "nvcuda.dll").cuDriverGetVersion(ctypes.byref(version))
+    supported = None if failed or not version.value else _cuda(version.value)
+    # A library beside the driver's may support another CUDA, and it is the one torch loads.
+    return replace(found, libcuda=True, driver_cuda=supported or found.driver_cuda)
+
+
+def _cuda(number: int) -> Pair:
+    """12040 → (12, 4)."""
+    return number // 1000, number % 1000 // 10
+
+
+def _in_proc() -> Iterator[Gpu]:
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = (line.partition(":") for line in path.read_text().splitlines())
+        said = {key.strip(): value.strip() for key, _, value in lines}
+        yield Gpu(NVIDIA, said.get("Model", ""), said.get("GPU UUID", ""), kernel_driver="nvidia")
+
+
+def _in_dev() -> Iterator[Gpu]:
+    for path in sorted(Path("/dev").glob("nvidia[0-9]*")):
+        if path.name.removeprefix("nvidia").isdigit():
+            yield Gpu(NVIDIA, kernel_driver="nvidia")
+
+
+def _on_bus() -> Iterator[Gpu]:
+    for path in sorted(Path("/sys/bus/pci/devices").iterdir()):
+        with suppress(OSError):
+            is_display = (path / "class").read_text().startswith(_PCI_DISPLAY)
+            if is_display and (path / "vendor").read_text().strip() == _PCI_NVIDIA:
+                driven = path / "driver"
+                yield Gpu(NVIDIA, kernel_driver=driven.resolve().name if driven.exists() else "")
+
+
+# -- AMD -------------------------------------------------------------------------------------------
+
+
+def _amd() -> Iterator[Gpu]:
+    for path in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
+        with suppress(OSError):
+            pairs = (line.partition(" ") for line in path.read_text().splitlines())
+            said = {key: int(value) for key, _, value in pairs if value.strip().isdigit()}
+            if said.get("simd_count"):  # processors are nodes too, without any
+                version = said.get("gfx_target_version", 0)
+                name = (path.parent / "name").read_text().strip()
+                yield Gpu(AMD, name, architecture=gfx(version), kernel_driver="amdgpu")
+
+
+def gfx(version: int) -> str:
+    """90010 → `gfx90a`, as ROCm spells an architecture; "" for none."""
+    if not version:
+        return ""
+    major, minor, stepping = version // 10000, version // 100 % 100, version % 100
+    return f"gfx{major}{minor:x}{stepping:x}"
+
+
+def _denied() -> Iterator[str]:
+    for name in ("nvidiactl", "nvidia0", "nvidia-uvm", "kfd"):
+        path = Path("/dev") / name
+        with suppress(OSError):
+            if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+                yield str(path)

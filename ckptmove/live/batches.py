@@ -1,0 +1,362 @@
+"""Batches on devices: every tensor in a nesting of containers, and nothing else of it.
+
+First all that is in a batch is found, each object once; then its tensors are copied, together;
+then the containers that hold something new are made anew, from the inside out where they have to.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..drafts.patterns import covers
+from ..errors import CkptmoveError, UsageError
+from ..words import first_line
+from .containers import Container, Fields, Part, attributed, fielded, own_attributes, plain, rebuilt
+from .copying import Copying
+from .devices import reachable
+from .instances import MOST_VALUES, holds_tensors, is_divisible, is_shared
+
+_MOVE_THEMSELVES = ("tensordict", "torch_geometric")  # libraries of batches
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)  # copied byte by byte
+
+
+@dataclass
+class Delivery:
+    """A batch on a device.
+
+    Attributes:
+        value: the batch.
+        tensors: those that were copied there.
+        movers: what moved itself there.
+        pinned: what copies that may still be under way read from.
+    """
+
+    value: Any
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    movers: list[Any] = field(default_factory=list)
+    pinned: list[torch.Tensor] = field(default_factory=list)
+
+
+def to_device(
+    obj: Any, device: Any, *, non_blocking: bool = False, keep: str | Iterable[str] = ()
+) -> Any:
+    """The same batch on a device; `ckptmove.to_device` says how."""
+    return delivered(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
+
+
+def delivered(
+    obj: Any,
+    device: torch.device,
+    *,
+    non_blocking: bool = False,
+    keep: str | Iterable[str] = (),
+    pin: bool = False,
+) -> Delivery:
+    """Bring a batch to a device, and tell what that took.
+
+    Args:
+        obj: the batch.
+        device: as `reachable` gives it.
+        non_blocking, keep: as in `to_device`.
+        pin: whether to pin what isn't, before it goes to an accelerator.
+    """
+    found = _Contents(patterns_of(keep))
+    found.add(obj)
+    going = found.leaves
+    if found.kept:
+        staying = _Contents()
+        for each in found.kept:
+            staying.add(each)
+        going = {key: each for key, each in going.items() if key not in staying.seen}
+    tensors = {key: each for key, each in going.items() if isinstance(each, torch.Tensor)}
+    for each in going.values():
+        if isinstance(each, torch.nn.Module):
+            raise UsageError(
+                f"a model ({type(each).__name__}) is no batch",
+                hint="ckptmove.move brings a model to a device, and all that belongs to it",
+            )
+    away = {key: each for key, each in tensors.items() if each.device != device}
+    copying = Copying(device, non_blocking=non_blocking, pin=pin)
+    swapped = dict(zip(away, copying.copied(list(away.values())), strict=True))
+    delivery = Delivery(obj, list(swapped.values()), pinned=copying.pinned)
+    for key, each in going.items():
+        if key not in tensors:
+            try:
+                new = _asked(each, device, non_blocking)
+            except (CkptmoveError, torch.cuda.OutOfMemoryError):
+                raise
+            except Exception as error:  # a class of the user's, or a library's
+                raise _refused(found.name(key), each, device, error) from error
+            if new is not each:
+                swapped[key] = new
+                delivery.movers.append(new)
+    holding = found.holding(swapped)
+    rebuilt(holding, swapped)
+    places = dict.fromkeys({each.device for each in away.values()}, device)
+    for key, container in holding.items():
+        if isinstance(container, Fields):
+            container.follow(swapped[key], places)
+    delivery.value = swapped.get(id(obj), obj)
+    return delivery
+
+
+def patterns_of(keep: Any) -> tuple[str, ...]:
+    """The patterns that a user gives as `keep`.
+
+    Raises:
+        UsageError: they are none.
+    """
+    what = type(keep).__name__
+    if isinstance(keep, str):
+        return (keep,)
+    if isinstance(keep, Iterable) and not isinstance(keep, (bytes, bytearray)):
+        found = tuple(keep)
+        wrong = [each for each in found if not isinstance(each, str)]
+        if not wrong:
+            return found
+        what = f"{what} with {wrong[0]!r} in it"
+    raise UsageError(
+        f"keep is no pattern on names, and no list of them, but a {what}",
+        hint="for instance keep='lengths', or keep=['lengths', '*.words']",
+    )
+
+
+class _Contents:
+    """What there is in a batch, by `id()`.
+
+    Attributes:
+        leaves: tensors, and what can move itself.
+        containers: what holds them.
+        kept: what goes by a name that a pattern covers, and was not looked into.
+        seen: all of it but `kept`.
+    """
+
+    def __init__(self, patterns: tuple[str, ...] = ()) -> None:
+        self.leaves: dict[int, Any] = {}
+        self.containers: dict[int, Container] = {}
+        self.kept: list[Any] = []
+        self.seen: set[int] = set()
+        self._patterns = patterns
+        self._kinds = dict(_COMMON)
+        self._holders: defaultdict[int, list[int]] = defaultdict(list)
+
+    def add(self, root: Any) -> None:
+        """Find all that is in an object."""
+        if self._is_kept(""):
+            self.kept.append(root)
+            return
+        stack: list[tuple[str, Any, _Instance | None]] = [("", root, None)]
+        while stack:
+            name, each, around = stack.pop()
+            key = id(each)
+            if key in self.seen or (around is not None and around.left <= 0):
+                continue
+            self.seen.add(key)
+            kind = self._kind(type(each))
+            if kind is _Instance:
+                container: Container = attributed(type(each))(each)
+                if is_shared(container.parts()):
+                    continue
+                around = around or _Instance()
+            elif kind is _Leaf:
+                self.leaves[key] = each
+                continue
+            elif kind is _Mover:
+                if _is_asked(each, around is not None):
+                    self.leaves[key] = each
+                continue
+            elif kind is None:
+                continue
+            else:
+                container = kind(each)
+            self.containers[key] = container
+            inside = self._inside(name, key, container, around)
+            stack += [(below, part, around) for below, part in reversed(inside)]
+
+    def name(self, key: int) -> str:
+        """By what name one is found; "" is the batch itself."""
+        labels: list[str] = []
+        met: set[int] = set()
+        while key not in met and self._holders.get(key):
+            met.add(key)
+            holder = self._holders[key][0]
+            parts = self.containers[holder].parts()
+            labels.append(next(label for label, part in parts if id(part) == key))
+            key = holder
+        return ".".join(label for label in reversed(labels) if label)
+
+    def holding(self, changed: Mapping[int, Any]) -> dict[int, Container]:
+        """The containers that hold something of what is changed, at whatever depth."""
+        found: dict[int, Container] = {}
+        work = list(changed)
+        while work:
+            for holder in self._holders.get(work.pop(), ()):
+                if holder not in found:
+                    found[holder] = self.containers[holder]
+                    work.append(holder)
+        return found
+
+    def _inside(
+        self, name: str, key: int, container: Container, around: _Instance | None
+    ) -> list[tuple[str, Any]]:
+        inside: list[tuple[str, Any]] = []
+        parts = container.parts()
+        for label, part in parts if around is None else around.looked_at(parts):
+            kind = self._kind(type(part))
+            if kind is None:
+                continue
+            if around is not None and kind is _Leaf:
+                if isinstance(part, torch.nn.Module):  # it is the object's, not the batch's
+                    continue
+                around.left = math.inf
+            below = ""
+            if self._patterns:
+                below = f"{name}.{label}" if name and label else name or label
+                if self._is_kept(below):
+                    self.kept.append(part)
+                    continue
+            self._holders[id(part)].append(key)
+            inside.append((below, part))
+        return inside
+
+    def _is_kept(self, name: str) -> bool:
+        return any(covers(pattern, name) for pattern in self._patterns)
+
+    def _kind(self, kind: type) -> Any:
+        """A container, `_Leaf`, or None for what is neither."""
+        try:
+            return self._kinds[kind]
+        except KeyError:
+            found = self._kinds[kind] = _kind(kind)
+            return found
+
+
+class _Leaf:
+    """What is moved as a whole."""
+
+
+class _Mover:
+    """What may move itself: something is called `to`."""
+
+
+class _Instance:
+    """An object that is taken apart by its attributes, with all that is in it.
+
+    Attributes:
+        left: how many values in it may still be looked at; any number, once there is a tensor.
+    """
+
+    def __init__(self) -> None:
+        self.left: float = MOST_VALUES
+
+    def looked_at(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """What there is, as far as it is looked at."""
+        for part in parts:
+            if self.left <= 0:
+                return
+            self.left -= 1
+            yield part
+
+
+#: What most batches are made of, so that it isn't asked each time.
+_COMMON: dict[type, Any] = {
+    torch.Tensor: _Leaf,
+    **dict.fromkeys((int, float, bool, str, bytes, type(None), torch.device, torch.dtype)),
+}
+_COMMON |= {kind: plain(kind) for kind in (dict, list, tuple)}
+
+
+def _kind(kind: type) -> Any:
+    if issubclass(kind, (torch.Tensor, torch.nn.Module)):
+        return _Leaf
+    found = plain(kind)
+    if found is not None:
+        return found
+    if callable(getattr(kind, "to", None)) and not issubclass(kind, type):
+        return _Mover
+    return fielded(kind) or (_Instance if is_divisible(kind) else None)
+
+
+# -- what moves itself -----------------------------------------------------------------------------
+
+
+def _is_asked(mover: Any, within: bool) -> bool:
+    """Whether its `to` is meant for devices, and not for units, time zones or formats.
+
+    Args:
+        mover: what has a `to`.
+        within: whether it was found in an object; there models and what moves them are left alone.
+    """
+    if within and is_shared(attributed(type(mover))(mover).parts()):
+        return False
+    if isinstance(mover, _STORAGES) or type(mover).__module__.partition(".")[0] in _MOVE_THEMSELVES:
+        return True
+    return bool(_parameters(mover) & {"device", "device="}) or holds_tensors(mover)
+
+
+def _refused(name: str, mover: Any, device: torch.device, error: Exception) -> UsageError:
+    kind = type(mover).__name__
+    why = f"{type(error).__name__}: {first_line(error)}"
+    hint = f"leave it where it is, with keep={name!r}" if name else "move what is in it"
+    what = f"{name or 'the batch'}, a {kind},"
+    return UsageError(f"{what} can't move itself to {device}: {why}", hint=hint)
+
+
+def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
+    """What an object's own `to` gives. As that may change the object, a copy is asked."""
+    twin = mover
+    if not isinstance(mover, _STORAGES):
+        with suppress(Exception):  # whatever an object says that can't be copied
+            twin = copy.copy(mover)
+    before = dict(own_attributes(twin))
+    is_flat = twin is mover or not _part_from(twin, before)
+    accepted = _parameters(twin)
+    options: dict[str, Any] = {}
+    if non_blocking and device.type not in ("cpu", "meta") and accepted & {"non_blocking", "**"}:
+        options["non_blocking"] = True
+    new = twin.to(device=device, **options) if "device=" in accepted else twin.to(device, **options)
+    if new is None:
+        new = twin
+    after = getattr(new, "__dict__", None)
+    if new is twin and is_flat and after is not None and after.keys() == before.keys():
+        return mover if all(after[name] is value for name, value in before.items()) else new
+    return new
+
+
+def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:
+    """Give a copy containers of its own for those that it shares; whether there are any."""
+    found = _Contents()
+    for value in attributes.values():
+        found.add(value)
+    if not found.containers:
+        return False
+    swapped: dict[int, Any] = {}
+    rebuilt(found.containers, swapped)
+    for name, value in attributes.items():
+        if id(value) in swapped:
+            twin.__dict__[name] = swapped[id(value)]
+    return True
+
+
+def _parameters(mover: Any) -> set[str]:
+    """The names of what its `to` takes, `**` for any, and `device=` where that has to be named."""
+    try:
+        parameters = inspect.signature(mover.to).parameters
+    except (TypeError, ValueError):  # made in C, say
+        return set()
+    names = set(parameters)
+    for name, each in parameters.items():
+        if each.kind is each.VAR_KEYWORD:
+            names.add("**")
+        elif each.kind is each.KEYWORD_ONLY and name == "device":
+            names.add("device=")
+    return names

@@ -1,0 +1,150 @@
+"""Whether what is found belongs together: model and optimizer, state and parameters. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..device import kind_of
+from ..manifest import Path, Role
+from .holdings import Held, Holdings
+from .unregistered import Unregistered, unregistered
+
+
+class Misplaced(NamedTuple):
+    """A gradient, or a tensor of an optimizer's state, that is not where it belongs.
+
+    Attributes:
+        name: of the tensor.
+        held: which of them.
+        device, wanted: where it is, and where it belongs.
+        role: the optimizer's step, which belongs on the CPU; or None.
+    """
+
+    name: str
+    held: Held
+    device: str
+    wanted: str
+    role: Role | None = None
+
+
+Shaped = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Belonging:
+    """What belongs together, and doesn't.
+
+    Attributes:
+        foreign: parameters of optimizers that are not the model's, with their shapes.
+        untrained: trainable parameters of the model that no optimizer has, if there is any.
+        misplaced: state and gradients that are not where they belong.
+        unregistered: tensors that stay behind when the model moves.
+        kind: the class of the first optimizer.
+        shared: whether some of the model's parameters are trained.
+    """
+
+    foreign: Sequence[Shaped] = ()
+    untrained: Sequence[Shaped] = ()
+    misplaced: Sequence[Misplaced] = ()
+    unregistered: Sequence[Unregistered] = ()
+    kind: str = "AdamW"
+    shared: bool = False
+
+
+def belonging(
+    found: Holdings,
+    *,
+    fed: Callable[[torch.Tensor], bool] | None = None,
+    call: Callable[[str], str] = str,
+) -> Belonging:
+    """How what was found belongs together.
+
+    Args:
+        found: what a model, its optimizers and others hold.
+        fed: whether a parameter has, or had, a gradient; given, parameters count as foreign or
+            untrained only where that shows that they should not be.
+        call: what to call a device, where some only stand in for others.
+    """
+    foreign = [(each.name, each.tensor) for each in found.foreign]
+    untrained = _untrained(found)
+    if fed is not None:
+        foreign = [(name, each) for name, each in foreign if not fed(each)]
+        own = [each.tensor for each in found.of(Held.PARAMETER)]
+        if any(map(fed, own)):
+            untrained = [(name, each) for name, each in untrained if fed(each)]
+        elif len(untrained) < len({id(each) for each in own if each.requires_grad}):
+            untrained = []  # some are trained, so the others may be left alone on purpose
+    wrong = [
+        each._replace(device=call(each.device), wanted=call(each.wanted))
+        for each in misplaced(found)
+    ]
+    kind = next((type(each).__name__ for each in found.optimizers.values()), "AdamW")
+    hidden = list(unregistered(found))
+    own_ones = {id(each.tensor) for each in found.of(Held.PARAMETER) if each.tensor.requires_grad}
+    shared = len({id(each) for _, each in _untrained(found)}) < len(own_ones)
+    return Belonging(_shaped(foreign), _shaped(untrained), wrong, hidden, kind, shared)
+
+
+def _shaped(named: Iterable[tuple[str, torch.Tensor]]) -> list[Shaped]:
+    return [(name, tuple(each.shape)) for name, each in named]
+
+
+def _untrained(found: Holdings) -> list[tuple[str, torch.Tensor]]:
+    if not any(each.param_groups for each in found.optimizers.values()):
+        return []
+    trained = {
+        id(parameter)
+        for each in found.optimizers.values()
+        for group in each.param_groups
+        for parameter in group["params"]
+    }
+    others = {root[:1] for root in found.roots if root}
+    left: dict[int, tuple[str, torch.Tensor]] = {}
+    for each in found.of(Held.PARAMETER):
+        wanted = each.tensor.requires_grad and each.path[:1] not in others
+        if wanted and id(each.tensor) not in trained:
+            left.setdefault(id(each.tensor), (each.name, each.tensor))
+    return list(left.values())
+
+
+def misplaced(found: Holdings) -> list[Misplaced]:
+    """Gradients and state that are not where they belong: with their parameter, or on the CPU.
+
+    A number on the CPU may serve parameters anywhere, unless the optimizer wants it with them.
+    """
+    owners: dict[Path, torch.Tensor] = {
+        each.path: each.tensor
+        for each in found.all
+        if each.held not in (Held.STATE, Held.GRADIENT, Held.HYPERPARAMETER)
+    }
+    strict = {
+        (path, id(parameter))
+        for path, each in found.optimizers.items()
+        for group in each.param_groups
+        if group.get("capturable") or group.get("fused")
+        for parameter in group["params"]
+    }
+    wrong = []
+    for each in found.of(Held.STATE, Held.GRADIENT):
+        owner = owners.get(each.owner) if each.owner is not None else None
+        if owner is None or owner.device.type == "meta":
+            continue
+        if each.role is None and each.tensor.device == owner.device:
+            continue
+        is_number = not each.tensor.dim() and each.tensor.device.type == "cpu"
+        if is_number and not any((each.path[:n], id(owner)) in strict for n in (1, 2)):
+            continue
+        home = owner.device
+        wanted = "cpu" if each.role is Role.STEP else str(home)
+        here = str(each.tensor.device)
+        if _indexed(here) != _indexed(wanted):
+            wrong.append(Misplaced(each.name, each.held, here, wanted, each.role))
+    return wrong
+
+
+def _indexed(device: str) -> str:
+    return device if ":" in device or kind_of(device) in ("cpu", "meta", "mps") else f"{device}:0"

@@ -1,0 +1,67 @@
+"""A case: what was found of a run, and what of it has a cause already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..manifest import Manifest
+from .belonging import Belonging
+from .happenings import Happening, Operand, Trace
+
+MOST_LINES = 5  # of evidence
+UNKNOWN = Belonging()
+
+
+@dataclass
+class Case:
+    """What there is to explain, and what is explained so far.
+
+    Attributes:
+        device: where everything is meant to be.
+        manifest: of the model and what trains it.
+        belonging: what belongs together.
+        trace: of the run, or None.
+        failed: the exception that ended it, in a line, or None.
+        variable: what the user calls the model, or "".
+        explained: names and lines of which nothing more is to be said.
+    """
+
+    device: str
+    manifest: Manifest
+    belonging: Belonging
+    trace: Trace | None
+    failed: str | None
+    variable: str = ""
+    explained: set[str] = field(default_factory=set)
+
+    def happened(self, *kinds: str) -> list[Happening]:
+        """What happened of some kinds."""
+        return [] if self.trace is None else self.trace.of(*kinds)
+
+    def broken(self) -> list[Operand]:
+        """The operands elsewhere of the operation that failed."""
+        if self.trace is None or self.failed is None:
+            return []
+        devices = {each.device for each in self.trace.operands if each.shape}
+        if len(devices) < 2:
+            return []
+        return [each for each in self.trace.operands if each.shape and self.is_away(each.device)]
+
+    @property
+    def often(self) -> int:
+        """How often something happens that happens at every step."""
+        return 1 if self.trace is None else max(1, self.trace.steps or self.trace.calls)
+
+    @property
+    def works(self) -> bool:
+        """Whether a model ran, and nothing failed."""
+        return self.trace is not None and self.trace.calls > 0 and self.failed is None
+
+    def is_away(self, device: str) -> bool:
+        """Whether that is not where everything should be."""
+        return device != self.device
+
+    def explain(self, names: Iterator[str] | Sequence[str]) -> None:
+        """Have no symptom told of these any more: names of tensors, or lines."""
+        self.explained.update(names)

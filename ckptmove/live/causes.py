@@ -1,0 +1,391 @@
+"""Why a model is not where it should be: root causes, of what is held and what happened.
+
+Pure: a manifest, a trace and what belongs together come in, verdicts come out. What is explained by
+a cause is not told again as its symptoms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ..device import kind_of
+from ..manifest import Manifest, TensorEntry
+from ..verdicts import SLOW, WRONG, Verdict
+from ..words import counted, listed
+from .belonging import Belonging
+from .case import MOST_LINES, UNKNOWN, Case
+from .happenings import Operand, Trace
+from .holdings import Held
+from .operations import UNNAMED
+from .stepping import optimizer, state
+
+_OFFLOADED = "(offloaded)"
+#: What a model computes with; only these are moved by `Module.to`.
+_REGISTERED = (Held.PARAMETER, Held.BUFFER, Held.TRANSIENT)
+_HIDDEN = (Held.UNREGISTERED, Held.HOOK)
+#: What tells the host values that it could do without; shapes it can't.
+_TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
+
+
+def causes(
+    device: str,
+    manifest: Manifest,
+    belonging: Belonging = UNKNOWN,
+    trace: Trace | None = None,
+    failed: str | None = None,
+    variable: str = "",
+) -> tuple[Verdict, ...]:
+    """What is wrong with a run, root causes first, each with its fix.
+
+    Args:
+        device: where everything is meant to be, e.g. `cuda:0`.
+        manifest: of the living model, with its optimizer.
+        belonging: what belongs together.
+        trace: of a step or several, or None.
+        failed: the exception that ended it, in a line, or None.
+        variable: what the user calls the model, or "".
+    """
+    case = Case(device, manifest, belonging, trace, failed, variable)
+    found = [*_model(case)]
+    moved = not any(each.cause == "model-never-moved" for each in found)
+    if moved:
+        found += _others(case)
+        found += _dropped(case)
+        found += _batch(case)
+        found += _hidden(case)
+        found += _made(case)
+    found += optimizer(case)
+    found += state(case)
+    if moved:
+        if not any(each.severity != SLOW for each in found):
+            found += _elsewhere(case)
+        found += _waits(case)
+    if failed is not None and not any(each.severity != SLOW for each in found):
+        where = f": {trace.error}" if trace is not None and trace.error is not None else ""
+        title = "the step failed, for a reason that has nothing to do with devices"
+        found.append(Verdict("step-failed", title, "see the exception", (f"{failed}{where}",)))
+    return tuple(found)
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def _model(case: Case) -> Iterator[Verdict]:
+    entries = [e for e in case.manifest.tensors if e.held in _REGISTERED and e.part_of is None]
+    entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
+    unborn = [e for e in entries if e.device == "meta"]
+    if unborn and case.device != "meta":
+        fix = f"model.to_empty(device={case.device!r}), then load the state dict"
+        if len(unborn) < len(entries):  # to_empty would take the values of the others
+            fix = "give these values: load_state_dict(state, assign=True), or assign each anew"
+        title = f"{listed([e.name for e in unborn])}: on meta, without values"
+        yield Verdict("no-values", title, fix)
+        entries = [e for e in entries if e.device != "meta"]
+    away = [e for e in entries if case.is_away(e.device)]
+    if not away:
+        return
+    where = " and ".join(sorted({e.device for e in away}))
+    if len(away) == len(entries):
+        ran = case.trace.operations if case.trace is not None else {}
+        lines = [f"{counted(count, 'operation')} ran on {device}" for device, count in ran.items()]
+        kind, name = case.manifest.path, case.variable or "model"
+        the = "" if name == "model" else f" {name} ({kind})"
+        most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
+        yield Verdict(
+            "model-never-moved",
+            f"the model{the} is on {where}: nothing moved {'it' if the else kind} to {case.device}",
+            f'{name}.to("{case.device}") before the optimizer is made; or, with all that belongs '
+            f'to it, ckptmove.move({name}, optimizer, to="{case.device}")',
+            tuple(lines),
+            SLOW if most else WRONG,  # it was meant, perhaps
+        )
+        return
+    broken = {each.name for each in case.broken()}
+    same_kind = all(kind_of(e.device) == kind_of(case.device) for e in away)
+    if same_kind and not broken:
+        return  # placed over several devices, and it works
+    names = [e.name for e in away]
+    case.explain(names)
+    yield Verdict(
+        "partly-moved",
+        f"a part of the model is on {where}: {listed(names)}",
+        f'model.to("{case.device}") moves all of it'
+        if not same_kind
+        else "move what goes from one part to the next: x = x.to(next(part.parameters()).device)",
+        tuple(f"{e.name} is on {e.device}" for e in away[:MOST_LINES]),
+        SLOW if case.works else WRONG,
+    )
+
+
+def _others(case: Case) -> Iterator[Verdict]:
+    """Modules besides the model that stayed: a loss with weights, another network."""
+    owned: dict[str, list[Operand]] = {}
+    for each in case.broken():
+        if each.held in _REGISTERED and each.owner and each.name not in case.explained:
+            owned.setdefault(each.owner, []).append(each)
+    for owner, operands in owned.items():
+        names = [each.name for each in operands]
+        case.explain(names)
+        trained = any(each.held == Held.PARAMETER for each in operands)
+        yield Verdict(
+            "model-never-moved" if trained else "criterion-never-moved",
+            f"{owner} was never moved: its {listed(names)} {'is' if len(names) == 1 else 'are'} on "
+            f"{operands[0].device}",
+            f'{owner}.to("{case.device}"), as the model',
+            () if case.failed is None else (case.failed,),
+        )
+
+
+# -- the batch -------------------------------------------------------------------------------------
+
+
+def _dropped(case: Case) -> Iterator[Verdict]:
+    broken = {_bare(each.name) for each in case.broken()}
+    for each in case.happened("dropped"):
+        name = _bare(each.operands[0].name) if each.operands else ""
+        if name not in broken:
+            continue  # whatever was copied in vain, nobody misses it
+        case.explain([name])
+        mended = name if _variable(name) else "x"
+        yield Verdict(
+            "to-result-dropped",
+            f"the result of .to is dropped at {each.site.source or 'an unknown line'}: "
+            f"{mended} stays on {each.devices.partition('→')[0]}",
+            f'{mended} = {mended}.to("{case.device}"): a tensor is never moved in place',
+            (str(each),),
+        )
+
+
+def _bare(name: str) -> str:
+    """The name in `x, made by randn at train.py:3`."""
+    return name.partition(", made by ")[0]
+
+
+def _variable(name: str) -> str:
+    """The variable in `x` and in `batch['x']`; "" if there is none."""
+    found = re.split(r"[.\[]", name, maxsplit=1)[0]
+    return found if found.isidentifier() else ""
+
+
+def _is_target(operand: Operand, case: Case) -> bool:
+    """Whether that was made in the loop for a loss, as a batch is."""
+    if operand.held != "made" or operand.module or not _variable(operand.variable):
+        return False
+    error = case.trace.error if case.trace is not None else None
+    return error is not None and any(each in error.op for each in ("loss", "cross_entropy"))
+
+
+def _batch(case: Case) -> Iterator[Verdict]:
+    """What a model was called with, and what else went into the failed operation from outside."""
+    broken = [each for each in case.broken() if _bare(each.name) not in case.explained]
+    targets = [each for each in broken if _is_target(each, case)]
+    broken = [each for each in broken if each.held in ("", "input") or each in targets]
+    if not broken:
+        return
+    names = {each.variable if each in targets else _bare(each.name): each for each in broken}
+    case.explain([each.name for each in targets])
+    lines = [f"{each}" for each in targets]
+    for each in case.happened("input"):
+        for operand in each.operands:
+            name = _bare(operand.name)
+            if operand.held != "input" or name in case.explained:
+                continue
+            lines.append(f"{operand} when {each.site.module} is called at {each.site.source}")
+            if "len" not in name:  # lengths of sequences belong on the host
+                names.setdefault(name, operand)
+    case.explain(list(names))
+    first = next(iter(names))
+    variable = _variable(first)
+    if not variable:  # an expression of which only the operation is known
+        first = f"what {case.trace.error} takes" if case.trace is not None else first
+        names = {first: broken[0]}
+    where = " and ".join(sorted({each.device for each in names.values()}))
+    one = f'{variable or "x"} = {variable or "x"}.to("{case.device}") in the loop'
+    if first != variable and variable:
+        one = f'{first} = {first}.to("{case.device}")' if "[" in first else one
+    yield Verdict(
+        "batch-never-moved",
+        f"the batch is on {where}: {listed(list(names))}",
+        f"{one}; or the whole batch, whatever its shape: "
+        f'batch = ckptmove.to_device(batch, "{case.device}")',
+        tuple(lines[:MOST_LINES]) or ((case.failed,) if case.failed else ()),
+    )
+
+
+# -- tensors of the model's own --------------------------------------------------------------------
+
+
+def _used(case: Case) -> Iterator[tuple[Operand, str, str]]:
+    """Each operand that was elsewhere, with what became of it and a severity."""
+    error = case.trace.error if case.trace is not None else None
+    broken = {each.name for each in case.broken()}
+    for operand in case.broken():
+        yield operand, f"{error} can't take it", WRONG
+    for each in case.happened("mixed", "stray"):
+        for operand in each.operands:
+            if operand.name in broken:  # what was computed of it before
+                yield operand, f"{each}", WRONG
+    for each in case.happened("transfer"):
+        if not each.asked or each.site.phase != "forward" or each.turns < case.often:
+            continue
+        for operand in each.operands:
+            if operand.shape and each.devices.endswith(f"→{case.device}"):
+                yield operand, f"it is copied anew: {each}", SLOW
+
+
+def _hidden(case: Case) -> Iterator[Verdict]:
+    entries = {e.name: e for e in case.manifest.tensors}
+    lines: dict[str, list[str]] = {}
+    worst: dict[str, str] = {}
+    names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
+    for operand, what, severity in _used(case):
+        if operand.held in _HIDDEN and operand.name not in case.explained:
+            entry = entries.get(operand.name)
+            group = operand.name
+            if entry is not None and entry.kind == "parameter":
+                group = operand.name.rpartition(".")[0]
+            if operand.name not in names.setdefault(group, []):
+                names[group].append(operand.name)
+            if what not in lines.setdefault(group, []):
+                lines[group].append(what)
+            worst[group] = min(worst.get(group, severity), severity, key=_rank)
+    for group, told in lines.items():
+        case.explain(names[group])
+        entry = entries.get(names[group][0])
+        yield _unregistered(sorted(names[group]), entry, case, worst[group], told)
+
+
+def _rank(severity: str) -> bool:
+    return severity == SLOW
+
+
+def _unregistered(
+    names: Sequence[str],
+    entry: TensorEntry | None,
+    case: Case,
+    severity: str,
+    lines: Sequence[str],
+) -> Verdict:
+    advice = {each.name: each.advice for each in case.belonging.unregistered}
+    fix = advice.get(names[0], f'bring it where the model is: .to("{case.device}")')
+    where = "cpu" if entry is None else entry.device
+    are = ("is", "its module", "it") if len(names) == 1 else ("are", "the model", "them")
+    return Verdict(
+        "unregistered-tensor",
+        f"{listed(names)} {are[0]} not registered with {are[1]}, so model.to leaves {are[2]} on "
+        f"{where}",
+        fix,
+        tuple(lines[:MOST_LINES]),
+        severity,
+    )
+
+
+def _made(case: Case) -> Iterator[Verdict]:
+    """Tensors that are made elsewhere, and used."""
+    lines: dict[str, list[str]] = {}
+    worst: dict[str, str] = {}
+    first: dict[str, Operand] = {}
+    for operand, what, severity in _used(case):
+        if operand.held == "made" and operand.name not in case.explained:
+            first.setdefault(operand.name, operand)
+            lines.setdefault(operand.name, []).append(what)
+            worst[operand.name] = min(worst.get(operand.name, severity), severity, key=_rank)
+    for name, told in lines.items():
+        case.explain([name])
+        operand = first[name]
+        module = f", in {operand.module}," if operand.module else ""
+        op, _, source = name.removeprefix("what ").partition(" makes at ")
+        made = operand.variable or "a tensor"
+        known = op != UNNAMED
+        fix = f"give it the device of what it meets: {op}(…, device=x.device)"
+        bring = f"{_variable(made) or 'it'}.to(x.device)"
+        yield Verdict(
+            "made-elsewhere",
+            f"{op} at {source}{module} makes {made} on {operand.device}",
+            fix if known else f"make it where what it meets is, or bring it there: {bring}",
+            tuple(told[:MOST_LINES]),
+            worst[name],
+        )
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+def _elsewhere(case: Case) -> Iterator[Verdict]:
+    """What ran elsewhere, or would have to, for no reason that is known."""
+    broken = case.broken()
+    if broken:
+        error = case.trace.error if case.trace is not None else None
+        yield Verdict(
+            "operand-elsewhere",
+            f"{error} takes tensors of several devices: {listed([str(each) for each in broken])}",
+            f'x = x.to("{case.device}") before',
+            () if case.failed is None else (case.failed,),
+        )
+        return
+    if case.trace is None or case.failed is not None:
+        return
+    # What is differentiated is trained; else the model runs for its outputs' sake.
+    phase = "backward" if case.trace.phases.get("backward") else "forward"
+    often = case.trace.steps or 1  # without a step, a loss is called as often as the model
+    strays = [h for h in case.happened("stray") if h.site.phase == phase and h.turns >= often]
+    strays = [h for h in strays if any(each.shape for each in h.operands)]
+    strays = [h for h in strays if kind_of(h.devices) != kind_of(case.device)]
+    if phase == "backward":  # it is of the model's pass if it goes on there
+        onward = {
+            h.devices
+            for h in case.happened("transfer")
+            if h.site.phase == phase and h.turns >= often
+        }
+        strays = [h for h in strays if f"{h.devices}→{case.device}" in onward]
+    elif case.trace.operations.get(case.device):
+        return
+    if not strays:
+        return
+    ran = counted(sum(each.count for each in strays), "operation")
+    back = [
+        each
+        for each in case.happened("transfer")
+        if each.asked and each.turns >= case.often and each.devices.startswith(f"{case.device}→")
+    ]
+    first = f"the first: {strays[0].site}"
+    if back:
+        line = back[0].site.source
+        case.explain([line])
+        first = f"since what the model gives is copied there at {line}"
+    yield Verdict(
+        "computed-elsewhere",
+        f"{ran} of the {phase} pass ran on {strays[0].devices}, {first}",
+        "keep the tensors where the model is: no .cpu() before the loss, device= for new ones",
+        tuple(map(str, [*back, *strays][:MOST_LINES])),
+        SLOW,
+    )
+
+
+def _waits(case: Case) -> Iterator[Verdict]:
+    """Values that the host waits for at every step."""
+    if case.trace is None or kind_of(case.device) == "cpu" or not case.trace.steps:
+        return
+    syncs = [
+        each
+        for each in case.happened("sync")
+        if each.asked
+        and each.turns >= case.often
+        and not case.is_away(each.devices)
+        and each.site.op.partition(".")[2].partition(".")[0] in _TOLD
+        and each.site.source not in case.explained
+    ]
+    if not syncs:
+        return
+    count = sum(each.count for each in syncs) / case.often
+    times = "once a step" if count == 1 else f"{count:g} times a step"
+    lines = [f"{each.site.op} at {each.site.source}, {each.count:,} times" for each in syncs]
+    yield Verdict(
+        "host-waits",
+        f"the host waits for the device {times}, first at {syncs[0].site.source}",
+        "keep values on the device (loss.detach()), and ask for them (.item(), .cpu(), .tolist(), "
+        "if tensor:) every so many steps",
+        tuple(lines[:MOST_LINES]),
+        SLOW,
+    )

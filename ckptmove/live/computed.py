@@ -1,0 +1,110 @@
+"""Weights that a module's own hook computes: of weight_norm, spectral_norm and pruning of old.
+
+Such a weight is a result to which autograd leads, and so keeps torch from exchanging what it was
+computed of. The hook computes it anew whenever the module runs: it may as well be done right away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import RefusedError
+from ..words import first_line
+
+
+class Computed(NamedTuple):
+    """An attribute that a hook computes.
+
+    Attributes:
+        name: its dotted name.
+        module: whose it is.
+        attribute: what it is called there.
+        compute: gives it anew.
+    """
+
+    name: str
+    module: nn.Module
+    attribute: str
+    compute: Callable[[], torch.Tensor]
+
+    @property
+    def value(self) -> object:
+        """What it is now."""
+        return vars(self.module).get(self.attribute)
+
+    def renew(self) -> None:
+        """Compute it."""
+        with torch.enable_grad(), torch._C._EnableTorchFunction():
+            setattr(self.module, self.attribute, self.compute())
+
+    def drop(self) -> None:
+        """Let go of it; an RNN has it in a list too."""
+        setattr(self.module, self.attribute, None)
+
+
+def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
+    """The attributes of modules that are results, and that a hook of theirs computes.
+
+    Args:
+        modules: each with its dotted name.
+    """
+    met: set[int] = set()
+    for name, module in modules:
+        if id(module) in met:
+            continue
+        met.add(id(module))
+        for hook in list(module._forward_pre_hooks.values()):
+            found = _of_hook(hook, module)
+            if found is not None:
+                value = vars(module).get(found[0])
+                if isinstance(value, torch.Tensor) and not value.is_leaf:
+                    own = f"{name}.{found[0]}" if name else found[0]
+                    yield Computed(own, module, *found)
+
+
+def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tensor]] | None:
+    """The attribute that a hook sets, and what computes it as it was computed last."""
+    if not type(hook).__module__.startswith("torch.nn.utils."):
+        return None
+    if hasattr(hook, "apply_mask"):
+        return hook._tensor_name, lambda: hook.apply_mask(module)
+    if type(hook).__name__ == "SpectralNorm":
+        return hook.name, lambda: hook.compute_weight(module, do_power_iteration=False)
+    if hasattr(hook, "compute_weight"):
+        return hook.name, lambda: hook.compute_weight(module)
+    return None
+
+
+@contextmanager
+def dropped(weights: list[Computed]) -> Iterator[None]:
+    """Let go of what was computed, and at the end compute what wasn't yet."""
+    for each in weights:
+        each.drop()
+    try:
+        yield
+    finally:
+        for each in weights:
+            if each.value is None:
+                each.renew()
+
+
+def renew(weights: list[Computed], undoing: Callable[[Callable[[], None]], None]) -> None:
+    """Compute what was let go of; `undoing` is given what undoes it.
+
+    Raises:
+        RefusedError: the device can't.
+    """
+    for each in weights:
+        undoing(each.drop)
+        try:
+            each.renew()
+        except Exception as error:
+            raise RefusedError(
+                f"{each.name!r} can't be computed there: {first_line(error)}",
+                hint="nothing was moved",
+            ) from error

@@ -1,0 +1,69 @@
+"""Copies between devices that are watched until they are used, so that dropped ones are told."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from .happenings import Operand, Site
+from .naming import Remembered, key_of
+
+_MOST_COPIES = 1024
+
+
+class Copy(NamedTuple):
+    """A copy that was not used yet.
+
+    Attributes:
+        site: where it was made.
+        devices: from and to.
+        nbytes: how large it is.
+        operand: what was copied.
+        source: the key of that storage.
+    """
+
+    site: Site
+    devices: str
+    nbytes: int
+    operand: Operand
+    source: int | None
+
+
+class Copies:
+    """The latest copies that nobody has used."""
+
+    def __init__(self) -> None:
+        self._unused: OrderedDict[int, Copy] = OrderedDict()
+        self._kept = Remembered()  # copies and what they are of, so that keys stay theirs
+        self._sources: set[int | None] = set()
+        self._missed: set[int | None] = set()  # what was copied, and then used where it was
+
+    def watch(self, made: torch.Tensor, source: torch.Tensor, copy: Copy) -> None:
+        """Watch a copy, `made` of `source`."""
+        key = key_of(made)
+        if key is None:
+            return
+        self._kept.note(made, None)
+        self._kept.note(source, None)
+        self._unused[key] = copy
+        self._sources.add(copy.source)
+        if len(self._unused) > _MOST_COPIES:
+            self._unused.popitem(last=False)
+
+    def use(self, tensors: Sequence[torch.Tensor], *, moved: bool) -> None:
+        """Tensors are used, or copied elsewhere: is one a copy that is watched, or its source?"""
+        if not self._unused:
+            return
+        for each in tensors:
+            key = key_of(each)
+            if key is not None and key in self._unused:
+                del self._unused[key]
+            elif key in self._sources and not moved:
+                self._missed.add(key)
+
+    def missed(self) -> Iterator[Copy]:
+        """Those that nobody used, though what they are of was used where it was."""
+        return (each for each in self._unused.values() if each.source in self._missed)

@@ -1,0 +1,48 @@
+"""Devices that are there: what a user calls one, as tensors on it name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from ..device import parse
+from ..errors import DeviceError
+from ..words import first_line
+
+_LONGEST_SAID = 120  # characters of why torch can't use a device
+
+
+def reachable(device: Any) -> torch.device:
+    """The device that a user means, with its index, as tensors there name it.
+
+    Args:
+        device: as torch takes it: `cuda`, `cuda:1`, `meta`, 0, a `torch.device`.
+
+    Raises:
+        DeviceError: there is none such, or torch can't use it here.
+    """
+    is_number = isinstance(device, int) and not isinstance(device, bool)
+    if not is_number and not isinstance(device, torch.device):
+        device = _spelled(device)
+    try:
+        return torch.empty(0, device=device).device
+    except Exception as error:  # a type of its own for each kind of device
+        why = first_line(error, _LONGEST_SAID).partition(". ")[0].rstrip(".")
+        hint = "`ckptmove doctor` says what is there, and why"
+        if get_worker_info() is not None:
+            hint = "this is a DataLoader's worker: move batches in the loop that takes them"
+        raise DeviceError(f"'{device}' can't be used here: {why}", hint=hint) from error
+
+
+def _spelled(device: Any) -> torch.device:
+    if isinstance(device, str):
+        try:
+            return torch.device(device)
+        except RuntimeError:
+            pass
+    tag = parse(device)  # says what is wrong
+    raise DeviceError(
+        f"this torch knows no device '{tag}'", hint="import the package that brings it"
+    )

@@ -1,0 +1,342 @@
+"""Tensors get their bytes elsewhere: all of them or none, and each stays the object it is.
+
+First every storage is copied, and nothing is touched; then every tensor gets its view of a copy.
+A tensor's inside is exchanged as `Module.to` does it: by `tensor.data = new` where torch can do
+that, else by `torch.utils.swap_tensors`.
+"""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..errors import RefusedError
+from ..words import first_line
+from .swapping import Swap, check_free, is_plain, is_set, is_view, would_be_set
+
+#: How often a view uses its base at most: once for each direction of differentiation.
+_USES_BY_VIEW = 2
+_UNDONE = "nothing was moved; what was copied is free again"
+
+
+class Going(NamedTuple):
+    """A tensor that goes to a device.
+
+    Attributes:
+        name: its name, for messages.
+        tensor: the tensor.
+        device: where to.
+        holder: what holds it besides Python, with what to do about it, if that is known.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    device: torch.device
+    holder: tuple[str, str] | None = None
+
+
+class _Ready(NamedTuple):
+    going: Going
+    new: torch.Tensor
+    is_set: bool  # by `.data`, and not swapped
+    is_view: bool
+    is_hidden: bool = False  # the base of a view: no name leads to it
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether it is."""
+        return not self.is_set and not self.is_hidden
+
+
+class Exchange:
+    """Copies, and then gives tensors their copies; or leaves everything as it was.
+
+    Attributes:
+        nbytes: what was copied so far.
+    """
+
+    def __init__(self, *, non_blocking: bool = False, suspects: str = "") -> None:
+        """Args:
+        non_blocking: copy from pinned memory to an accelerator while the host goes on; all is
+            waited for at the end of `prepare`.
+        suspects: what may keep a tensor from being exchanged, in words, if anything is known.
+        """
+        self._suspects = suspects
+        self._non_blocking = non_blocking
+        self._sources: list[torch.UntypedStorage] = []  # so that no id becomes another's
+        self._copies: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
+        self._ready: list[_Ready] = []
+        self._holders: dict[int, torch.Tensor] = {}
+        self._met: set[int] = set()  # tensors that go
+        self._undo: list[Callable[[], None]] = []
+        self.nbytes = 0
+
+    def check(self, goings: Iterable[Going], holders: Iterable[torch.Tensor] = ()) -> None:
+        """Refuse what `commit` would, as far as it can be known before, and copy nothing.
+
+        Args:
+            goings, holders: as for `prepare`.
+
+        Raises:
+            RefusedError: torch will refuse to exchange a tensor.
+        """
+        found = {id(each.tensor): each for each in reversed(list(goings))}
+        held = [each for each in holders if each.is_leaf and each.grad is not None]
+        with torch.inference_mode(False), torch.no_grad(), _plainly():
+            released: Counter[int] = Counter()  # by the time when it is exchanged
+            for each in {id(each): each for each in held}.values():
+                released[id(each.grad)] += 1
+            for going in found.values():
+                if is_view(going.tensor):
+                    released[id(going.tensor._base)] += _USES_BY_VIEW
+            for going in found.values():
+                if not would_be_set(going.tensor, going.device):
+                    try:
+                        check_free(going.tensor, released[id(going.tensor)])
+                    except RuntimeError as error:
+                        raise _stuck(going, self._suspects) from error
+
+    def prepare(self, goings: Iterable[Going], holders: Iterable[torch.Tensor] = ()) -> None:
+        """Copy every storage, once, and see the copies as the tensors see theirs.
+
+        Args:
+            goings: the tensors; one that is given several times goes where it is said first.
+            holders: other tensors whose gradients may be among them.
+
+        Raises:
+            RefusedError: there is no room, or torch can't.
+        """
+        going: Going | None = None
+        try:
+            with torch.inference_mode(False), torch.no_grad(), _plainly():
+                self._holders = {id(each): each for each in holders if each.is_leaf}
+                todo = list(goings)[::-1]
+                while todo:
+                    going = todo.pop()
+                    if id(going.tensor) in self._met:
+                        continue
+                    self._met.add(id(going.tensor))
+                    self._ready.append(_ready(going, self._copy(going)))
+                    grad = going.tensor.grad if going.tensor.is_leaf else None
+                    if grad is not None:
+                        self._holders[id(going.tensor)] = going.tensor
+                        if grad.device != going.device:
+                            todo.append(Going(f"{going.name}.grad", grad, going.device))
+                self._ready += [each for each in map(self._base, list(self._ready)) if each]
+                self._wait()
+        except BaseException as error:
+            self._free()
+            if not isinstance(error, Exception):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold copies
+            raise _refused(error, going, self.nbytes) from error
+
+    def commit(self, then: Callable[[Callable[[Callable[[], None]], None]], None]) -> None:
+        """Give every tensor its copy.
+
+        Args:
+            then: what else is to be done; it is given what takes the undoing of each thing.
+
+        Raises:
+            RefusedError: torch refuses to exchange a tensor; all of them are as they were.
+        """
+        going: Going | None = None
+        ready: list[_Ready] = []
+        try:
+            with torch.inference_mode(False), torch.no_grad(), _plainly():
+                grads = self._set_aside()
+                # The inside of a view holds its base, which then can't be swapped: views are first,
+                # and nothing here keeps what was in them.
+                for is_view in (True, False):
+                    ready = [each for each in self._ready if each.is_view is is_view]
+                    self._ready = [each for each in self._ready if each.is_view is not is_view]
+                    for going in [each.going for each in ready if each.is_swapped]:
+                        check_free(going.tensor)
+                    while ready:
+                        going = ready[-1].going
+                        self._give(ready.pop())
+                going = None
+                for tensor, grad in grads:
+                    self._undo.append(_set_grad(tensor, None))
+                    tensor.grad = grad
+                then(self._undo.append)
+        except BaseException as error:
+            with torch.inference_mode(False), torch.no_grad(), _plainly():
+                for undo in reversed(self._undo):
+                    undo()
+            if going is None or not isinstance(error, Exception):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            raise _stuck(going, self._suspects) from error
+        finally:
+            ready.clear()
+            self._free()
+
+    def _free(self) -> None:
+        self._ready.clear()
+        self._copies.clear()
+        self._sources.clear()
+        self._holders.clear()
+        self._met.clear()
+        self._undo.clear()
+
+    # -- copying -----------------------------------------------------------------------------------
+
+    def _copy(self, going: Going) -> torch.Tensor:
+        tensor, device = going.tensor, going.device
+        if is_plain(tensor):
+            return self._seen(tensor, device)
+        if tensor.layout is torch.sparse_coo and not is_traceable_wrapper_subclass(tensor):
+            return torch.sparse_coo_tensor(
+                self._seen(tensor._indices(), device),
+                self._seen(tensor._values(), device),
+                tensor.size(),
+                check_invariants=False,
+                is_coalesced=tensor.is_coalesced(),
+            )
+        if str(tensor.layout).startswith("torch.sparse_"):
+            by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            outer = tensor.crow_indices() if by_row else tensor.ccol_indices()
+            inner = tensor.col_indices() if by_row else tensor.row_indices()
+            return torch.sparse_compressed_tensor(
+                self._seen(outer, device),
+                self._seen(inner, device),
+                self._seen(tensor.values(), device),
+                tensor.size(),
+                layout=tensor.layout,
+                check_invariants=False,
+            )
+        with torch._C._EnableTorchFunction():  # it is the subclass that knows how
+            inner = tensor.detach()
+            made = inner.to(device, copy=True) if inner.device == device else inner.to(device)
+        if made.device != device or type(made) is not type(tensor.detach()):
+            raise RuntimeError(f"a {type(tensor).__name__} doesn't go to {device} by .to()")
+        return made
+
+    def _seen(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """The copy of a tensor's storage, seen as the tensor sees its own."""
+        storage = self._storage(tensor.untyped_storage(), device)
+        with torch.inference_mode(tensor.is_inference()):
+            made = torch.empty(0, dtype=tensor.dtype, device=device)
+            nbytes = storage.nbytes()
+            made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+            if storage.nbytes() != nbytes:
+                raise RuntimeError(f"it looks at more than the {nbytes:,} bytes of its storage")
+            made = made.conj() if tensor.is_conj() else made
+            return torch._neg_view(made) if tensor.is_neg() else made
+
+    def _storage(self, source: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
+        key = source._cdata, device
+        if key not in self._copies:
+            self._sources.append(source)
+            old = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+            new = torch.empty(source.nbytes(), dtype=torch.uint8, device=device)
+            pinned = self._non_blocking and device.type != "cpu" and old.is_pinned()
+            new.copy_(old, non_blocking=pinned)
+            self._copies[key] = new.untyped_storage()
+            self.nbytes += source.nbytes()
+        return self._copies[key]
+
+    def _base(self, ready: _Ready) -> _Ready | None:
+        """What a view is a view of: it goes along if `.data` is what is exchanged."""
+        base = ready.going.tensor._base if ready.is_view else None
+        if base is None or not base.is_leaf or id(base) in self._met:
+            return None
+        self._met.add(id(base))
+        going = ready.going._replace(tensor=base)
+        return _ready(going, self._seen(base, going.device))._replace(is_hidden=True)
+
+    def _wait(self) -> None:
+        """Wait for every device that copies."""
+        devices = {device for _, device in self._copies}
+        for device in devices | {source.device for source in self._sources}:
+            waiting = getattr(getattr(torch, device.type, None), "synchronize", None)
+            if waiting is not None and device.type != "cpu":
+                waiting() if device.type == "mps" else waiting(device)
+
+    # -- giving ------------------------------------------------------------------------------------
+
+    def _set_aside(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Take their gradients off the tensors, since those must be on one device."""
+        found = [(each, each.grad) for each in self._holders.values()]
+        grads = [
+            (t, g) for t, g in found if g is not None and not self._met.isdisjoint((id(t), id(g)))
+        ]
+        for tensor, grad in grads:
+            self._undo.append(_set_grad(tensor, grad))
+            tensor.grad = None
+        return grads
+
+    def _give(self, ready: _Ready) -> None:
+        tensor, new = ready.going.tensor, ready.new
+        if ready.is_set:
+            self._undo.append(_set_data(tensor, tensor.data))
+            tensor.data = new
+        elif ready.is_swapped:
+            swap = Swap(tensor, new)
+            self._undo.append(swap.undo)
+            swap.make()
+
+
+def _ready(going: Going, new: torch.Tensor) -> _Ready:
+    return _Ready(going, new, is_set(going.tensor, new), is_view(going.tensor))
+
+
+def _set_data(tensor: torch.Tensor, data: torch.Tensor) -> Callable[[], None]:
+    def undo() -> None:
+        tensor.data = data
+
+    return undo
+
+
+def _set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], None]:
+    def undo() -> None:
+        tensor.grad = grad
+
+    return undo
+
+
+def _plainly() -> AbstractContextManager[Any]:
+    """Subclasses are asked nothing: what is wanted here is what torch itself sees."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def _refused(error: Exception, going: Going | None, nbytes: int) -> RefusedError:
+    said = first_line(error)
+    if going is None:
+        return RefusedError(said, hint=_UNDONE)
+    if _is_memory(error):
+        return RefusedError(
+            f"{going.device} has no room for {going.name!r}, after {nbytes:,} bytes: {said}",
+            hint=_UNDONE,
+        )
+    return RefusedError(f"{going.name!r} can't go to {going.device}: {said}", hint=_UNDONE)
+
+
+def _is_memory(error: Exception) -> bool:
+    kinds = (MemoryError, getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError))
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
+
+
+def _stuck(going: Going, suspects: str) -> RefusedError:
+    if going.holder is not None:
+        held, instead = going.holder
+        return RefusedError(f"{going.name!r} can't be exchanged: {held}", hint=instead)
+    weak = bool(weakref.getweakrefs(going.tensor))
+    held = (
+        "a weak reference leads to it" if weak else "torch itself holds it, for a graph or a view"
+    )
+    drop = "the guards of a compiled model: torch._dynamo.reset()" if weak else "a loss, or a view"
+    if suspects and not weak:
+        drop = f"{suspects}, which is a result of it; else {drop}"
+    return RefusedError(
+        f"{going.name!r} can't be exchanged: {held}",
+        hint=f"nothing was moved; drop what that may be ({drop}) and try again",
+    )

@@ -1,0 +1,89 @@
+"""What is given besides a model: optimizers in whatever form, and what goes by any keyword."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..manifest import Path
+from .reaching import is_words
+
+_LONGEST_SAID = 40  # characters
+
+
+def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
+    """Optimizers by the path that they go by: one, several, or by name.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and {"state", "param_groups"} <= given.keys():
+        hint = "give the optimizer itself"
+        raise UsageError("a state dict of an optimizer is no torch.optim.Optimizer", hint=hint)
+    several: dict[Path, Any]
+    single = isinstance(given, (torch.Tensor, nn.Module, str, bytes, type, torch.optim.Optimizer))
+    if isinstance(given, Mapping):
+        several = {(*path, str(name)): each for name, each in given.items()}
+    elif single or not isinstance(given, Iterable):
+        several = {path: given}
+    else:
+        each_one = list(given)
+        several = {(*path, n): each for n, each in enumerate(each_one)}
+        several = {path: each_one[0]} if len(each_one) == 1 else several
+    for each in several.values():
+        if isinstance(each, type) or not isinstance(getattr(each, "param_groups", None), list):
+            raise UsageError(
+                f"a {type(each).__name__} is no torch.optim.Optimizer",
+                hint="give the optimizer itself, or a list of several",
+            )
+    return several
+
+
+def are_optimizers(value: object) -> bool:
+    """Whether this is an optimizer, or some and nothing else."""
+    several: Sequence[object] = [value]
+    if isinstance(value, (list, tuple)):
+        several = value
+    elif isinstance(value, dict):
+        several = list(value.values())
+    return bool(several) and all(isinstance(each, torch.optim.Optimizer) for each in several)
+
+
+def check_others(
+    others: Mapping[str, object], taken: Collection[object], parameters: Sequence[str]
+) -> None:
+    """Refuse names that the model has itself, and what can't be on a device.
+
+    Args:
+        others: by keyword.
+        taken: names that the model has.
+        parameters: what the user may have meant by a keyword.
+
+    Raises:
+        UsageError: there is such a name, or such a thing.
+    """
+    for name, value in others.items():
+        if name in taken:
+            raise UsageError(
+                f"{name!r} is the name of a part of the model too",
+                hint="give it by another keyword",
+            )
+        if is_words(value):
+            close = difflib.get_close_matches(name, parameters, 1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise UsageError(
+                f"{name}={_short(value)} holds no tensor and no module",
+                hint=f"{meant}keywords name what belongs to the model: ema=averages, scaler=scaler",
+            )
+
+
+def _short(value: object) -> str:
+    said = repr(value)
+    return said if len(said) <= _LONGEST_SAID else f"{said[:_LONGEST_SAID]}…"

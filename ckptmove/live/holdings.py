@@ -1,0 +1,419 @@
+"""Every tensor that a living model holds, and those of what trains it: the walk behind all verbs.
+
+Parameters, buffers, gradients, an optimizer's state, and tensors that hide as plain attributes, in
+containers, in closures of hooks. Nothing is copied and no value is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from ..contents.sections import Rng, is_rng_state
+from ..device import names_device
+from ..errors import UsageError
+from ..manifest import Alias, Path, Role, Section, spell
+from .given import are_optimizers, check_others, optimizers_at
+from .modules import Known, modules_of, with_tensors
+from .reaching import (
+    Reach,
+    Reached,
+    attributes,
+    besides,
+    hooks,
+    hooks_of,
+    name_of,
+)
+
+Optimizers = (
+    torch.optim.Optimizer
+    | Iterable[torch.optim.Optimizer]
+    | Mapping[str, torch.optim.Optimizer]
+    | None
+)
+#: Of the verbs that take others by any keyword.
+_PARAMETERS = (
+    *("optimizer", "scheduler", "batch"),
+    *("to", "place", "device_map", "non_blocking", "values", "dry_run"),
+)
+
+
+class Held(str, Enum):
+    """How a tensor is held."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    TRANSIENT = "buffer that is not saved"
+    GRADIENT = "gradient"
+    UNREGISTERED = "attribute"
+    HOOK = "hook"
+    CLASS = "class attribute"
+    STATE = "optimizer state"
+    HYPERPARAMETER = "hyper-parameter"
+    FOREIGN = "parameter of the optimizer alone"
+    OTHER = "other"
+    BATCH = "batch"
+
+    __str__ = str.__str__
+
+
+#: What a module has registered, so that `Module.to` moves it.
+REGISTERED = (Held.PARAMETER, Held.BUFFER, Held.TRANSIENT)
+
+
+class Holding(NamedTuple):
+    """A tensor under a path.
+
+    Attributes:
+        path: where: attribute names and keys, that of a module first.
+        tensor: the tensor.
+        held: how.
+        section: what it serves.
+        role: set where torch has a rule of its own for its device.
+        module: the dotted name of the module that holds it; "" for the model itself, or none.
+        owner: path of the parameter whose gradient or state it is, or None.
+        in_module: whether a module that is not registered holds it.
+    """
+
+    path: Path
+    tensor: torch.Tensor
+    held: Held
+    section: Section
+    role: Role | None = None
+    module: str = ""
+    owner: Path | None = None
+    in_module: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its dotted name."""
+        return spell(self.path)
+
+
+class Naming(NamedTuple):
+    """A module's attribute that names a device."""
+
+    path: Path
+    module: nn.Module
+    attribute: str
+    value: torch.device | str
+
+
+@dataclass
+class Holdings:
+    """What a model and what belongs to it hold.
+
+    Attributes:
+        all: every tensor under every path.
+        aliases: modules that are reached again.
+        naming: attributes that name a device.
+        foreign: parameters of an optimizer that are not the model's.
+        full: whether there was more within attributes than is looked at.
+        modules: every module under every path.
+        roots: paths of those that are no other's: `()` for the model.
+        optimizers: by path.
+    """
+
+    all: list[Holding] = field(default_factory=list)
+    aliases: list[Alias] = field(default_factory=list)
+    naming: list[Naming] = field(default_factory=list)
+    foreign: list[Holding] = field(default_factory=list)
+    full: bool = False
+    modules: dict[Path, nn.Module] = field(default_factory=dict)
+    roots: list[Path] = field(default_factory=list)
+    optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)
+
+    def of(self, *held: Held) -> list[Holding]:
+        """Those that are held in one of these ways."""
+        return [each for each in self.all if each.held in held]
+
+
+def holdings(
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    scheduler: object = None,
+    batch: object = None,
+    others: Mapping[str, object] | None = None,
+    *,
+    parameters: Sequence[str] = _PARAMETERS,
+) -> Holdings:
+    """Everything that a model holds, and what belongs to it.
+
+    Args:
+        model: the model.
+        optimizer: of its parameters; or several.
+        scheduler: of the learning rate.
+        batch: what the model is called with.
+        others: whatever else: another model (of averages, say), a gradient scaler, an optimizer.
+        parameters: what the user may have meant by the name of one of these.
+
+    Raises:
+        UsageError: the model is no module, the optimizer none, or one of the others is nothing that
+            could be on a device.
+    """
+    if not isinstance(model, nn.Module):
+        is_file = isinstance(model, (str, os.PathLike))
+        hint = "ckptmove.inspect tells of files" if is_file else "give the model itself"
+        raise UsageError(f"a {type(model).__name__} is no torch.nn.Module", hint=hint)
+    others = {name: each for name, each in (others or {}).items() if each is not None}
+    models = {name: each for name, each in others.items() if isinstance(each, nn.Module)}
+    found = Holdings(optimizers=optimizers_at(optimizer, ("optimizer",)))
+    for name in [name for name, each in others.items() if are_optimizers(each)]:
+        found.optimizers.update(optimizers_at(others.pop(name), (name,)))
+    known = Known([model, *models.values()], found.optimizers.values())
+    _of_model(model, (), known, found)
+    taken = {each.path[0] for each in found.all}.union(model._modules.keys())
+    check_others(others, taken, parameters)
+    own = len(found.all)
+    for name, module in models.items():
+        _of_model(module, (name,), known, found)
+    found.all, rest = found.all[:own], found.all[own:]
+    names = _names([*found.all, *rest])
+    for name, value in others.items():
+        if name not in models:
+            scheduling = isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+            section = Section.SCHEDULER if scheduling else Section.OTHER
+            rest += _of_object(value, name, section, names, known)
+    names = _names([*found.all, *rest])
+    for path, each in found.optimizers.items():
+        _of_optimizer(each, path, names, known, found)
+    if scheduler is not None:
+        found.all += _of_object(scheduler, "scheduler", Section.SCHEDULER, names, known)
+    found.all += rest
+    reach = Reach()
+    for at in reach.reached(batch, ("batch",)):
+        found.all.append(Holding(at.path, at.tensor, Held.BATCH, Section.OTHER, at.role))
+    found.full = found.full or reach.full
+    return found
+
+
+def _names(held: Iterable[Holding]) -> dict[int, Path]:
+    """By `id()` of a tensor: what to call it where an optimizer has it."""
+    several: tuple[dict[int, Path], ...] = ({}, {}, {})
+    for each in held:
+        if each.held is not Held.GRADIENT:
+            of_model = each.section is Section.MODEL
+            rank = 0 if each.held is Held.PARAMETER else 1 if of_model else 2
+            several[rank].setdefault(id(each.tensor), each.path)
+    first, second, third = several
+    return {**third, **second, **first}
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+
+def optimizers_of(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    """One optimizer or several, as a list.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    return list(optimizers_at(optimizer, ()).values())
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def _of_model(model: nn.Module, start: Path, known: Known, found: Holdings) -> None:
+    modules = list(modules_of(model, start))
+    reach = Reach(known.objects)
+    met: dict[int, Path] = {}
+    holding: set[int] | None = None
+    found.roots.append(start)
+    for path, module in modules:
+        found.modules[path] = module
+        _of_module(module, path, found)
+        first = met.setdefault(id(module), path)
+        if first is not path and _is_again(path, met, found):
+            holding = with_tensors(modules) if holding is None else holding
+            if id(module) in holding:
+                found.aliases.append(Alias(spell(path), spell(first)))
+    shared: set[tuple[type, str]] = set()
+    for path, module in modules:  # after all that is registered, which it may be a view of
+        if met[id(module)] is path:
+            _hidden(module, path, reach, known.registered, found)
+            _shared(module, path, reach, shared, found)
+    found.full = found.full or reach.full
+
+
+def _is_again(path: Path, met: Mapping[int, Path], found: Holdings) -> bool:
+    """Whether this is no mere part of a module that is itself reached again."""
+    above = found.modules.get(path[:-1])
+    return above is None or met[id(above)] == path[:-1]
+
+
+def _of_module(module: nn.Module, path: Path, found: Holdings) -> None:
+    """Parameters with their gradients, and buffers."""
+    place = spell(path) if path else ""
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        own = (*path, name)
+        found.all.append(Holding(own, parameter, Held.PARAMETER, Section.MODEL, module=place))
+        found.all += _gradient(own, parameter, place)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            saved = name not in module._non_persistent_buffers_set
+            held = Held.BUFFER if saved else Held.TRANSIENT
+            found.all.append(Holding((*path, name), buffer, held, Section.MODEL, module=place))
+
+
+def _gradient(path: Path, tensor: torch.Tensor, place: str) -> list[Holding]:
+    gradient = tensor.grad if tensor.is_leaf else None
+    if gradient is None:
+        return []
+    own = (*path, "grad")
+    return [Holding(own, gradient, Held.GRADIENT, Section.MODEL, None, place, path)]
+
+
+def _hidden(
+    module: nn.Module, path: Path, reach: Reach, registered: Set[int], found: Holdings
+) -> None:
+    """Tensors that no state dict and no `Module.to` knows of."""
+    place = spell(path) if path else ""
+
+    def add(value: object, at: Path, held: Held) -> None:
+        for each in reach.reached(value, at):
+            if id(each.tensor) not in registered:
+                found.all += _unregistered(each, held, place)
+
+    for name, value in attributes(module):
+        kind = type(value)  # not isinstance, which asks the value for its __class__
+        if kind is torch.device or (issubclass(kind, str) and names_device(cast("str", value))):
+            named = cast("torch.device | str", value)
+            found.naming.append(Naming((*path, name), module, name, named))
+        else:
+            add(value, (*path, name), Held.UNREGISTERED)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None:
+            if own := besides(tensor):
+                add(own, (*path, name), Held.UNREGISTERED)
+            for key, hook in hooks_of(tensor):
+                add(hook, (*path, name, key), Held.HOOK)
+    for hook in hooks(module):
+        add(hook, (*path, f"hook {name_of(hook)}"), Held.HOOK)
+
+
+def _shared(
+    module: nn.Module, path: Path, reach: Reach, met: set[tuple[type, str]], found: Holdings
+) -> None:
+    """Tensors that a class holds for all that are of it."""
+    place = spell(path) if path else ""
+    for kind in type(module).__mro__:
+        if kind is nn.Module:
+            break
+        for name, value in list(vars(kind).items()):
+            holds = issubclass(type(value), (torch.Tensor, list, tuple, dict))
+            if not holds or (kind, name) in met or name in vars(module):
+                continue
+            met.add((kind, name))
+            for each in reach.reached(value, (*path, name)):
+                found.all += _unregistered(each, Held.CLASS, place)
+
+
+def _unregistered(each: Reached, held: Held, place: str) -> list[Holding]:
+    role = Role.RNG_STATE if _is_rng_state(each.tensor, each.path) else each.role
+    own = Holding(
+        each.path, each.tensor, held, Section.MODEL, role, place, in_module=each.in_module
+    )
+    return [own, *_gradient(each.path, each.tensor, place)]
+
+
+def _is_rng_state(tensor: torch.Tensor, path: Path) -> bool:
+    shape = tuple(tensor.shape)
+    return tensor.dtype is torch.uint8 and is_rng_state(shape, path[-1], Rng.UNKNOWN)
+
+
+# -- what trains it --------------------------------------------------------------------------------
+
+
+def _of_optimizer(
+    optimizer: torch.optim.Optimizer,
+    path: Path,
+    names: Mapping[int, Path],
+    known: Known,
+    found: Holdings,
+) -> None:
+    reach = Reach(known.objects)
+    groups: dict[int, Mapping[str, Any]] = {}
+    owners = dict(names)
+    for n, group in enumerate(optimizer.param_groups):
+        where = (*path, "param_groups", n)
+        for k, parameter in enumerate(group["params"]):
+            groups[id(parameter)] = group
+            if id(parameter) in owners:
+                continue
+            own = (*where, "params", k)
+            owners[id(parameter)] = own
+            foreign = Holding(own, parameter, Held.FOREIGN, Section.OPTIMIZER)
+            found.foreign.append(foreign)
+            found.all += [foreign, *_gradient(own, parameter, "")]
+        rest = {key: value for key, value in group.items() if key != "params"}
+        for inner, tensor in reach.within(rest, where):
+            first = owners.get(id(group["params"][0])) if group["params"] else None
+            held, role = Held.HYPERPARAMETER, Role.HYPERPARAMETER
+            found.all.append(Holding(inner, tensor, held, Section.OPTIMIZER, role, "", first))
+    for key, slots in optimizer.state.items():
+        owner = owners.get(id(key)) if isinstance(key, torch.Tensor) else None
+        named = (spell(owner),) if owner is not None else (_key(key),)
+        for inner, tensor in _in_state(slots, (*path, "state", *named), reach):
+            slot = str(inner[len(path) + 2]) if len(inner) > len(path) + 2 else ""
+            on_cpu = owner is not None and stays_on_cpu(optimizer, groups.get(id(key), {}), slot)
+            step = Role.STEP if on_cpu else None
+            state = Holding(inner, tensor, Held.STATE, Section.OPTIMIZER, step, "", owner)
+            found.all.append(state)
+    for name, hook in hooks_of(optimizer):
+        for inner, tensor in reach.within(hook, (*path, name)):
+            if id(tensor) not in owners:
+                found.all.append(Holding(inner, tensor, Held.HOOK, Section.OPTIMIZER))
+    found.full = found.full or reach.full
+
+
+def _in_state(slots: object, path: Path, reach: Reach) -> Iterator[tuple[Path, torch.Tensor]]:
+    """What an optimizer keeps of a parameter: mostly tensors, and however many there are."""
+    if type(slots) is not dict:
+        yield from reach.within(slots, path)
+        return
+    for slot, each in slots.items():
+        if type(each) is torch.Tensor and not vars(each):
+            yield (*path, slot), each
+        else:
+            yield from reach.within(each, (*path, slot))
+
+
+def _key(key: object) -> str:
+    return key if isinstance(key, str) else "a tensor that is no parameter"
+
+
+def stays_on_cpu(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], slot: str) -> bool:
+    """Whether torch keeps a tensor of the state on the CPU, wherever its parameter is.
+
+    Source: torch/optim/optimizer.py, `_get_scalar_dtype` and the `_init_group` of each.
+    """
+    kind = type(optimizer).__name__
+    if kind == "ASGD":
+        return False
+    if slot == "mu_product":
+        return not group.get("capturable")
+    flags = ("fused",) if kind == "Adagrad" else ("capturable", "fused")
+    return slot == "step" and not any(group.get(flag) for flag in flags)
+
+
+def _of_object(
+    value: object, name: str, section: Section, names: Mapping[int, Path], known: Known
+) -> list[Holding]:
+    """A scheduler, a scaler or any object: what is in its attributes, but for the parameters."""
+    kinds = (Mapping, list, tuple, set, torch.Tensor)
+    inside = value if isinstance(value, kinds) else getattr(value, "__dict__", value)
+    role = Role.HYPERPARAMETER if section is Section.SCHEDULER else None
+    return [
+        Holding(each.path, each.tensor, Held.OTHER, section, role or each.role)
+        for each in Reach(known.objects).reached(inside, (name,))
+        if id(each.tensor) not in names
+    ]

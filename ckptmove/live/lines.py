@@ -1,0 +1,182 @@
+"""Lines of code: where in the user's own files something comes from."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_MOST_FRAMES = 64  # that are searched for the user's code
+_MOST_ITEMS = 64  # of a container that may hold a tensor
+_LONGEST = 300  # characters of an exception
+_TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
+
+_OURS = str(Path(__file__).parent.parent) + os.sep
+#: What stands in for code of torch, and is called by the user's as that is.
+_LIKE_TORCH = tuple(
+    f"{_OURS}rehearsal{os.sep}{name}.py"
+    for name in ("answering", "guessing", "hosting", "keeping", "kernels", "pretending")
+)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("purelib", "platlib"))
+_STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
+#: What stands between the user's code and what it asks of a tensor.
+_PASSING = tuple(
+    _TORCH + name.replace("/", os.sep)
+    for name in (
+        *("_tensor.py", "_tensor_str.py", "overrides.py", "utils/_", "_subclasses/"),
+        *("_compile.py", "_dynamo/eval_frame.py"),  # around what stands between torch and kernels
+    )
+)
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the model's or the user's code, from a frame on.
+
+    None if there is none: torch was called from here, as for a backward pass.
+    """
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        file = frame.f_code.co_filename
+        mine = file.startswith(_OURS) and not file.startswith(_LIKE_TORCH)
+        if mine and not frame.f_code.co_name.startswith("__torch_"):
+            return None
+        if is_users(file):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The line that a frame is at, `file.py:12`; "" for none."""
+    return "" if frame is None else f"{_spell(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def user_line(frame: FrameType | None) -> str:
+    """The innermost line of the model's or the user's code, from a frame on; "" if none."""
+    return line_of(user_frame(frame))
+
+
+def is_asked(frame: FrameType | None) -> bool:
+    """Whether the user's own code has torch do what it does in a frame, and no library for it."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return False
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH):
+            if not file.startswith(_PASSING):
+                return False
+        elif is_users(file):
+            return not file.startswith(_PACKAGES)
+        frame = frame.f_back
+    return False
+
+
+def is_within(frame: FrameType, line: str) -> bool:
+    """Whether a line is one of the function that a frame runs."""
+    file, _, number = line.rpartition(":")
+    if file != _spell(frame.f_code.co_filename):
+        return False
+    return int(number) in {at for _, _, at in frame.f_code.co_lines()}
+
+
+def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
+    """The variable of a frame that is a tensor or module, or holds it; "" if none.
+
+    `x`, `batch['x']`; of modules, `self.critic` too.
+    """
+    own = [(name, each) for name, each in locals_of(frame).items() if not name.startswith("_")]
+    own += [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
+    for name, value in own:
+        if value is wanted:
+            return name
+    for name, value in own:
+        for key, each in _within(value):
+            if each is wanted:
+                return f"{name}[{key!r}]"
+    if isinstance(wanted, torch.nn.Module):
+        held = getattr(dict(own).get("self"), "__dict__", {})
+        for name, value in [*held.items(), *dict(held.get("_modules") or {}).items()]:
+            if value is wanted:
+                return f"self.{name}"
+    return ""
+
+
+def locals_of(frame: FrameType) -> dict[str, object]:
+    """The variables of a frame, which doesn't keep what they are at this moment."""
+    held = frame.f_locals
+    found = dict(held)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        held.clear()  # a copy that lives as long as the frame
+    return found
+
+
+def _within(value: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, Mapping) and len(value) <= _MOST_ITEMS:
+        yield from list(value.items())
+    elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+        yield from enumerate(value)
+
+
+def raised_at(error: BaseException) -> str:
+    """The line outside of torch and ckptmove where an exception comes from; "" if none."""
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if is_users(file):
+            found = f"{_spell(file)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def said(error: BaseException) -> str:
+    """An exception in a line, and where it comes from."""
+    where = raised_at(error)
+    return told(error) + (f" (at {where})" if where else "")
+
+
+def told(error: BaseException) -> str:
+    """An exception in a line."""
+    try:
+        text = next(iter(str(error).strip().splitlines()), "")
+    except Exception:  # it may be the user's own
+        text = ""
+    kind = type(error).__name__
+    return f"{kind}: {text[:_LONGEST]}" if text else kind
+
+
+def raised_in(error: BaseException, module: torch.nn.Module) -> str:
+    """The name of the innermost module whose code an exception comes through; "" if none."""
+    names = {id(each): path for path, each in module.named_modules()}
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        running = traceback.tb_frame.f_locals.get("self")
+        found = names.get(id(running), found) if running is not None else found
+        traceback = traceback.tb_next
+    return found
+
+
+@functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame
+def is_users(file: str) -> bool:
+    """Whether this is a file of the user's, or of a library that uses torch."""
+    if file.startswith((_OURS, _TORCH, "<")):
+        return file.startswith(_TYPED)
+    return file.startswith(_PACKAGES) or not file.startswith(_STDLIB)
+
+
+def _spell(file: str) -> str:
+    for packages in _PACKAGES:
+        if file.startswith(packages):
+            return file.removeprefix(packages)
+    here = os.getcwd() + os.sep  # noqa: PTH109 - a path is slower, and this is asked often
+    return file.removeprefix(here)

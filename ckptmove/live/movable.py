@@ -1,0 +1,128 @@
+"""What can't be moved from outside, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..errors import RefusedError
+from ..manifest import spell
+from ..words import listed
+from .holdings import Held, Holding, Holdings
+
+#: Classes that spread a model over devices themselves.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+
+
+def check_movable(roots: Iterable[object], found: Holdings) -> None:
+    """Refuse what others have placed, and keep books about.
+
+    Raises:
+        RefusedError: the model is dispatched, offloaded, distributed, or moves in a way of its own.
+    """
+    for root in roots:
+        if isinstance(root, nn.Module):
+            for name, module in root.named_modules():
+                _check_module(name, module)
+    for each in found.all:
+        _check_tensor(each.name, each.tensor)
+
+
+def _check_module(name: str, module: nn.Module) -> None:
+    called = f"{name or 'the model'!r}" if name else "the model"
+    if hasattr(module, "_hf_hook"):
+        raise RefusedError(
+            f"{called} is dispatched by accelerate, whose hooks move it while it runs",
+            hint="accelerate.hooks.remove_hook_from_submodules(model) first",
+        )
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    wrapper = next((kind for kind in _WRAPPERS if kind in kinds), None)
+    if wrapper is not None:
+        raise RefusedError(
+            f"{called} is a {wrapper}, which has its devices from the start",
+            hint="move the model before it is wrapped",
+        )
+    if isinstance(module, nn.DataParallel) and module.device_ids:
+        raise RefusedError(
+            f"{called} is a DataParallel, which starts from {module.src_device_obj}",
+            hint="move the model before it is wrapped",
+        )
+
+
+def holder_of(module: nn.Module) -> tuple[str, str] | None:
+    """What holds a module's tensors besides Python, and what to do about it, if anything does."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return (
+            "TorchScript holds it in a module of its own",
+            "model.to() moves a scripted model; or load its file anew with "
+            "torch.jit.load(path, map_location=...)",
+        )
+    if any(kind.__name__ == "_StatefulGraphModule" for kind in type(module).__mro__):
+        return (
+            "it is of an exported program, whose guards refer to it",
+            "torch.export.passes.move_to_device_pass(program, device) moves the program, the "
+            "devices in its graph too; then take its module() anew",
+        )
+    return None
+
+
+def emptying(holding: Holding, found: Holdings, device: str) -> str:
+    """How something without values gets some, and nothing loses what it has."""
+    if holding.held in (Held.PARAMETER, Held.BUFFER, Held.TRANSIENT):
+        root = max((r for r in found.roots if holding.path[: len(r)] == r), key=len, default=())
+        for n in range(len(root), len(holding.path)):
+            module = found.modules.get(holding.path[:n])
+            held = [] if module is None else [*module.parameters(), *module.buffers()]
+            if module is not None and all(each.is_meta for each in held):
+                start = spell(root) if root else "model"
+                inner = spell(holding.path[len(root) : n]) if n > len(root) else ""
+                owner = f'{start}.get_submodule("{inner}")' if inner else start
+                unsaved = [name for name, _ in module.named_buffers() if name not in _saved(module)]
+                rest = f", and set {listed(unsaved, 3)}, which none holds" if unsaved else ""
+                return f'{owner}.to_empty(device="{device}"), then load its state dict{rest}'
+    return "assign it anew: it alone has none"
+
+
+def _saved(module: nn.Module) -> set[str]:
+    """The names of what is in a module's state dict."""
+    return {
+        f"{place}.{name}" if place else name
+        for place, each in module.named_modules()
+        for name in (each._parameters.keys() | each._buffers.keys())
+        - each._non_persistent_buffers_set
+    }
+
+
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    kind = type(tensor)
+    if any(each.__name__ == "DTensor" for each in kind.__mro__):
+        raise RefusedError(
+            f"{name!r} is a DTensor: its mesh decides where it is",
+            hint="move the model before it is distributed",
+        )
+    if isinstance(tensor, FakeTensor):
+        raise RefusedError(
+            f"{name!r} is a fake tensor: it has no values that could move",
+            hint="make the model outside of FakeTensorMode",
+        )
+    if is_lazy(tensor):
+        raise RefusedError(
+            f"{name!r} is not initialised yet: it has no shape",
+            hint="run a batch through the model first, or let model.to() say where it will be",
+        )
+    own = next((each for each in kind.__mro__ if _moves_itself(each)), None)
+    if own is not None and not is_traceable_wrapper_subclass(tensor):
+        raise RefusedError(
+            f"{name!r} is a {kind.__name__} of {own.__module__.partition('.')[0]}, "
+            "which moves in a way of its own",
+            hint="use its own .to(), as bitsandbytes quantizes while it moves",
+        )
+
+
+def _moves_itself(kind: type) -> bool:
+    return not kind.__module__.startswith("torch") and bool({"to", "cuda"} & vars(kind).keys())

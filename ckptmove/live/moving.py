@@ -1,0 +1,345 @@
+"""Move a living model, and what belongs to it, to other devices: decide, copy, exchange."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from ..errors import RefusedError, StrPath, UsageError
+from ..manifest import Manifest, Path, Role, Section, TensorEntry, spell
+from ..placement import place as placed
+from ..render.move import MoveReport
+from ..rules import Device, Rules, rules_of
+from ..words import first_line, quoted
+from .computed import Computed, computed, dropped, renew
+from .devices import reachable
+from .exchange import Exchange, Going
+from .holdings import Held, Holding, Holdings, Optimizers, holdings
+from .movable import check_movable, emptying, holder_of
+from .renaming import Renaming, renaming
+from .reporting import manifest_of, tag_of
+from .swapping import is_plain
+from .unregistered import unregistered
+
+#: What torch has no word in.
+_FREE = (Held.UNREGISTERED, Held.HOOK)
+#: What the model may hold too, and then decides.
+_GIVEN = (Held.OTHER, Held.BATCH)
+
+
+def move(
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    scheduler: object = None,
+    batch: object = None,
+    others: Mapping[str, object] | None = None,
+    *,
+    to: Device | None = None,
+    place: Mapping[str, Device] | None = None,
+    device_map: Mapping[str, Device] | StrPath | None = None,
+    non_blocking: bool = False,
+    values: bool = True,
+    dry_run: bool = False,
+) -> MoveReport:
+    """Move everything, or nothing; the arguments are those of `ckptmove.move`.
+
+    Raises:
+        UsageError: the request makes no sense (`DeviceError`: a device is not there).
+        RefusedError: it can't be moved, by us or at all; nothing was.
+    """
+    started = time.monotonic()
+    if to is None and not place and device_map is None:
+        raise UsageError("no device is given", hint='try to="cuda:0"')
+    rules = rules_of(to=to, place=place, device_map=device_map, spelled=_spelled)
+    found = holdings(model, optimizer, scheduler, batch, others)
+    roots = [each for each in (model, *(others or {}).values()) if isinstance(each, nn.Module)]
+    check_movable(roots, found)
+    weights = list(computed((spell(path), each) for path, each in found.modules.items()))
+    anew = {id(each.value) for each in weights}
+    found.all = [each for each in found.all if id(each.tensor) not in anew]  # their graphs live
+    warnings: list[str] = []
+    results: list[Path] = []
+    going = replace(found, all=list(_subject(found, warnings, results)))
+    # An error that is kept keeps this frame, which is not to keep their graphs.
+    found.all = [each for each in found.all if each.tensor.is_leaf]
+    manifest = replace(
+        manifest_of(going, model, warn=False), capturable=(), values_naming_devices=()
+    )
+    entries = [entry for entry in manifest.tensors if entry.part_of is None]
+    groups = [group for each in found.optimizers.values() for group in each.param_groups]
+    rules = replace(rules, fixed=_fixed(going, manifest, rules, groups))
+    manifest = _freed(manifest, rules)
+    _check_valued(going, entries, rules)
+    moves = placed(manifest, rules)
+    targets = _targets(manifest, moves.storages, moves.tensors)
+    pairs = list(zip(going.all, entries, targets, strict=True))
+    named = renaming(found.naming, pairs, values)
+    warnings += [*moves.warnings, *_capturable(pairs, groups)]
+    if found.full:
+        warnings.append("there is more in attributes than was looked at, and it stays")
+    free = {each.name for each, entry, to in pairs if each.held in _FREE and to != entry.device}
+    advice = {each.name: each.advice for each in unregistered(found) if each.name in free}
+    exchange = Exchange(non_blocking=non_blocking, suspects=_some(results))
+    warnings += _exchange(found, pairs, named, weights, exchange, dry_run)
+    totals = moves.totals(manifest)
+    return MoveReport(
+        model=type(model).__name__,
+        done=not dry_run,
+        moved=totals,
+        kept=tuple(moves.kept),
+        unregistered=advice,
+        values_naming_devices=tuple(named.staying),
+        values_rewritten=tuple(named.rewritten),
+        rewritten_to=tuple(named.rewritten_to),
+        values_could_follow=tuple(named.could_follow),
+        values_left_behind=tuple(named.left_behind),
+        warnings=tuple(warnings),
+        nbytes=sum(moved.nbytes for moved in totals.values()),
+        seconds=time.monotonic() - started,
+    )
+
+
+# -- deciding --------------------------------------------------------------------------------------
+
+
+def _spelled(device: Device) -> str:
+    """A device that is there, as torch calls it here: `cuda` is the current one."""
+    tag = tag_of(reachable(device))
+    if tag == "meta":
+        raise UsageError(
+            "moving to meta would forget every value",
+            hint='model.to("meta") does that; to measure a model without memory, make it there',
+        )
+    return tag
+
+
+def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Iterator[Holding]:
+    """What the rules speak of. The rest is left where it is, and that is said."""
+    foreign = _foreign(found)
+    met: set[int] = set()
+    for each in found.all:
+        tensor = each.tensor
+        if each.path in foreign or each.owner in foreign or each.held is Held.CLASS:
+            continue
+        if each.held is Held.GRADIENT and not tensor.is_leaf:
+            raise RefusedError(
+                f"{each.name!r} is itself a result that can be differentiated",
+                hint="optimizer.zero_grad() before moving",
+            )
+        if each.held in _GIVEN and id(tensor) in met:
+            continue  # what it is of the model decides
+        met.add(id(tensor))
+        if not tensor.is_leaf:
+            results.append(each.path)
+        elif each.role is not Role.RNG_STATE or tensor.device.type == "cpu":
+            yield each
+    shared = [each.path for each in found.of(Held.CLASS)]
+    if shared:
+        warnings.append(
+            f"{_some(shared)}: of the class, not of this model alone; they stay where they are"
+        )
+    if foreign:
+        warnings.append(
+            f"the optimizer has parameters that the model has not, {_some(foreign)}: with their "
+            "state they stay where they are, unless what they belong to is given too"
+        )
+    if results:
+        warnings.append(
+            f"{_some(results)}: results of an earlier computation, to which autograd still leads; "
+            "they stay where they are until they are computed anew"
+        )
+
+
+def _foreign(found: Holdings) -> dict[Path, None]:
+    """Parameters of the optimizer alone, but for those that share bytes with the model's."""
+    plain = [each for each in found.all if is_plain(each.tensor)]
+    storages = {id(each.tensor): each.tensor.untyped_storage()._cdata for each in plain}
+    own = {storages[id(e.tensor)] for e in plain if e.section is Section.MODEL}
+    return {e.path: None for e in found.foreign if storages.get(id(e.tensor)) not in own}
+
+
+def _fixed(
+    going: Holdings, manifest: Manifest, rules: Rules, groups: list[dict[str, Any]]
+) -> dict[Path, str]:
+    """Where what belongs to a parameter must be, by path."""
+    entries = [entry for entry in manifest.tensors if entry.part_of is None]
+    homes: dict[Path, str] = {}
+    sharing: dict[str | None, str] = {}
+    fixed: dict[Path, str] = {}
+    for each, entry in zip(going.all, entries, strict=True):
+        home = homes.setdefault(each.path, rules.wanted(entry) or entry.device)
+        if each.section is Section.MODEL:
+            sharing.setdefault(entry.storage, home)
+        elif each.held is Held.FOREIGN:
+            homes[each.path] = fixed[each.path] = sharing.get(entry.storage, home)
+    capturable = {id(t) for g in groups if g.get("capturable") for t in _tensors_of(g)}
+    for each, entry in zip(going.all, entries, strict=True):
+        home = homes.get(each.owner, "") if each.owner is not None else ""
+        if each.role is Role.STEP:
+            if entry.device != "cpu":
+                fixed[each.path] = "cpu"
+        elif each.role is Role.HYPERPARAMETER:
+            follows = entry.device != "cpu" or id(each.tensor) in capturable
+            if home and follows:
+                fixed[each.path] = home
+        elif home:
+            fixed[each.path] = home
+    for entry in manifest.tensors:
+        if entry.part_of is not None:
+            whole = next((entry.path[:n] for n in _depths(entry) if entry.path[:n] in fixed), None)
+            if whole is not None:
+                fixed[entry.path] = fixed[whole]
+    return fixed
+
+
+def _depths(entry: TensorEntry) -> range:
+    return range(len(entry.path) - 1, 0, -1)
+
+
+def _tensors_of(group: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    for value in group.values():
+        several = value if isinstance(value, tuple) else (value,)  # betas
+        yield from (each for each in several if isinstance(each, torch.Tensor))
+
+
+def _freed(manifest: Manifest, rules: Rules) -> Manifest:
+    """No role keeps on the CPU what must be with its parameter."""
+    entries = (
+        replace(entry, role=None)
+        if entry.role is Role.HYPERPARAMETER and entry.path in rules.fixed
+        else entry
+        for entry in manifest.tensors
+    )
+    return replace(manifest, tensors=tuple(entries))
+
+
+def _check_valued(going: Holdings, entries: Iterable[TensorEntry], rules: Rules) -> None:
+    """Refuse to move what has no values."""
+    for each, entry in zip(going.all, entries, strict=True):
+        wanted = rules.wanted(entry)
+        if each.tensor.is_meta and wanted not in (None, "meta"):
+            raise RefusedError(
+                f"{each.name!r} is on meta: it has no values that could move",
+                hint=emptying(each, going, wanted or "cpu"),
+            )
+
+
+def _targets(
+    manifest: Manifest, storages: Mapping[str, str], tensors: Mapping[int, str]
+) -> list[str]:
+    """The device of each tensor, parts of others aside."""
+    parts: dict[str, str] = {}
+    for entry in manifest.tensors:
+        if entry.part_of is not None and entry.role is None and entry.storage is not None:
+            parts[entry.part_of] = storages.get(entry.storage, entry.device)
+    targets = []
+    for n, entry in enumerate(manifest.tensors):
+        if entry.part_of is None:
+            by_bytes = storages.get(entry.storage or "", parts.get(entry.name, entry.device))
+            targets.append(tensors.get(n, by_bytes))
+    return targets
+
+
+_Pairs = list[tuple[Holding, TensorEntry, str]]
+
+
+def _capturable(pairs: _Pairs, groups: list[dict[str, Any]]) -> Iterator[str]:
+    on_cpu = {id(each.tensor) for each, _, target in pairs if target == "cpu"}
+    if any(g.get("capturable") and any(id(p) in on_cpu for p in g["params"]) for g in groups):
+        yield (
+            "the optimizer is capturable, and torch asserts at the first step of such an optimizer "
+            "on the CPU: set capturable=False in its param_groups"
+        )
+
+
+def _some(paths: Iterable[Path]) -> str:
+    return quoted([spell(path) for path in paths])
+
+
+# -- doing -----------------------------------------------------------------------------------------
+
+
+def _exchange(
+    found: Holdings,
+    pairs: _Pairs,
+    named: Renaming,
+    weights: list[Computed],
+    exchange: Exchange,
+    dry_run: bool,
+) -> list[str]:
+    """Do what was decided, or see whether it can be; gives what went wrong and doesn't matter."""
+    modules = {id(each): each for each in found.modules.values()}
+    rnns = [each for each in modules.values() if isinstance(each, nn.RNNBase)]
+    holding = {
+        id(tensor): holder
+        for root in modules.values()
+        if (holder := holder_of(root)) is not None
+        for tensor in (*root.parameters(), *root.buffers())
+    }
+    goings = [
+        Going(each.name, each.tensor, torch.device(target), holding.get(id(each.tensor)))
+        for each, entry, target in pairs
+        if target != entry.device
+    ]
+    if not goings and not named.going:
+        return []
+    gone = {id(each.tensor) for each in goings}
+    weights = [each for each in weights if _is_of(each, gone)]
+    with _unreferred(rnns):
+        if dry_run:
+            held = {id(tensor) for each in weights for tensor in _own(each.module)}
+            free = [each for each in goings if id(each.tensor) not in held]
+            exchange.check(free, (each.tensor for each in found.all))
+            return []
+        exchange.prepare(goings, (each.tensor for each in found.all))
+        with dropped(weights):
+            exchange.commit(lambda undoing: _finish(named, weights, undoing))
+    return list(_flatten(rnns, gone))
+
+
+def _is_of(weight: Computed, gone: set[int]) -> bool:
+    """Whether what a weight is computed of goes."""
+    return any(id(each) in gone for each in _own(weight.module))
+
+
+def _own(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _finish(
+    named: Renaming, weights: list[Computed], undoing: Callable[[Callable[[], None]], None]
+) -> None:
+    named.perform(undoing)
+    renew(weights, undoing)
+
+
+@contextmanager
+def _unreferred(rnns: list[nn.RNNBase]) -> Iterator[None]:
+    """RNNs let go of the weak references to their weights, which keep torch from swapping them."""
+    referring = [each for each in rnns if getattr(each, "_flat_weight_refs", None)]
+    for each in referring:
+        each._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for each in referring:
+            each._flat_weight_refs = [w if w is None else ref(w) for w in each._flat_weights]
+
+
+def _flatten(rnns: list[nn.RNNBase], gone: set[int]) -> Iterator[str]:
+    """Let RNNs whose weights moved lay them out as the device likes it; gives what went wrong."""
+    for each in rnns:
+        if any(id(parameter) in gone for parameter in each.parameters()):
+            try:
+                each.flatten_parameters()
+            except RuntimeError as error:
+                why = first_line(error)
+                yield f"the weights of a {type(each).__name__} are not in one piece: {why}"

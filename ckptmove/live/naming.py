@@ -1,0 +1,252 @@
+"""What the user calls a tensor: the model's attribute, the argument, or the line that made it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .happenings import Operand, Site
+from .holdings import Held, holdings
+from .lines import is_within, variable
+from .operations import UNNAMED, factory
+from .reaching import Reach
+
+_MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
+_MOST_WALKS = 32  # through the model to find a name
+#: Made where no model runs; and computed of such there, as a batch is.
+_OUTSIDE, _GIVEN = "outside", "given"
+_LOOSE = ("", "made", _OUTSIDE, _GIVEN)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a tensor, if it has one of its own."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
+        return None
+
+
+def key_of(tensor: torch.Tensor) -> int | None:
+    """What tells the storage of a tensor from all others, as long as both live."""
+    storage = storage_of(tensor)
+    return None if storage is None else int(storage._cdata)
+
+
+class Remembered(OrderedDict[int, tuple[StorageWeakRef, Any]]):
+    """Something about storages, without keeping their bytes; the latest are kept.
+
+    A weak reference keeps the key of a storage from becoming another's.
+    """
+
+    def __init__(self, most: int | None = _MOST_KEPT) -> None:
+        """`most`: of how many something is kept; None: of all."""
+        super().__init__()
+        self._most = most
+
+    def note(self, tensor: torch.Tensor, what: object) -> None:
+        """Remember something about a tensor's storage, unless there is something already."""
+        storage = storage_of(tensor)
+        if storage is not None and storage._cdata not in self:
+            self[storage._cdata] = StorageWeakRef(storage), what
+            if self._most is not None and len(self) > self._most:
+                self.popitem(last=False)
+
+    def about(self, tensor: torch.Tensor) -> Any:
+        """What is remembered about a tensor's storage, or None."""
+        key = key_of(tensor)
+        found = None if key is None else self.get(key)
+        return None if found is None else found[1]
+
+
+class _Name(NamedTuple):
+    name: str
+    held: str
+    module: str
+    owner: str = ""
+
+
+class Names:
+    """What tensors are called."""
+
+    def __init__(self) -> None:
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._variables: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._called: dict[int, weakref.ref[nn.Module]] = {}
+        self._held = Remembered(most=None)
+        self._fed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._walks = 0
+        self._inputs = Remembered()
+        self._made = Remembered()
+        self._derived = Remembered()
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The models that are known, and still there."""
+        return [each for ref in self._models if (each := ref()) is not None]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that are known, and still there."""
+        return [each for ref in self._optimizers if (each := ref()) is not None]
+
+    @property
+    def latest(self) -> list[nn.Module]:
+        """Those with parameters or buffers that were called, the latest last."""
+        return [each for ref in self._called.values() if (each := ref()) is not None]
+
+    def know(self, model: nn.Module) -> None:
+        """Take note of a model."""
+        if model not in self._modules:
+            self._models.append(weakref.ref(model))
+            for path, module in model.named_modules():
+                self._modules.setdefault(module, path)
+
+    def know_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of an optimizer that takes a step, and of what has gradients by then."""
+        if not any(ref() is optimizer for ref in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+        trained = (each for group in optimizer.param_groups for each in group["params"])
+        own = (each for model in self.models for each in model.parameters())
+        for each in itertools.chain(trained, own):
+            if each.grad is not None:
+                self._fed[each] = True
+
+    def fed(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter has a gradient, or had one when an optimizer took a step."""
+        return parameter.grad is not None or parameter in self._fed
+
+    def of_module(self, module: nn.Module) -> str:
+        """The dotted name of a module, or its class's."""
+        found = self._modules.get(module)
+        return type(module).__name__ if found is None else found
+
+    def variable(self, model: nn.Module) -> str:
+        """What the code that called a model calls it; "" if it wasn't called, or has no name."""
+        return self._variables.get(model, "")
+
+    def called(
+        self,
+        model: nn.Module,
+        args: Any,
+        kwargs: Any,
+        spelled: Callable[[str, torch.Tensor], str],
+        frame: FrameType | None = None,
+    ) -> list[torch.Tensor]:
+        """Take note of what a model is called with; gives the tensors in it.
+
+        `spelled` says what its caller, whose `frame` it is, calls a tensor that is this argument.
+        """
+        found = []
+        if frame is not None and not self._variables.get(model):
+            name = variable(frame, model)
+            self._variables[model] = "" if name == "self" else name
+        if next(itertools.chain(model.parameters(), model.buffers()), None) is not None:
+            self._called.pop(id(model), None)
+            self._called[id(model)] = weakref.ref(model)
+        for name, tensor in _arguments(model, args, kwargs):
+            self._inputs.note(tensor, spelled(name, tensor))
+            found.append(tensor)
+        return found
+
+    def made(self, tensor: torch.Tensor, site: Site) -> None:
+        """Take note of where a tensor was made."""
+        self._made.note(tensor, site)
+
+    def derived(self, tensors: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+        """Have what was computed of a tensor go by its name."""
+        found = self._of(source, walk=False)
+        if found.held == _OUTSIDE:
+            found = found._replace(held=_GIVEN)
+        for each in tensors:
+            if found.held and key_of(each) != key_of(source):
+                self._derived.note(each, found)
+
+    def argument(self, key: int | None) -> str | None:
+        """As which argument the model was called with a storage, if it was."""
+        found = None if key is None else self._inputs.get(key)
+        return None if found is None else str(found[1])
+
+    def operand(self, tensor: torch.Tensor, device: str, frame: FrameType | None = None) -> Operand:
+        """A tensor by its name.
+
+        Args:
+            tensor: the tensor.
+            device: what its device is called.
+            frame: of the code that uses it, which may have a variable for it.
+        """
+        found = self._of(tensor)
+        name, held, other = found.name, found.held, ""
+        if held in _LOOSE:
+            other = "" if frame is None else variable(frame, tensor)
+            if held == _OUTSIDE:  # in the same breath, or else it was handed on, as a batch is
+                line = name.rpartition(" at ")[2]
+                held = "made" if frame is not None and is_within(frame, line) else ""
+            held = "" if held == _GIVEN else held
+            name = name if held else other or name
+        return Operand(name, device, tuple(tensor.shape), held, found.module, other, found.owner)
+
+    def _of(self, tensor: torch.Tensor, *, walk: bool = True) -> _Name:
+        """What a tensor is called: by the model first, then by its caller, then by what made it."""
+        found: _Name | None = self._held.about(tensor)
+        given = self._inputs.about(tensor)
+        if found is None and given is None and walk and self._walks < _MOST_WALKS:
+            self._walk()
+            found = self._held.about(tensor)
+        if found is not None:
+            return found
+        made: Site | None = self._made.about(tensor)
+        if given is not None:
+            origin = f", made by {_maker(made.op)} at {made.source}" if made is not None else ""
+            return _Name(f"{given}{origin}", "input", "")
+        derived: _Name | None = self._derived.about(tensor)
+        if derived is not None:
+            return derived
+        if made is not None:
+            held = "made" if made.phase else _OUTSIDE
+            return _Name(f"what {_maker(made.op)} makes at {made.source}", held, made.module)
+        sizes = ", ".join(map(str, tensor.shape))
+        return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
+
+    def _walk(self) -> None:
+        """Look through the models anew, since attributes come and go."""
+        self._walks += bool(self.models)
+        self._held.clear()
+        for model in self.models:
+            found = holdings(model, self.optimizers).all
+            owner = self.variable(model) or type(model).__name__
+            for each in sorted(found, key=lambda each: each.held is Held.FOREIGN):
+                self._held.note(each.tensor, _Name(each.name, str(each.held), each.module, owner))
+
+
+def _arguments(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among arguments, each by the name of its argument."""
+    try:
+        names = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        names = []
+    reach = Reach()
+    for n, value in enumerate(args):
+        name = names[n] if n < len(names) else f"argument {n}"
+        for path, tensor in reach.within(value, (name,)):
+            yield ".".join(map(str, path)), tensor
+    for name, value in kwargs.items():
+        for path, tensor in reach.within(value, (name,)):
+            yield ".".join(map(str, path)), tensor
+
+
+def _maker(op: str) -> str:
+    return factory(op) or UNNAMED

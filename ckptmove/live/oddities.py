@@ -1,0 +1,195 @@
+"""What is odd about a living model, a sentence each, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from ..manifest import Path, TensorEntry, spell
+from ..words import quoted
+from .belonging import Belonging, belonging
+from .holdings import REGISTERED, Held, Holding, Holdings
+from .offloaded import Offloads
+from .reaching import attributes
+
+
+def oddities(found: Holdings, entries: Sequence[TensorEntry], offloads: Offloads) -> Iterator[str]:
+    """What a user may want to mend, or to know before moving the model.
+
+    Args:
+        found: what the model holds.
+        entries: of each tensor, as a manifest tells it.
+        offloads: what accelerate keeps elsewhere.
+    """
+    held = list(zip(found.all, entries, strict=True))
+    together = belonging(found)
+    yield from _unregistered(together)
+    yield from _packed(found)
+    yield from _without_values(found, held)
+    yield from _offloaded(found, held, offloads)
+    yield from _optimizers(found, together)
+    yield from _apart(together)
+    yield from _batch(found, held, offloads)
+    if found.full:
+        yield (
+            "there is more within the attributes of the modules than is looked at: tensors may be "
+            "missing here"
+        )
+
+
+# -- what Module.to doesn't know -------------------------------------------------------------------
+
+
+def _unregistered(together: Belonging) -> Iterator[str]:
+    """Each advice once, for all modules of a class."""
+    names: dict[tuple[type, str, str, bool], list[str]] = {}
+    for each in together.unregistered:
+        key = each.kind, each.attribute, each.advice, each.held is Held.CLASS
+        names.setdefault(key, []).append(each.name)
+    for (kind, _, advice, is_shared), those in names.items():
+        is_, it = ("are", "them") if len(those) > 1 else ("is", "it")
+        why = "not registered, and Module.to leaves"
+        if is_shared:
+            why = f"shared by every {kind.__name__}, and Module.to and ckptmove.move leave"
+        yield f"{quoted(those)} {is_} {why} {it} behind: {advice}"
+
+
+def _packed(found: Holdings) -> Iterator[str]:
+    names = [
+        spell((*path, name))
+        for path, module in found.modules.items()
+        for name, value in attributes(module)
+        if type(value) is torch.ScriptObject  # what a scripted module is, is none
+    ]
+    if names:
+        yield (
+            f"what is packed for the CPU is not listed, and stays there: {quoted(names)}; quantize "
+            "the model anew for another device"
+        )
+
+
+# -- what has no values here -----------------------------------------------------------------------
+
+
+def _without_values(found: Holdings, held: Iterable[tuple[Holding, TensorEntry]]) -> Iterator[str]:
+    of_modules = [(each, entry) for each, entry in held if each.held in REGISTERED]
+    lazy = [e.name for each, e in of_modules if nn.parameter.is_lazy(each.tensor)]
+    if lazy:
+        yield f"{quoted(lazy)}: no shape yet; run the model once before it is moved or trained"
+    unlazy = [(each, e) for each, e in of_modules if not nn.parameter.is_lazy(each.tensor)]
+    meta = [(each, e) for each, e in unlazy if e.device == "meta"]
+    if not meta:
+        return
+    names = quoted([entry.name for _, entry in meta])
+    nbytes = sum(entry.nbytes for _, entry in meta)
+    valued = [each.path for each, e in of_modules if e.device != "meta"]
+    yield f"{names}: on meta, and without values ({nbytes:,} bytes): {_filled(found, meta, valued)}"
+
+
+def _filled(
+    found: Holdings, meta: Sequence[tuple[Holding, TensorEntry]], valued: Iterable[Path]
+) -> str:
+    """How what is on meta gets values, and nothing else loses any."""
+    partly = {path[:n] for path in valued for n in range(len(path))}
+    wholly: dict[Path, None] = {}  # the largest modules without any value
+    saved, unsaved = [], []
+    for each, entry in meta:
+        top = next(
+            (each.path[:n] for n in range(len(each.path)) if each.path[:n] not in partly), None
+        )
+        top = None if top is None or top not in found.modules else top
+        if top is not None:
+            wholly[top] = None
+        if each.held is Held.TRANSIENT:
+            unsaved.append(entry.name)
+        elif top is None:
+            saved.append(entry.name)
+    said = []
+    if () in wholly:
+        said.append(
+            "model.to_empty(device=…), then load the state; or build the model outside of "
+            'torch.device("meta")'
+        )
+    elif wholly:
+        said.append(
+            f"to_empty(device=…) of {quoted(list(map(spell, wholly)))}, then load the state"
+        )
+    if saved:
+        said.append(f"load {quoted(saved)} by model.load_state_dict(…, assign=True)")
+    if unsaved:
+        said.append(f"assign {quoted(unsaved)} anew, which no state dict has")
+    return "; ".join(said)
+
+
+def _offloaded(
+    found: Holdings, held: Iterable[tuple[Holding, TensorEntry]], offloads: Offloads
+) -> Iterator[str]:
+    names: dict[str, list[str]] = {}
+    devices = set()
+    for each, entry in held:
+        if entry.device.endswith(" (offloaded)"):
+            names.setdefault(entry.device.partition(" ")[0], []).append(entry.name)
+            devices.add(offloads.runs_on(each.path[:-1]) or "its device")
+    for place, those in names.items():
+        yield (
+            f"accelerate keeps the data of {quoted(those)} on {place}, and brings it to "
+            f"{' or '.join(sorted(devices))} whenever the module runs: torch shows meta meanwhile"
+        )
+
+
+# -- what trains it --------------------------------------------------------------------------------
+
+
+def _optimizers(found: Holdings, together: Belonging) -> Iterator[str]:
+    for path in found.optimizers:
+        foreign = [each.name for each in found.foreign if each.path[: len(path)] == path]
+        if foreign:
+            yield (
+                f"the {spell(path)} holds parameters that the model does not have: "
+                f"{quoted(foreign)}; make it of model.parameters() after whatever replaces these"
+            )
+    if together.untrained:
+        names = [name for name, _ in together.untrained]
+        yield f"no optimizer trains {quoted(names)}, though requires_grad is True"
+
+
+def _apart(together: Belonging) -> Iterator[str]:
+    """Gradients and state that are not where their parameters are, or steps not on the CPU."""
+    names: dict[tuple[Held, str, str, bool], list[str]] = {}
+    for each in together.misplaced:
+        key = each.held, each.device, each.wanted, each.role is not None
+        names.setdefault(key, []).append(each.name)
+    for (how, device, home, is_step), those in names.items():
+        if is_step:
+            yield (
+                f"optimizer steps on {device}, for each of which the host waits: {quoted(those)}; "
+                "ckptmove.move brings them to the CPU, or make the optimizer capturable or fused"
+            )
+            continue
+        what = "gradients" if how is Held.GRADIENT else "optimizer state"
+        remedy = (
+            "zero_grad() drops them"
+            if how is Held.GRADIENT
+            else "optimizer.load_state_dict(optimizer.state_dict()) brings it there"
+        )
+        yield f"{what} on {device}, of parameters on {home}: {quoted(those)}; {remedy}"
+
+
+def _batch(
+    found: Holdings, held: Iterable[tuple[Holding, TensorEntry]], offloads: Offloads
+) -> Iterator[str]:
+    held = list(held)
+    first = next(((h, e) for h, e in held if h.held is Held.PARAMETER), None)
+    if first is None or offloads.runs_on(first[0].path[:-1]) is not None:
+        return
+    home = first[1].device
+    away = [
+        e
+        for h, e in held
+        if h.held is Held.BATCH and e.device != home and not (e.role and e.device == "cpu")
+    ]
+    if away and home != "meta":
+        names = quoted([entry.name for entry in away])
+        yield f"of the batch, {names} on {away[0].device}, and inputs go to {home}"

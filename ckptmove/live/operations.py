@@ -1,0 +1,89 @@
+"""What an operation of torch is to whoever watches: a copy, a wait, another name for a tensor."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+#: What a program on the host must wait for: results whose shape or value it needs.
+SYNCS = frozenset(
+    (
+        *("_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"),
+        *("_unique", "_unique2", "unique_consecutive", "unique_dim"),
+    )
+)
+COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
+#: What computes nothing: other names for a tensor.
+NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
+#: What stands for an operation that has no name of Python's.
+UNNAMED = "an operation"
+#: What Python calls an operation that makes a tensor by another name.
+_FACTORIES = {
+    "_sparse_coo_tensor_with_dims_and_tensors": "torch.sparse_coo_tensor",
+    "_sparse_compressed_tensor_with_dims": "torch.sparse_compressed_tensor",
+    "_efficientzerotensor": "torch.zeros",
+    "lift": "torch.tensor",
+    "lift_fresh": "torch.tensor",
+    "lift_fresh_copy": "torch.tensor",
+}
+
+
+class Seen(NamedTuple):
+    """What is remembered of a tensor; big ones aren't mere numbers, which may be anywhere."""
+
+    device: torch.device
+    is_big: bool
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Seen:
+        """What there is to remember."""
+        nbytes = tensor.numel() * tensor.element_size()
+        return cls(indexed(tensor.device), is_big(tensor), nbytes)
+
+
+def factory(op: str) -> str:
+    """What Python calls an operation that makes a tensor: `aten.arange.start` → `torch.arange`.
+
+    "" if nothing is known of it that a user could call.
+    """
+    space, _, name = op.partition(".")
+    name = name.partition(".")[0]
+    if space != "aten":
+        return ""
+    if name in _FACTORIES:
+        return _FACTORIES[name]
+    public = not name.startswith("_")
+    if public and name.startswith("fft_") and hasattr(torch.fft, name.removeprefix("fft_")):
+        return f"torch.fft.{name.removeprefix('fft_')}"
+    if public and hasattr(torch, name):
+        return f"torch.{name}"
+    return f"x.{name}" if public and hasattr(torch.Tensor, name) else ""
+
+
+def is_big(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than a mere number, which may be on any device."""
+    return tensor.dim() > 0
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors among arguments or results, which hold nothing but lists and dicts of them."""
+    found = []
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, (tuple, list)):
+            todo.extend(reversed(each))
+        elif isinstance(each, dict):
+            todo.extend(reversed(each.values()))
+    return found
+
+
+def indexed(device: torch.device) -> torch.device:
+    """`cuda` is `cuda:0` here: one run has one device of a kind."""
+    if device.index is None and device.type not in ("cpu", "meta", "mps"):
+        return torch.device(device.type, 0)
+    return device

@@ -1,0 +1,191 @@
+"""Batches of a loader on a device, one ahead of the one in use where copies can overlap with it.
+
+The copies of a batch are queued on a stream of their own, which first waits for all that was
+queued on the current one: for what the loader did there, and for the last use of memory that the
+copies may get. The current stream waits for them before the batch is handed out. The host waits for
+them before it asks the loader for more, so that what they read from stays there, and as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ..errors import UsageError
+from .batches import Delivery, delivered, patterns_of
+from .devices import reachable
+
+Batch = TypeVar("Batch")
+
+_OWN = ("_loader", "_device", "_keep")
+
+
+class Prefetched(Generic[Batch]):
+    """A loader whose batches are on a device; `ckptmove.prefetch` says how.
+
+    All its attributes are those of the loader.
+    """
+
+    def __init__(
+        self, loader: Iterable[Batch], device: Any, keep: str | Iterable[str] = ()
+    ) -> None:
+        _check(loader)
+        self._loader = loader
+        self._device = reachable(device)
+        self._keep = patterns_of(keep)
+
+    def __iter__(self) -> Iterator[Batch]:
+        iterator = iter(self._loader)
+        streams = streams_of(self._device)
+        steps = self._each(iterator) if streams is None else self._ahead(iterator, streams)
+        try:
+            for ready in steps:
+                yield ready.pop()  # nothing here holds on to it
+        finally:
+            steps.close()
+            if iterator is not self._loader:
+                _shut(iterator)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
+    def __repr__(self) -> str:
+        return f"<{self._loader!r} on {self._device}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def _each(self, iterator: Iterator[Batch]) -> Generator[list[Batch], None, None]:
+        """The batches, each moved when it is asked for."""
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            ready = [delivered(batch, self._device, keep=self._keep).value]
+            del batch
+            yield ready
+
+    def _ahead(self, iterator: Iterator[Batch], streams: Any) -> Generator[list[Batch], None, None]:
+        """The batches, each under way by the time it is asked for."""
+        side = streams.Stream(device=self._device)
+        coming = self._sent(iterator, streams, side)
+        try:
+            while coming is not None:
+                delivery = coming.received()
+                current = streams.current_stream(self._device)
+                current.wait_stream(side)
+                _record(delivery, current)
+                ready = [delivery.value]
+                is_ahead = coming.is_copy
+                side.synchronize()
+                del delivery
+                coming = self._sent(iterator, streams, side) if is_ahead else None
+                yield ready
+                if not is_ahead:  # nothing of it was copied: nor will the next, it seems
+                    coming = self._sent(iterator, streams, side)
+        finally:
+            side.synchronize()
+
+    def _sent(self, iterator: Iterator[Batch], streams: Any, side: Any) -> _Coming | None:
+        """The next batch, under way; None if there is none."""
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return None
+        except Exception as error:  # is raised when this batch is asked for
+            return _Coming(error=error)
+        side.wait_stream(streams.current_stream(self._device))
+        try:
+            with streams.stream(side):
+                delivery = delivered(
+                    batch, self._device, non_blocking=True, keep=self._keep, pin=True
+                )
+        except Exception as error:
+            return _Coming(error=error)
+        return _Coming(batch, delivery)
+
+
+@dataclass
+class _Coming:
+    """A batch under way, or what came instead of it.
+
+    Attributes:
+        source: what the loader gave: its memory is being read.
+        delivery: it, on the device.
+        error: what was raised.
+    """
+
+    source: Any = None
+    delivery: Delivery | None = None
+    error: Exception | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        return self.delivery is not None and self.delivery.value is not self.source
+
+    def received(self) -> Delivery:
+        """It, on the device; or raises what there is to raise."""
+        if self.delivery is None:
+            error, self.error = self.error, None  # whose traceback holds this
+            assert error is not None
+            raise error
+        return self.delivery
+
+
+def streams_of(device: torch.device) -> Any:
+    """The module of torch with the streams of a device; None if copies can't overlap there."""
+    if device.type in ("cpu", "meta"):  # torch.cpu has streams, on which nothing is queued
+        return None
+    module = getattr(torch, device.type, None)
+    has = all(hasattr(module, name) for name in ("Stream", "current_stream", "stream"))
+    return module if has else None
+
+
+def _check(loader: Any) -> None:
+    """Refuse what gives no batches, which would else be said where the first is asked for."""
+    if isinstance(loader, torch.nn.Module):  # some can be iterated
+        raise UsageError(
+            f"a model ({type(loader).__name__}) is no loader of batches",
+            hint="ckptmove.move brings a model to a device; this takes what gives it batches",
+        )
+    can = any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__"))
+    if not can or isinstance(loader, (str, bytes, bytearray)):
+        raise UsageError(
+            f"what is of type {type(loader).__name__} is no loader of batches",
+            hint="give a DataLoader, or any iterable of batches",
+        )
+
+
+def _record(delivery: Delivery, stream: Any) -> None:
+    """Have memory that came from another stream's share not used again before this one is done."""
+    for each in (*delivery.tensors, *delivery.movers):
+        # What can't be recorded, sparse tensors say, is safe too: the other stream waits for this
+        # one before it takes memory again.
+        with suppress(NotImplementedError, AttributeError):
+            each.record_stream(stream)
+
+
+def _shut(iterator: Any) -> None:
+    """End an iterator, and the workers that are not to serve the next one too."""
+    end = getattr(iterator, "_shutdown_workers", None)  # of a DataLoader
+    if end is not None and not getattr(iterator, "_persistent_workers", False):
+        end()
+    end = getattr(iterator, "close", None)
+    if callable(end):
+        end()

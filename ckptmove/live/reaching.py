@@ -1,0 +1,331 @@
+"""Tensors within values of any kind: containers, functions, objects of whatever class.
+
+Nothing of theirs runs: no property, no `__getattr__`, no `__getitem__` and no `__iter__`. What
+reaches the whole world, such as a trainer, a logger or a data set, is left alone (`worlds`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.rnn import PackedSequence
+
+from ..manifest import Key, Path, Role
+from .worlds import is_denied, is_world
+
+#: Values that one walk looks at, so that a list of millions of words doesn't take forever.
+MOST_VALUES = 200_000
+#: How deep it goes: a chain of a hundred thousand lists has as many names of as many words.
+_DEEPEST = 1000
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
+#: What has nothing within, by its very class.
+_BARE = frozenset((*_PLAIN, type, torch.Size, torch.Generator, range, slice))
+#: Attributes that every module has, by torch.
+_OF_TORCH = frozenset(vars(nn.Module()))
+_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+
+_Part = tuple[Key, object]
+_Opener = Callable[[Any], Iterable[_Part]]
+_Link = tuple[Any, Key]  # what leads to a value: what leads to what holds it, and the key
+
+
+class Reached(NamedTuple):
+    """A tensor within a value.
+
+    Attributes:
+        path: that leads there.
+        tensor: it.
+        role: set where it is made for the host.
+        in_module: whether the path leads through a module.
+    """
+
+    path: Path
+    tensor: torch.Tensor
+    role: Role | None = None
+    in_module: bool = False
+
+
+class Reach:
+    """What was looked at, so that nothing is twice.
+
+    Attributes:
+        full: whether there was more than is looked at.
+    """
+
+    def __init__(self, known: Iterable[object] = ()) -> None:
+        """Args:
+        known: modules that are listed on their own, and optimizers.
+        """
+        self._met = {id(each) for each in known}
+        self._kept: list[object] = []  # so that no id becomes another's
+        self._openers: dict[type, _Opener | None] = {}
+        self.full = False
+
+    def within(self, value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+        """Each tensor within a value, with the path that leads there."""
+        return ((each.path, each.tensor) for each in self.reached(value, path))
+
+    def reached(self, value: object, path: Path) -> Iterator[Reached]:
+        """Each tensor within a value, with all that is known of the way there."""
+        todo: list[tuple[_Link | None, object, int, bool, Role | None]]
+        todo = [(None, value, 0, False, None)]
+        while todo:
+            link, value, depth, in_module, role = todo.pop()
+            kind = type(value)
+            if issubclass(kind, torch.Tensor):
+                assert isinstance(value, torch.Tensor)
+                yield Reached((*path, *_keys(link)), value, role, in_module)
+            if id(value) in self._met:
+                continue
+            opener = self._opener(kind)
+            if opener is None or (opener is _in_tensor and _is_bare(value)):
+                continue
+            if len(self._kept) >= MOST_VALUES or depth > _DEEPEST:
+                self.full = True
+                continue
+            self._met.add(id(value))
+            self._kept.append(value)
+            inside: list[_Part] = []
+            with suppress(Exception):  # a class may be stranger than all that is foreseen
+                inside += opener(value)
+            in_module = in_module or issubclass(kind, nn.Module)
+            is_packed = issubclass(kind, PackedSequence)
+            for key, each in reversed(inside):
+                if type(each) not in _BARE:
+                    own = Role.LENGTHS if is_packed and key == "batch_sizes" else None
+                    todo.append(((link, key), each, depth + 1, in_module, own))
+
+    def _opener(self, kind: type) -> _Opener | None:
+        if kind not in self._openers:
+            self._openers[kind] = _opener(kind)
+        return self._openers[kind]
+
+
+def _keys(link: _Link | None) -> Path:
+    keys: list[Key] = []
+    while link is not None:
+        link, key = link
+        keys.append(key)
+    return tuple(reversed(keys))
+
+
+# -- modules and tensors ---------------------------------------------------------------------------
+
+
+def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """What a module holds besides parameters, buffers, submodules and hooks."""
+    for name, value in list(vars(module).items()):
+        if name not in _OF_TORCH:
+            yield name, value
+
+
+def hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """The functions that are called when a module runs."""
+    for name in _HOOKS:
+        found = vars(module).get(name)
+        if isinstance(found, Mapping):
+            yield from list(found.values())
+
+
+def hooks_of(owner: object) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions that a tensor calls with its gradient, or an optimizer with its step."""
+    if isinstance(owner, torch.Tensor):
+        names: Iterable[str] = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    else:
+        names = (name for name in vars(owner) if name.endswith("_hooks"))
+    for name in names:
+        found = getattr(owner, name, None)
+        for hook in list(found.values()) if isinstance(found, dict) else ():
+            yield f"hook {name_of(hook)}", hook
+
+
+def besides(tensor: torch.Tensor | None) -> dict[str, object]:
+    """The attributes of a tensor that are no part of it: main_grad and the like."""
+    if tensor is None or isinstance(tensor, FakeTensor):
+        return {}  # what a fake has of its own is what it stands for
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    inner = flatten()[0] if flatten is not None and vars(tensor) else ()
+    return {name: each for name, each in vars(tensor).items() if name not in inner}
+
+
+def is_words(value: object) -> bool:
+    """Whether there is nothing but numbers and words in a value, however nested, or nothing."""
+    todo, met = [value], set()
+    while todo:
+        each = todo.pop()
+        kind = type(each)
+        if id(each) in met or issubclass(kind, _PLAIN):
+            continue
+        met.add(id(each))
+        if kind is dict:
+            todo += each.values()  # type: ignore[attr-defined]  # it is one
+        elif kind in _CONTAINERS:
+            todo += each  # type: ignore[arg-type]  # it is one
+        else:
+            return False
+    return True
+
+
+def name_of(function: object) -> str:
+    """What a function is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
+
+
+def _is_bare(tensor: Any) -> bool:
+    """Whether nothing hangs on a tensor, as on most."""
+    return not (vars(tensor) or any(True for _ in hooks_of(tensor)))
+
+
+def _in_tensor(tensor: torch.Tensor) -> Iterator[_Part]:
+    yield from besides(tensor).items()
+    if not isinstance(tensor, FakeTensor):
+        yield from hooks_of(tensor)
+
+
+def _in_module(module: nn.Module) -> Iterator[_Part]:
+    for held in (module._parameters, module._buffers, module._modules):
+        yield from list(held.items())
+    yield from attributes(module)
+    for hook in hooks(module):
+        yield f"hook {name_of(hook)}", hook
+
+
+# -- what other values hold ------------------------------------------------------------------------
+
+
+def _opener(kind: type) -> _Opener | None:
+    """What takes an object of a class apart; None where it is not looked into."""
+    if issubclass(kind, _PLAIN) or kind in _BARE:
+        return None
+    for base, opener in _OPENERS:
+        if issubclass(kind, base):
+            bare = kind is base or not issubclass(kind, _CONTAINERS) or is_world(kind)
+            own = None if bare else _own(kind)
+            return opener if own is None else _both(opener, own)
+    return None if is_world(kind) else _own(kind)
+
+
+def _both(contents: _Opener, own: _Opener) -> _Opener:
+    """Contents and attributes; some keep the same in both, as ModelOutput of transformers does."""
+
+    def parts(value: Any) -> Iterator[_Part]:
+        inside = {}
+        for key, each in contents(value):
+            inside[key] = each
+            yield key, each
+        for key, each in own(value):
+            if inside.get(key) is not each:
+                yield key, each
+
+    return parts
+
+
+def _in_dict(value: Mapping[Any, object]) -> Iterator[_Part]:
+    items: Any = OrderedDict.items if isinstance(value, OrderedDict) else dict.items
+    for n, (key, each) in enumerate(list(items(value))):
+        yield key if isinstance(key, (str, int, float, bytes)) else f"key {n}", each
+
+
+def _in_list(value: list[object]) -> Iterator[_Part]:
+    return enumerate(list.__iter__(value))
+
+
+def _in_tuple(value: tuple[object, ...]) -> Iterator[_Part]:
+    names = getattr(type(value), "_fields", ())
+    each_one = tuple.__iter__(value)
+    return zip(names, each_one, strict=False) if names else enumerate(each_one)
+
+
+def _in_wrapper(value: object) -> Iterator[_Part]:
+    """A UserDict or UserList: what is in its `data`, which has no name of its own."""
+    for key, each in _own(type(value))(value):
+        if key == "data" and type(each) in (dict, OrderedDict):
+            yield from _in_dict(each)  # type: ignore[arg-type]  # it is a dict
+        elif key == "data" and type(each) is list:
+            yield from _in_list(each)
+        else:
+            yield key, each
+
+
+def _in_proxy(value: object) -> Iterator[_Part]:
+    for each in gc.get_referents(value):
+        if isinstance(each, dict):
+            yield from _in_dict(each)
+
+
+def _in_partial(value: functools.partial[Any]) -> Iterator[_Part]:
+    return enumerate((value.func, value.args, value.keywords))
+
+
+def _in_method(value: types.MethodType) -> Iterator[_Part]:
+    yield "self", value.__self__
+    yield "function", value.__func__
+
+
+def _in_function(function: types.FunctionType) -> Iterator[_Part]:
+    module = function.__module__
+    if isinstance(module, str) and (module.startswith("torch.") or is_denied(module)):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it isn't filled yet
+            yield name, cell.cell_contents
+    defaults = function.__defaults__ or ()
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    yield from vars(function).items()
+
+
+def _own(kind: type) -> _Opener:
+    """What gives the attributes and slots of an object of a class."""
+    held: GetSetDescriptorType | MemberDescriptorType | None = None
+    slots: dict[str, MemberDescriptorType] = {}
+    for base in kind.__mro__:
+        own = vars(base).get("__dict__")
+        if held is None and isinstance(own, (GetSetDescriptorType, MemberDescriptorType)):
+            held = own
+        if "__slots__" in vars(base):
+            for name, slot in vars(base).items():
+                if isinstance(slot, MemberDescriptorType):
+                    slots.setdefault(name, slot)
+
+    def parts(value: object) -> Iterator[_Part]:
+        if held is not None:
+            yield from list(held.__get__(value).items())
+        for name, slot in slots.items():
+            with suppress(AttributeError):  # nothing was put there
+                yield name, slot.__get__(value)
+
+    return parts
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_OPENERS: tuple[tuple[type, _Opener], ...] = (
+    (torch.Tensor, _in_tensor),
+    (nn.Module, _in_module),
+    (dict, _in_dict),
+    (list, _in_list),
+    (tuple, _in_tuple),
+    (set, lambda value: enumerate(set.__iter__(value))),
+    (frozenset, lambda value: enumerate(frozenset.__iter__(value))),
+    (deque, lambda value: enumerate(deque.__iter__(value))),
+    (UserDict, _in_wrapper),
+    (UserList, _in_wrapper),
+    (types.MappingProxyType, _in_proxy),
+    (functools.partial, _in_partial),
+    (types.MethodType, _in_method),
+    (types.FunctionType, _in_function),
+)

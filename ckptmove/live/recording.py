@@ -1,0 +1,420 @@
+"""The recorder: what happens on devices while a model runs, every operation, by module and line.
+
+It stands between torch's Python and its kernels (`TorchDispatchMode`), on real tensors as on fake
+ones, and learns from hooks which module is running and when an optimizer steps. It adds up per
+site, a site being an operation in a module at a line in a phase, and holds on to no tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as hooks
+from torch.optim import optimizer as steps
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import UsageError
+from .copies import Copies, Copy
+from .failing import Failing
+from .happenings import Happening, Operand, Site, Trace, Usage
+from .lines import is_asked, line_of, locals_of, told, user_frame, user_line, variable
+from .naming import Names, key_of
+from .operations import COPIES, NAMES, SYNCS, Seen, indexed, is_big, tensors_of
+from .threads import runs_for
+
+_MOST_SITES = 4096  # more are counted, and not told apart
+_MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line
+_MOST_CAUSES = 16  # of an exception
+
+
+@dataclass
+class _Noted:
+    count: int = 0
+    nbytes: int = 0
+    operands: tuple[Operand, ...] = ()
+    asked: bool = False
+    turns: int = 0
+    latest: tuple[int, int] | None = None  # of these turns
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation while it is entered.
+
+    Attributes:
+        error: where the last exception came out of an operation, or None.
+        operands: what that operation took.
+        said: the exception in a line.
+        running: the names of the modules that run, the innermost last.
+        names: what is known of models and optimizers.
+        calls, steps: how often a model was called, and an optimizer stepped.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | None,
+        device: torch.device,
+        *,
+        call: Callable[[str], str] = str,
+        turn: Callable[[Recorder], None] | None = None,
+    ) -> None:
+        """Args:
+        module: the model, whose modules are told by name; None takes whatever is called.
+        device: where everything is meant to happen.
+        call: what to call a device, where some only stand in for others.
+        turn: called before each call of a model and after each step of an optimizer; what it raises
+            ends the run.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = Names()
+        if module is not None:
+            self.names.know(module)
+        self._home = indexed(device)
+        self._call_it = call
+        self._turn = turn
+        self._operations: dict[str, int] = {}
+        self._phases: dict[str, int] = {}
+        self._modules: dict[str, dict[str, list[int]]] = {}
+        self._sites: set[Site] = set()
+        self._happenings: dict[tuple[str, Site, str], _Noted] = {}
+        self._dropped = 0
+        self._lines: dict[int, tuple[str, str]] = {}  # number of an operation → module and line
+        self._copies = Copies()
+        self._stepping = self._begun = False
+        self._hooked: ExitStack | None = None
+        self._thread = 0
+        self.error: Site | None = None
+        self.operands: tuple[Operand, ...] = ()
+        self.said: str | None = None
+        self._raised = 0, ""  # that exception, which must not be kept
+        self.running: list[str] = []
+        self.calls = self.steps = 0
+
+    def trace(self, ended_by: BaseException | None = None) -> Trace:
+        """What was recorded so far.
+
+        Args:
+            ended_by: what ended the run; of an operation that failed for other reasons, and was
+                caught, nothing is told then.
+        """
+        told_of = ended_by is None or self._is_known(ended_by)
+        noted = dict(self._happenings)
+        for copy in self._copies.missed():
+            each = noted.setdefault(("dropped", copy.site, copy.devices), _Noted())
+            each.count += 1
+            each.nbytes += copy.nbytes
+            name = self.names.argument(copy.source)
+            each.operands = (copy.operand._replace(name=name) if name else copy.operand,)
+        happenings = [
+            Happening(
+                *(kind, site, devices, each.count, each.nbytes, each.operands, each.asked),
+                max(each.turns, 1),
+            )
+            for (kind, site, devices), each in noted.items()
+        ]
+        happenings.sort(key=lambda each: -each.count)
+        return Trace(
+            device=self._call(self._home),
+            operations=dict(self._operations),
+            phases=dict(self._phases),
+            modules={
+                name: {device: Usage(*usage) for device, usage in each.items()}
+                for name, each in self._modules.items()
+            },
+            calls=self.calls,
+            steps=self.steps,
+            sites=len(self._sites),
+            happenings=happenings,
+            dropped=self._dropped,
+            error=self.error if told_of else None,
+            operands=self.operands if told_of else (),
+            said=self.said if told_of else None,
+        )
+
+    # -- what runs ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        if self._hooked is not None:
+            raise UsageError("this is recorded already")
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            for handle in (
+                hooks.register_module_forward_pre_hook(self._enter_module),
+                hooks.register_module_forward_hook(self._leave_module, always_call=True),
+                steps.register_optimizer_step_pre_hook(self._enter_step),
+                steps.register_optimizer_step_post_hook(self._leave_step),
+            ):
+                stack.callback(handle.remove)
+            stack.enter_context(Failing(self.failed))
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._hooked = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if self._hooked is not None:
+            self._hooked.close()
+            self._hooked = None
+        self.running.clear()
+        self._stepping = False
+
+    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+        if not runs_for(self._thread):
+            return
+        if not self.running:
+            if self._turn is not None:
+                self._turn(self)
+            self.names.know(module)
+            # Global hooks aren't given named arguments, which are in the frame that calls them.
+            kwargs = locals_of(sys._getframe(1)).get("kwargs")
+            self._called(module, args, kwargs if isinstance(kwargs, dict) else {})
+            self._begin(module)
+        self.running.append(self.names.of_module(module))
+
+    def _begin(self, module: torch.nn.Module) -> None:
+        """With the first call of a model that is there: what ran elsewhere before was no step."""
+        parameter = None if self._begun else next(module.parameters(), None)
+        if parameter is not None and indexed(parameter.device) == self._home:
+            self._begun = True
+            for key in [each for each in self._happenings if each[0] in ("stray", "mixed")]:
+                del self._happenings[key]
+
+    def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self.running and runs_for(self._thread):
+            self.running.pop()
+
+    def _enter_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not runs_for(self._thread):
+            return
+        self.names.know_optimizer(optimizer)
+        self._stepping = True
+
+    def _leave_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not runs_for(self._thread):
+            return
+        self._stepping = False
+        self.steps += 1
+        if self._turn is not None:
+            self._turn(self)
+
+    def _called(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """The model was called: with what?"""
+        self.calls += 1
+        frame = user_frame(sys._getframe(2))
+
+        def spelled(argument: str, tensor: torch.Tensor) -> str:
+            if frame is None or indexed(tensor.device) == self._home:
+                return argument
+            return variable(frame, tensor) or argument
+
+        given = self.names.called(module, args, kwargs, spelled, frame)
+        self._copies.use(given, moved=False)
+        away = [each for each in given if is_big(each) and indexed(each.device) != self._home]
+        alone = next(itertools.chain(module.parameters(), module.buffers()), None) is None
+        if away and not (alone and len(away) == sum(map(is_big, given))):  # else it computes there
+            kind = type(module).__name__
+            site = Site("forward", self.names.of_module(module) or kind, "call", line_of(frame))
+            devices = sorted({self._call(indexed(each.device)) for each in away})
+            self._note("input", site, " and ".join(devices), 0, away)
+
+    def _phase(self) -> str:
+        if torch._C._current_autograd_node() is not None:
+            return "backward"
+        if self.running:
+            return "forward"
+        return "optimizer" if self._stepping else ""
+
+    def _is_known(self, error: BaseException) -> bool:
+        """Whether an exception is the one that came out of an operation, or because of it."""
+        known: BaseException | None = error
+        for _ in range(_MOST_CAUSES):
+            if known is None or self._raised == (id(known), told(known)):
+                return known is not None
+            known = known.__cause__ or known.__context__
+        return False
+
+    def failed(self, error: BaseException, op: str, values: Any, site: Site | None = None) -> None:
+        """Take note of an operation that failed, and of what it took.
+
+        What is raised because of an exception that is known already is not told again.
+        """
+        if self._is_known(error):
+            return
+        self._raised = id(error), told(error)  # an id may become another's
+        if site is None:
+            module = self.running[-1] if self.running else ""
+            site = Site(self._phase(), module, op, user_line(sys._getframe(2)))
+        self.error = site
+        self.operands = self._operands(tensors_of(values))
+        self.said = self._call_it(told(error))
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # what a tensor is asked about itself
+            return func(*args, **kwargs)
+        taken = tensors_of((args, kwargs))
+        seen = [Seen.of(each) for each in taken]
+        site = self._site(func)
+        try:
+            out = func(*args, **kwargs)
+        except BaseException as error:
+            self.failed(error, str(func), taken, site)
+            raise
+        made = tensors_of(out)
+        self._record(site, func, taken, seen, made, kwargs)
+        return out
+
+    def _site(self, func: Any) -> Site:
+        phase = self._phase()
+        if phase == "backward":
+            node = torch._C._current_autograd_node()
+            module, line = self._lines.get(node._sequence_nr(), ("", ""))
+            return Site(phase, module, str(func), line)
+        module = self.running[-1] if self.running else ""
+        line = user_line(sys._getframe(2).f_back)
+        if torch.is_grad_enabled() and len(self._lines) < _MOST_LINES:
+            # Its node was numbered just before it came here.
+            self._lines[torch._C._autograd._get_sequence_nr() - 1] = module, line
+        return Site(phase, module, str(func), line)
+
+    def _record(
+        self,
+        site: Site,
+        func: Any,
+        taken: list[torch.Tensor],
+        seen: list[Seen],
+        out: list[torch.Tensor],
+        kwargs: Any,
+    ) -> None:
+        made = [Seen.of(each) for each in out]
+        name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
+        if len(self._sites) < _MOST_SITES:
+            self._sites.add(site)
+        self._count(site, seen, made)
+        if name in NAMES:
+            if name.startswith("lift"):  # what torch.tensor ends with
+                self._created(site, out, made)
+            return
+        is_copy = name in COPIES and bool(taken) and bool(made)
+        self._copies.use(taken, moved=is_copy)
+        if name in SYNCS and self._waits(site, (seen or made)[0].device):
+            self._note("sync", site, self._call((seen or made)[0].device), 0, taken[:1])
+        if is_copy:
+            self._copied(site, taken, out[0], kwargs)
+            return
+        away = [n for n, each in enumerate(made) if each.is_big and each.device != self._home]
+        others = [n for n, each in enumerate(seen) if each.is_big and each.device != self._home]
+        like = name.startswith("new_") or name.endswith("_like")
+        if not taken or (like and away and not others):
+            self._created(site, out, made)
+            return
+        if away and others:
+            self.names.derived(_at(out, away), taken[others[0]])
+        home = any(each.is_big and each.device == self._home for each in (*seen, *made))
+        if away or (others and not home and name not in SYNCS):
+            where = made[away[0]].device if away else seen[others[0]].device
+            self._note("stray", site, self._call(where), 0, _at(taken, others))
+        elif others and home:
+            devices = sorted({self._call(each.device) for each in seen if each.is_big})
+            self._note("mixed", site, " and ".join(devices), 0, _at(taken, others))
+
+    def _count(self, site: Site, seen: list[Seen], made: list[Seen]) -> None:
+        self._phases[site.phase] = self._phases.get(site.phase, 0) + 1
+        where = self._where(seen, made)
+        if where is None or (not site.phase and where != self._home):
+            return  # data is prepared on the host
+        called = self._call(where)
+        self._operations[called] = self._operations.get(called, 0) + 1
+        if site.module in self._modules or len(self._modules) < _MOST_SITES:
+            used = self._modules.setdefault(site.module, {}).setdefault(called, [0, 0])
+            used[0] += 1
+            used[1] += sum(each.nbytes for each in made)
+
+    def _waits(self, site: Site, device: torch.device) -> bool:
+        """Whether a value is not on the host, or wouldn't be if the model were elsewhere."""
+        if device.type != "cpu":
+            return True
+        return self._home.type == "cpu" and site.phase != "optimizer"
+
+    def _where(self, taken: list[Seen], made: list[Seen]) -> torch.device | None:
+        """The device an operation runs on, as torch chooses it: that of what isn't a mere number,
+        and what it makes before what it takes."""
+        seen = [*made, *taken]
+        return next((s.device for s in seen if s.is_big), seen[0].device if seen else None)
+
+    def _copied(
+        self, site: Site, taken: list[torch.Tensor], made: torch.Tensor, blocking: Any
+    ) -> None:
+        source = taken[-1] if site.op.startswith("aten.copy") and len(taken) > 1 else taken[0]
+        here, there = indexed(source.device), indexed(made.device)
+        if here == there:
+            if here != self._home and key_of(made) != key_of(source):
+                self.names.derived([made], source)
+            return
+        nbytes = made.numel() * made.element_size()
+        devices = f"{self._call(here)}→{self._call(there)}"
+        self._note("transfer", site, devices, nbytes, [source])
+        if there.type == "cpu" and not blocking.get("non_blocking"):
+            self._note("sync", site, self._call(here), 0, [source])
+        if there == self._home and is_big(made):
+            copy = Copy(site, devices, nbytes, self._operands([source])[0], key_of(source))
+            self._copies.watch(made, source, copy)
+
+    def _created(self, site: Site, out: list[torch.Tensor], made: list[Seen]) -> None:
+        for tensor, each in zip(out, made, strict=True):
+            if each.is_big and each.device != self._home:
+                self.names.made(tensor, site)
+                self._note("created", site, self._call(each.device), each.nbytes, [])
+
+    def _note(
+        self, kind: str, site: Site, devices: str, nbytes: int, of: Sequence[torch.Tensor]
+    ) -> None:
+        key = kind, site, devices
+        if key not in self._happenings and len(self._happenings) >= _MOST_SITES:
+            self._dropped += 1
+            return
+        found = self._happenings.get(key)
+        if found is None:
+            found = self._happenings[key] = _Noted(operands=self._operands(of))
+            asking = kind in ("sync", "transfer") and site.phase != "backward"
+            found.asked = asking and torch.is_grad_enabled() and is_asked(sys._getframe(1))
+        found.count += 1
+        found.nbytes += nbytes
+        if found.latest != (turn := (self.steps, 0 if self.steps else self.calls)):
+            found.latest = turn
+            found.turns += 1
+
+    def _operands(self, tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
+        frame = user_frame(_caller())
+        return tuple(
+            self.names.operand(each, self._call(indexed(each.device)), frame) for each in tensors
+        )
+
+    def _call(self, device: torch.device) -> str:
+        return self._call_it(str(device))
+
+
+def _caller() -> FrameType | None:
+    """The innermost frame outside of the recorder."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame
+
+
+def _at(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:
+    return [tensors[n] for n in places]

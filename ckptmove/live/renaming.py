@@ -1,0 +1,108 @@
+"""Attributes of modules that name a device: which follow when a model moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ..device import kind_of
+from ..manifest import NamedDevice, Path, Role, Section, TensorEntry, spell
+from .holdings import Held, Holding, Naming
+
+#: What strings that name a device are called by everybody; others may mean where to offload, say.
+_CALLED = ("device", "_device")
+
+
+@dataclass
+class Renaming:
+    """What becomes of attributes that name a device.
+
+    Attributes:
+        going: those that are rewritten, with the new device.
+        rewritten: the same, as reports have them.
+        rewritten_to: the new device of each.
+        could_follow: those that would be, had it been asked for.
+        left_behind: those that aren't, though things left the device.
+        staying: all that are left as they are.
+    """
+
+    going: list[tuple[Naming, str]] = field(default_factory=list)
+    rewritten: list[NamedDevice] = field(default_factory=list)
+    rewritten_to: list[str] = field(default_factory=list)
+    could_follow: list[NamedDevice] = field(default_factory=list)
+    left_behind: list[NamedDevice] = field(default_factory=list)
+    staying: list[NamedDevice] = field(default_factory=list)
+
+    def perform(self, undoing: Callable[[Callable[[], None]], None]) -> None:
+        """Rewrite them; `undoing` is given what undoes it."""
+        for naming, device in self.going:
+            value = device if isinstance(naming.value, str) else torch.device(device)
+            undoing(_setter(naming, naming.value))
+            _setter(naming, value)()
+
+
+def renaming(
+    namings: Iterable[Naming], pairs: Iterable[tuple[Holding, TensorEntry, str]], asked: bool
+) -> Renaming:
+    """Decide which attributes follow: where all of their module leaves the device for one other.
+
+    Args:
+        namings: the attributes.
+        pairs: everything that is held, its entry, and where it shall be.
+        asked: whether to rewrite what needn't be.
+    """
+    went: dict[Path, set[tuple[str, str]]] = {}
+    for each, entry, target in pairs:
+        in_module = each.section is Section.MODEL and each.held is not Held.GRADIENT
+        if in_module and each.role is not Role.RNG_STATE:
+            for n in range(len(each.path)):
+                went.setdefault(each.path[:n], set()).add((entry.device, target))
+    found = Renaming()
+    for naming in namings:
+        value, path = str(naming.value), naming.path[:-1]
+        while path and path not in went:
+            path = path[:-1]
+        always = naming.attribute == "_device" and _is_lightning(naming.module)
+        ways = {
+            (old, new) for old, new in went.get(path, ()) if always or value in (old, kind_of(old))
+        }
+        named = NamedDevice(
+            naming.path,
+            spell(naming.path),
+            value,
+            "str" if isinstance(naming.value, str) else "torch.device",
+        )
+        goes = {new for _, new in ways}
+        leaves = any(old != new for old, new in ways)
+        follows = len(goes) == 1 and goes != {value} and (leaves or always) and _is_certain(naming)
+        if follows and (asked or always):
+            (device,) = goes
+            found.going.append((naming, device))
+            found.rewritten.append(named)
+            found.rewritten_to.append(device)
+            continue
+        found.staying.append(named)
+        if follows:
+            found.could_follow.append(named)
+        elif leaves:
+            found.left_behind.append(named)
+    return found
+
+
+def _is_certain(naming: Naming) -> bool:
+    """Whether this is certainly meant to be where the module is."""
+    return isinstance(naming.value, torch.device) or naming.attribute in _CALLED
+
+
+def _is_lightning(module: nn.Module) -> bool:
+    return any(kind.__name__ == "_DeviceDtypeModuleMixin" for kind in type(module).__mro__)
+
+
+def _setter(naming: Naming, value: torch.device | str) -> Callable[[], None]:
+    def set_it() -> None:
+        vars(naming.module)[naming.attribute] = value
+
+    return set_it

@@ -1,0 +1,62 @@
+"""What is wrong with what trains a model: its parameters, and where its state is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..manifest import Role
+from ..verdicts import SLOW, Verdict
+from ..words import listed
+from .case import Case
+
+
+def optimizer(case: Case) -> Iterator[Verdict]:
+    """An optimizer that trains something else than the model."""
+    foreign, untrained = case.belonging.foreign, case.belonging.untrained
+    if not foreign or not untrained:
+        return
+    names = [name for name, _ in untrained]
+    case.explain([name for name, _ in foreign])
+    told = f"{len(foreign):,} of its tensors are not parameters of the model"
+    same = [shape for _, shape in foreign] == [shape for _, shape in untrained]
+    if same or case.belonging.shared:
+        yield Verdict(
+            "optimizer-of-old-parameters",
+            f"the optimizer was built over old parameters: the model's are new objects, and "
+            f"{listed(names)} will never change",
+            "make the optimizer after whatever replaces parameters: copying the model, "
+            "load_state_dict(assign=True), wrapping it, a new head",
+            (told,),
+        )
+        return
+    yield Verdict(
+        "optimizer-of-other-parameters",
+        f"the optimizer holds other parameters than the model: {listed(names)} will never change",
+        f"make it of this model: optimizer = {case.belonging.kind}(model.parameters())",
+        (told,),
+    )
+
+
+def state(case: Case) -> Iterator[Verdict]:
+    """State and gradients that are not with their parameter, and steps that are."""
+    steps = [each for each in case.belonging.misplaced if each.role is Role.STEP]
+    others = [each for each in case.belonging.misplaced if each.role is not Role.STEP]
+    fix = f'ckptmove.move(model, optimizer, to="{case.device}") puts each where it belongs'
+    if others:
+        first = others[0]
+        case.explain([each.name for each in others])
+        yield Verdict(
+            "state-elsewhere",
+            f"{listed([each.name for each in others])}: on {first.device}, and the parameter on "
+            f"{first.wanted}",
+            fix,
+        )
+    if steps:
+        case.explain([each.name for each in steps])
+        yield Verdict(
+            "step-on-device",
+            f"{listed([each.name for each in steps])}: on {steps[0].device}, so the host waits "
+            "for each at every step",
+            f"{fix}; or make the optimizer with capturable=True or fused=True",
+            severity=SLOW,
+        )

@@ -1,0 +1,205 @@
+"""Watching a model take a step, and saying what is wrong with where it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..device import numbered
+from ..environment.usable import Facts, best, facts, usable
+from ..errors import UsageError
+from ..manifest import Manifest, Section
+from ..render.blocks import text_of
+from ..render.doctor import ShownDiagnosis
+from ..render.live import places
+from ..verdicts import Verdict
+from .belonging import belonging
+from .causes import causes
+from .happenings import Happening, Trace
+from .holdings import Optimizers, holdings, optimizers_of
+from .lines import said
+from .recording import Recorder
+from .reporting import manifest_of
+
+
+def diagnosed(
+    device: str,
+    trace: Trace | None,
+    *,
+    model: nn.Module | None,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    failed: str | None = None,
+    simulated: bool = False,
+    known: Facts | None = None,
+    subject: str = "",
+    variable: str = "",
+    fed: Callable[[torch.Tensor], bool] = lambda parameter: parameter.grad is not None,
+    call: Callable[[str], str] = str,
+    notes: Sequence[str] = (),
+    complete: bool = True,
+    unplayed: bool = False,
+) -> ShownDiagnosis:
+    """What a run comes to.
+
+    Args:
+        device: where everything was meant to be.
+        trace: of the run.
+        model: what ran, if anything.
+        optimizers: what trained it.
+        failed: the exception that ended it, in a line.
+        simulated: whether the device was played.
+        known: what the machine is like, if it was asked already.
+        subject: what to call it; else the model's class.
+        variable: what the user calls the model, or "".
+        fed: whether a parameter has, or had, a gradient.
+        call: what to call a device, where some only stand in for others.
+        notes: what else should be said.
+        complete, unplayed: see `Diagnosis`.
+    """
+    known = facts() if known is None else known
+    verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
+    report: dict[str, Any] | None = None
+    placed: tuple[str, ...] = ()
+    if model is not None:
+        found = holdings(model, optimizers)
+        manifest = _called(manifest_of(found, model), call)
+        if not verdicts:  # else nothing could be there
+            together = belonging(found, fed=fed, call=call)
+            verdicts += causes(device, manifest, together, trace, failed, variable)
+        report = manifest.to_json()
+        homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
+        placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
+    return ShownDiagnosis(
+        subject=subject or ("" if model is None else type(model).__name__),
+        device=device,
+        simulated=simulated,
+        facts=known.to_json(),
+        report=report,
+        placed=placed,
+        trace=trace,
+        verdicts=tuple(verdicts),
+        notes=tuple(notes),
+        complete=complete,
+        unplayed=unplayed,
+    )
+
+
+def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
+    """The same with the devices that others stand in for."""
+    return replace(
+        manifest,
+        tensors=tuple(replace(each, device=call(each.device)) for each in manifest.tensors),
+        storages={
+            key: replace(each, location=call(each.location))
+            for key, each in manifest.storages.items()
+        },
+        warnings=tuple(map(call, manifest.warnings)),
+    )
+
+
+def _add_note(error: BaseException | None, note: str) -> None:
+    add = getattr(error, "add_note", None)  # there is none before Python 3.11
+    if add is not None:
+        add(note)
+
+
+class Watch:
+    """A model that is watched while it runs; `ckptmove.trace` gives it.
+
+    Attributes:
+        diagnosis: what is the matter; there once the block has ended, well or badly.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizers = None, *, device: object = None
+    ) -> None:
+        """Args:
+        model: the model.
+        optimizer: what trains it, or several; those that step meanwhile are found anyway.
+        device: where everything should be; the best device that the machine has.
+
+        Raises:
+            UsageError: the model or the optimizer is none.
+            DeviceError: it is no device.
+        """
+        holdings(model)  # a model that can't be looked through shall say so now
+        self._model = model
+        self._optimizers = optimizers_of(optimizer)
+        self._facts = facts()
+        self.device = numbered(best(self._facts) if device is None else device)
+        self._recorder = Recorder(model, torch.device(self.device))
+        self._entered = False
+        self.diagnosis: ShownDiagnosis | None = None
+
+    def __enter__(self) -> Watch:
+        if self._entered:
+            raise UsageError(
+                "this block was watched already", hint="trace the model anew for another"
+            )
+        self._entered = True
+        self._recorder.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._recorder.__exit__(kind, error, traceback)
+        try:
+            self._diagnose(error)
+        except Exception as ours:
+            if error is None:
+                raise
+            _add_note(error, f"ckptmove: it can't be told why: {said(ours)}")
+
+    def _diagnose(self, error: BaseException | None) -> None:
+        known = [*self._optimizers]
+        known += [each for each in self._recorder.names.optimizers if each not in known]
+        self.diagnosis = diagnosed(
+            self.device,
+            self._recorder.trace(error),
+            model=self._model,
+            optimizers=known,
+            failed=None if error is None else said(error),
+            known=self._facts,
+            variable=self._recorder.names.variable(self._model),
+            fed=self._recorder.names.fed,
+            complete=error is None,
+        )
+        for each in self.diagnosis.verdicts if error is not None else ():
+            _add_note(error, f"ckptmove: {each.title}. Fix: {each.fix}")
+
+    def __str__(self) -> str:
+        return "nothing was watched yet" if self.diagnosis is None else str(self.diagnosis)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+        return self._recorder.trace()
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What is wrong; nothing before the block has ended."""
+        return () if self.diagnosis is None else self.diagnosis.verdicts
+
+    @property
+    def transfers(self) -> list[Happening]:
+        """Copies between devices."""
+        return self.trace.of("transfer")
+
+    @property
+    def syncs(self) -> list[Happening]:
+        """Values that the host waited for."""
+        return self.trace.of("sync")
+
+    @property
+    def created(self) -> list[Happening]:
+        """Tensors that were made on another device."""
+        return self.trace.of("created")

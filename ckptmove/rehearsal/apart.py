@@ -1,0 +1,261 @@
+"""A function run in a process of its own, so that whatever ends that process is a result too.
+
+What it is asked and what it tells lie in files of a folder that is there as long as it runs. Nobody
+waits for a pipe, since whoever the process starts may hold it open for ever; and whatever it leaves
+behind ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from .. import errors
+
+_MOST_SAID = 1 << 16  # bytes of what the process said last
+_GRACE = 1.0  # seconds that what is left behind has to end
+#: ckptmove is this one, wherever it lies, and neither `sys.path` nor the environment tells of it.
+_BEGIN = """
+import sys
+from importlib import util
+if sys.path[:1] == [""]:
+    del sys.path[0]
+spec = util.spec_from_file_location("ckptmove", sys.argv[1])
+sys.modules["ckptmove"] = util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["ckptmove"])
+from ckptmove.rehearsal.apart import serve
+serve(sys.argv[2])
+"""
+_ASKED, _TOLD = "asked.json", "told.json"
+
+
+class Lost(Exception):
+    """The process gave no result.
+
+    Attributes:
+        code: what it exited with, or the negative number of a signal; None: its time was up.
+        latest: what it told so far, if anything.
+        lines: what it said last.
+    """
+
+    def __init__(
+        self, why: str, *lines: str, code: int | None = None, latest: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(why)
+        self.lines = lines
+        self.code = code
+        self.latest = latest
+
+
+class _Signalled(BaseException):
+    """A signal arrived that asks us to end."""
+
+
+def apart(
+    function: Callable[[Any], Mapping[str, Any]],
+    request: Mapping[str, Any],
+    *,
+    patience: float | None,
+    heard: bool = False,
+    script: bool = False,
+) -> dict[str, Any]:
+    """Call a function in another process.
+
+    Args:
+        function: of a module, by its name; it takes and gives what JSON can tell.
+        request: what it is called with.
+        patience: seconds until the process is ended; None waits for ever.
+        heard: whether what it says is heard, on stderr; else only its last line is, if it is lost.
+        script: whether it imports and reads what `python script.py` would; else it imports what is
+            imported here, and reads nothing.
+
+    Raises:
+        Lost: it ended without a result, or with none that makes sense.
+        CkptmoveError: as the function does.
+    """
+    asked = {
+        "module": function.__module__,
+        "name": function.__name__,
+        "path": None if script else [str(Path(path).absolute()) for path in sys.path],
+        "request": request,
+    }
+    with tempfile.TemporaryDirectory(prefix="ckptmove-", ignore_cleanup_errors=True) as folder:
+        Path(folder, _ASKED).write_text(json.dumps(asked))
+        code, said = _run(folder, patience, heard, None if script else subprocess.DEVNULL)
+        done, result = _read(folder)
+    if done and result is not None:
+        if "error" not in result:
+            return result
+        kind = getattr(errors, result["error"], errors.CkptmoveError)
+        raise kind(result["message"], path=result["path"], hint=result["hint"])
+    if code is None:
+        raise Lost(f"it wasn't done after {patience:g} s", latest=result)
+    lines = said.decode(errors="replace").strip().splitlines()
+    how = f"signal {-code}" if code < 0 else f"exit {code}"
+    raise Lost(f"its process ended ({how})", *lines[-1:], code=code, latest=result)
+
+
+def _run(
+    folder: str, patience: float | None, heard: bool, stdin: int | None
+) -> tuple[int | None, bytes]:
+    """Run the process to its end, or to the end of patience: its exit code, and what it said."""
+    ours = Path(__file__).resolve().parents[1] / "__init__.py"
+    said = bytearray()
+    out, listener = 2, None
+    if not heard:
+        source, out = os.pipe()
+        listener = threading.Thread(target=_listen, args=(source, said), daemon=True)
+        listener.start()
+    with _signals_raised():
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            # In a session of its own it has a group, and may read from a terminal all the same.
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, os.fspath(ours), folder],
+                stdin=stdin,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+            code = process.returncode
+        finally:
+            if listener is not None:
+                os.close(out)
+            if process is not None:
+                _end(process)
+    if listener is not None:
+        listener.join(_GRACE)  # who left the group may still hold the other end
+    return code, bytes(said)
+
+
+def _listen(source: int, said: bytearray) -> None:
+    """Keep the end of what comes."""
+    with open(source, "rb", buffering=0) as stream:
+        while piece := stream.read(_MOST_SAID):
+            said += piece
+            del said[:-_MOST_SAID]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started: by asking, at first, so that they clean up."""
+    if not hasattr(os, "killpg"):
+        process.kill()
+        process.wait()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            until = time.monotonic() + _GRACE
+            while time.monotonic() < until:
+                process.poll()
+                os.killpg(process.pid, 0)
+                time.sleep(0.01)
+        except OSError:  # none of them is left
+            break
+    process.wait()
+
+
+@contextlib.contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Have signals that would end us at once end the other process before."""
+    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    ours = [each for each in numbers if each and signal.getsignal(each) is signal.SIG_DFL]
+    arrived: list[int] = []
+
+    def arrive(number: int, frame: FrameType | None) -> None:
+        if not arrived:
+            arrived.append(number)
+            raise _Signalled
+
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    try:
+        for each in ours:
+            signal.signal(each, arrive)
+        yield
+    except _Signalled:
+        pass
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
+        if arrived:
+            os.kill(os.getpid(), arrived[0])
+
+
+def _read(folder: str) -> tuple[bool, dict[str, Any] | None]:
+    """Whether the process told its result, and that; or what it told so far."""
+    try:
+        told = json.loads(Path(folder, _TOLD).read_bytes())
+        result = told["result"]
+        return told["done"] is True, result if isinstance(result, dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False, None
+
+
+# -- in that process -------------------------------------------------------------------------------
+
+
+class _Served:
+    """Where the process tells what it has to, and which it is: forks of it tell nothing."""
+
+    folder = ""
+    process = 0
+
+
+def serve(folder: str) -> None:
+    """In that process: call the function that is asked for, and tell what it gives."""
+    _Served.folder, _Served.process = folder, os.getpid()
+    asked = json.loads(Path(folder, _ASKED).read_bytes())
+    sys.argv[1:] = []
+    if asked["path"] is not None:
+        sys.path[:] = asked["path"]
+    function = getattr(importlib.import_module(asked["module"]), asked["name"])
+    result: Mapping[str, Any]
+    try:
+        result = function(asked["request"])
+    except errors.CkptmoveError as error:
+        result = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "path": error.path,
+            "hint": error.hint,
+        }
+    tell(result)
+
+
+def tell_so_far(result: Mapping[str, Any]) -> None:
+    """In that process: tell what is known so far, in case that it doesn't get any further."""
+    if os.getpid() == _Served.process:
+        with contextlib.suppress(OSError):
+            _write(result, done=False)
+
+
+def tell(result: Mapping[str, Any]) -> NoReturn:
+    """In that process: tell the result, and end."""
+    if os.getpid() == _Served.process:
+        _write(result, done=True)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # they may be the user's own
+            stream.flush()
+    os._exit(0)  # torch may abort while it is torn down
+
+
+def _write(result: Mapping[str, Any], *, done: bool) -> None:
+    path = Path(_Served.folder, _TOLD)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps({"done": done, "result": result}))
+    draft.replace(path)

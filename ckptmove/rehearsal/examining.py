@@ -1,0 +1,161 @@
+"""A model that the user names, brought to a device and stepped once while it is watched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..errors import CkptmoveError, UsageError
+from ..live.lines import said
+from ..live.recording import Recorder
+from ..live.watching import diagnosed
+from ..render.doctor import ShownDiagnosis
+from ..verdicts import Verdict
+from . import factories, inputs, optimizers, steps
+from .factories import Built, Model
+from .imported import imported
+from .simulation import Simulated
+from .stages import Stage
+from .steps import NoLoss
+
+_LIMIT = "it can't be simulated any further"
+_NO_INPUT = "no step was taken: say what the model takes, e.g. --input 'float32[8,3,224,224]'"
+
+
+def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In another process: examine a model on a played device."""
+    found = examine(
+        asked["model"],
+        tuple(asked["inputs"]),
+        asked["optimizer"],
+        Simulated(asked["device"]),
+    )
+    return found.to_json()
+
+
+def examine(
+    model: Model, specs: tuple[str, ...], optimizer: str | None, stage: Stage
+) -> ShownDiagnosis:
+    """Build a model, bring it to a device as `model.to` does, and take a step.
+
+    Args:
+        model: what makes it; see `factories.built`.
+        specs: what it takes; see `inputs`.
+        optimizer: `package.module:Class`; AdamW.
+        stage: the device.
+
+    Raises:
+        UsageError: a name or a spec makes no sense.
+    """
+    with stage.entered():
+        torch.manual_seed(inputs.SEED)
+        try:
+            built = stage.build(lambda: factories.built(model), 0)
+        except CkptmoveError:
+            raise
+        except SystemExit as error:
+            raise UsageError(
+                f"{_called(model)} ends the process when it is imported: {error.code}",
+                hint="put what only a script should do under if __name__ == '__main__':",
+            ) from error
+        except Exception as error:
+            return _unbuilt(_called(model), error, stage)
+        return _examined(built, specs, optimizer, stage)
+
+
+def _called(model: Model) -> str:
+    if isinstance(model, (str, os.PathLike)):
+        return f"--model {os.fspath(model)}"
+    return getattr(model, "__qualname__", type(model).__name__)
+
+
+def _unbuilt(called: str, error: Exception, stage: Stage) -> ShownDiagnosis:
+    """What it comes to that there is no model."""
+    excuse = stage.excuse(error)
+    found = diagnosed(
+        stage.name,
+        None,
+        model=None,
+        simulated=not stage.values,
+        subject=called.removeprefix("--model "),
+        complete=False,
+        unplayed=excuse is not None,
+        notes=() if excuse is None else (f"{_LIMIT}: {excuse}",),
+    )
+    if excuse is not None:
+        return found
+    title = f"the model can't be built: {stage.call(said(error))}"
+    return replace(found, verdicts=(Verdict("model-failed", title, "see the exception"),))
+
+
+def _examined(
+    built: Built, specs: tuple[str, ...], optimizer: str | None, stage: Stage
+) -> ShownDiagnosis:
+    notes: list[str] = []
+    failed: str | None = None
+    ended_by: BaseException | None = None
+    unplayed = False
+    trainer: torch.optim.Optimizer | None = None
+    recorder = Recorder(built.module, stage.device, call=stage.call)
+    try:
+        stage.moved(built.module)
+        trainer = _step(built, specs, optimizer, stage, recorder, notes)
+    except CkptmoveError:
+        raise
+    except (Exception, SystemExit) as error:
+        excuse = stage.excuse(error)
+        unplayed = excuse is not None
+        if unplayed:
+            notes.append(f"{_LIMIT}: {excuse}")
+        else:
+            failed, ended_by = stage.call(said(error)), error
+    ran = recorder.calls > 0
+    learns = any(each.requires_grad for each in built.module.parameters())
+    return diagnosed(
+        stage.name,
+        recorder.trace(ended_by) if ran else None,
+        model=built.module,
+        optimizers=[] if trainer is None else [trainer],
+        failed=failed,
+        simulated=not stage.values,
+        call=stage.call,
+        notes=notes,
+        complete=ended_by is None and not unplayed and ran and (recorder.steps > 0 or not learns),
+        unplayed=unplayed,
+    )
+
+
+def _step(
+    built: Built,
+    specs: tuple[str, ...],
+    optimizer: str | None,
+    stage: Stage,
+    recorder: Recorder,
+    notes: list[str],
+) -> torch.optim.Optimizer | None:
+    """Take a step, if it is known what the model takes."""
+    if not specs and built.config is None and built.example is None:
+        notes.append(_NO_INPUT)
+        return None
+    made: Callable[..., Any] = torch.optim.AdamW
+    if optimizer is not None:
+        made = imported(optimizer, "--optimizer")
+    batch = stage.batch(inputs.batch(specs, built, train=True))
+    parameters = [each for each in built.module.parameters() if each.requires_grad]
+    fresh = optimizers.new(made, parameters) if parameters else None
+    trainer = None
+    if fresh is not None:
+        for group in fresh.param_groups:
+            if not stage.values:
+                group["foreach"] = False
+        trainer = optimizers.Rebuilt(fresh, type(fresh).__name__, {}, frozenset(), [])
+    try:
+        step = steps.taken(built.module, batch, trainer, recorder, values=stage.values, keep=False)
+        notes += step.problems
+    except NoLoss as error:
+        notes.append(str(error))
+    return fresh

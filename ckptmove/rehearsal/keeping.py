@@ -1,0 +1,148 @@
+"""`torch.save` and `torch.load` of what has no values.
+
+A file isn't written then, for it would be worth nothing; it is remembered what it would hold.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .pretending import Cast, valueless
+
+
+class _Kept(NamedTuple):
+    """What was saved: a pickle without its tensors, and those."""
+
+    pickled: bytes
+    tensors: list[torch.Tensor]
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles anything but tensors."""
+
+    def __init__(self, file: io.BytesIO, number: Callable[[object], int | None]) -> None:
+        super().__init__(file, protocol=2)
+        self._number = number
+
+    def persistent_id(self, obj: object) -> int | None:
+        """The number of a tensor."""
+        return self._number(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts tensors in where they were."""
+
+    def __init__(self, file: io.BytesIO, tensor: Callable[[int], torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensor = tensor
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        """The tensor of a number."""
+        return self._tensor(pid)
+
+
+class Files:
+    """What the script saves and loads."""
+
+    def __init__(self, cast: Cast, mode: FakeTensorMode) -> None:
+        self._cast, self._mode = cast, mode
+        self._save, self._load = torch.save, torch.load
+        self._saved: dict[str, _Kept] = {}
+
+    def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """`torch.save`."""
+        with _disable_current_modes():
+            kept = self._kept(obj)
+            named = _place(f) if isinstance(f, (str, os.PathLike)) else ""
+            self._saved.pop(named, None)
+            if kept is None:
+                self._save(obj, f, *args, **kwargs)
+            elif named:
+                self._saved[named] = kept
+            else:
+                self._save(self._given(kept, here=True), f, *args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> Any:
+        """`torch.load`; onto the device by way of the CPU."""
+        given = kwargs.pop("map_location", args[1] if len(args) > 1 else None)
+        if isinstance(given, Mapping):
+            given = given.get(self._cast.name)
+        there = self._cast.of(given)
+        file = args[0] if args else kwargs.pop("f")
+        kept = self._saved.get(_place(file)) if isinstance(file, (str, os.PathLike)) else None
+        with _disable_current_modes():
+            if kept is None:
+                loaded = self._load(file, "cpu", *args[2:], **kwargs)
+            else:
+                loaded = self._given(kept, here=given is not None)
+        if there is None:
+            return loaded
+        home = torch.device(self._cast.name)
+
+        def moved(value: Any) -> Any:
+            goes = isinstance(value, (torch.Tensor, torch.nn.Module))
+            return value.to(home) if goes else value
+
+        return pytree.tree_map(moved, loaded)
+
+    def _kept(self, obj: Any) -> _Kept | None:
+        """What is to be saved, if it holds what has no values; as it is at this moment."""
+        tensors: list[torch.Tensor] = []
+        numbers: dict[int, int] = {}
+
+        def number(value: object) -> int | None:
+            if not isinstance(value, torch.Tensor):
+                return None
+            if id(value) not in numbers:
+                numbers[id(value)] = len(tensors)
+                tensors.append(value)
+            return numbers[id(value)]
+
+        held = io.BytesIO()
+        try:
+            _Pickler(held, number).dump(obj)
+        except Exception:
+            # Else torch says why it can't be saved, or another pickle module can.
+            if any(isinstance(each, FakeTensor) for each in tensors):
+                raise
+            return None
+        if not any(isinstance(each, FakeTensor) for each in tensors):
+            return None
+        return _Kept(held.getvalue(), [self._made(each, here=False) for each in tensors])
+
+    def _given(self, kept: _Kept, *, here: bool) -> Any:
+        """What was saved, anew: on the CPU, or else where it was."""
+        made: dict[int, torch.Tensor] = {}
+
+        def anew(number: int) -> torch.Tensor:
+            if number not in made:
+                made[number] = self._made(kept.tensors[number], here=here)
+            return made[number]
+
+        return _Unpickler(io.BytesIO(kept.pickled), anew).load()
+
+    def _made(self, tensor: torch.Tensor, *, here: bool) -> torch.Tensor:
+        """Another tensor like one; without values, it is on the device or is zeros."""
+        if isinstance(tensor, FakeTensor) and not here:
+            with self._mode:
+                made = valueless(tensor, tensor.fake_device)
+        elif isinstance(tensor, FakeTensor):
+            made = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+        else:
+            made = tensor.detach().clone()
+        if isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, tensor.requires_grad)
+        return made
+
+
+def _place(file: str | os.PathLike[str]) -> str:
+    return os.path.realpath(os.fspath(file))

@@ -1,0 +1,293 @@
+"""The user's own training script, run for some steps while it is watched, in its own process."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..environment.facts import facts
+from ..live.lines import said
+from ..live.recording import Recorder
+from ..live.watching import diagnosed
+from ..render.doctor import ShownDiagnosis
+from ..verdicts import Verdict
+from ..words import counted
+from .apart import tell, tell_so_far
+from .guessing import Guesses
+from .hosting import hosting
+from .pretending import Cast
+from .simulation import excused
+
+#: As many calls without a step are looked at one by one; more, as often as takes little time.
+_FEW_CALLS = 16
+_SPARE = 10
+_LIMIT = "it can't be simulated any further"
+_MADE_UP = "values on a simulated device are made up"
+#: What a script may come to by values that are made up.
+_OF_SCRIPT = ("step-failed", "script-failed")
+#: What is raised by the script's own doing, even if it reads as if it were of the simulation.
+_OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
+
+
+class _Enough(BaseException):
+    """So many steps were taken."""
+
+
+class _Run:
+    """A script that runs.
+
+    Attributes:
+        diagnosis: the latest, after a step or a call.
+    """
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._script = str(asked["script"])
+        self._wanted = int(asked["steps"])
+        self._patience = float(asked["patience"])
+        self._process = os.getpid()
+        self._device = str(asked["device"])
+        self.simulated = bool(asked["simulate"])
+        self.cast = Cast(self._device)
+        self.guesses = Guesses()
+        self._facts = facts()
+        self._enough = self._steps = 0
+        self._began = self._due = 0.0  # when a model was called first; when to look again
+        self.diagnosis: ShownDiagnosis | None = None
+        self._home = home = self.cast.device if self.simulated else torch.device(self._device)
+        call = self.cast.call if self.simulated else str
+        self.recorder = Recorder(None, home, call=call, turn=self._turn)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this is a copy of the process, made by the script."""
+        return os.getpid() != self._process
+
+    def _turn(self, recorder: Recorder) -> None:
+        """Before a model is called, after a step: end the run before the first call too many."""
+        if self.is_fork:  # which loads data, say
+            return
+        now = time.monotonic()
+        between = recorder.steps == self._steps
+        self._steps = recorder.steps
+        if not self._began and recorder.names.latest:
+            self._began = now
+        late = bool(self._began) and not recorder.steps and now > self._began + self._patience
+        ends = between and (recorder.steps >= self._wanted or late)
+        few = not recorder.steps and recorder.calls <= _FEW_CALLS
+        if recorder.steps <= self._wanted and (few or ends or not between or now > self._due):
+            self._look(now)
+        if not ends:
+            return
+        self._enough += 1
+        if self._enough > 2:  # who catches everything goes on
+            tell(self.enough().to_json())
+        raise _Enough
+
+    def _look(self, now: float) -> None:
+        """Have the latest diagnosis, and tell it, in case that the process ends."""
+        try:
+            self.diagnosis = self.diagnosed()
+        except Exception as ours:  # the script can't help it
+            if self.diagnosis is None:
+                self.diagnosis = ShownDiagnosis(self._script, self._device, self.simulated)
+            note = f"it can't be told what is the matter: {said(ours)}"
+            self.diagnosis = replace(self.diagnosis, complete=False, notes=(note,))
+        tell_so_far(self.diagnosis.to_json())
+        after = time.monotonic()
+        self._due = after + _SPARE * (after - now)
+
+    def diagnosed(
+        self, failed: str | None = None, error: BaseException | None = None
+    ) -> ShownDiagnosis:
+        """What the run comes to, as long as its model is there.
+
+        Args:
+            failed: the exception that ended it, in a line, even if the script caught it.
+            error: the exception that ended it, if one did.
+        """
+        with _disable_current_modes():
+            model = self._model(failed)
+            found = diagnosed(
+                self._device,
+                self.recorder.trace(error),
+                model=model,
+                optimizers=[] if model is None else self._optimizers(model),
+                failed=failed,
+                simulated=self.simulated,
+                known=self._facts,
+                subject=self._script,
+                variable="" if model is None else self.recorder.names.variable(model),
+                fed=self.recorder.names.fed,
+                call=self.cast.call if self.simulated else str,
+                complete=self.recorder.steps >= self._wanted,
+            )
+        return self._excused(found, failed)
+
+    def _excused(self, found: ShownDiagnosis, failed: str | None) -> ShownDiagnosis:
+        """The same, without blaming the script for what made up values have led it to."""
+        if not self.simulated or not self.guesses.made_up or failed is None:
+            return found
+        rest = tuple(each for each in found.verdicts if each.cause not in _OF_SCRIPT)
+        if len(rest) == len(found.verdicts):
+            return found
+        found = replace(found, verdicts=rest, unplayed=True)
+        return _noted(found, f"{_LIMIT}: {failed}; {_MADE_UP}")
+
+    def _model(self, failed: str | None) -> torch.nn.Module | None:
+        """The model that it is all about: the one that failed, or is trained; or else the largest.
+
+        Of two that are alike, the later.
+        """
+        names = self.recorder.names
+        error = self.recorder.error
+        models = [each for each in names.models if next(each.parameters(), None) is not None]
+        latest = names.latest
+        failing = failed is not None and error is not None and error.phase == "forward"
+        if failing and latest and next(latest[-1].parameters(), None) is not None:
+            return latest[-1]  # a loss has buffers at most
+        trained = {
+            id(parameter)
+            for each in names.optimizers
+            for group in each.param_groups
+            for parameter in group["params"]
+        }
+
+        trace = self.recorder.trace()
+        here = trace.operations.get(trace.device, 0)
+        most = failed is None and 2 * here > sum(trace.operations.values())
+
+        def rank(model: torch.nn.Module) -> tuple[bool, bool, bool, int, int]:
+            parameters = list(model.parameters())
+            return (
+                any(names.fed(each) for each in parameters),
+                any(id(each) in trained for each in parameters),
+                # What stays elsewhere beside a model that does the work is meant to, as a table.
+                most and parameters[0].device == self._home,
+                sum(each.numel() for each in parameters),
+                next((n for n, each in enumerate(latest) if each is model), -1),
+            )
+
+        return max(models, key=rank) if models else None
+
+    def _optimizers(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Those that train a model; or all, if none does."""
+        own = {id(parameter) for parameter in model.parameters()}
+        known = self.recorder.names.optimizers
+        training = [
+            each
+            for each in known
+            if any(id(p) in own for group in each.param_groups for p in group["params"])
+        ]
+        return training or known
+
+    def _latest(self) -> ShownDiagnosis:
+        """The latest diagnosis, before the script tidied up, or its model was gone."""
+        if self.diagnosis is None or self.diagnosis.report is None:
+            return self.diagnosed()
+        if self.recorder.steps >= self._wanted:
+            return self.diagnosis
+        return replace(self.diagnosis, trace=self.recorder.trace())
+
+    def enough(self) -> ShownDiagnosis:
+        """What it comes to that the run was ended."""
+        found = self._latest()
+        if self.recorder.steps >= self._wanted:
+            return found
+        waited = f"{self._patience:g} s and {self.recorder.calls:,} calls"
+        return _noted(found, f"the script was ended: no optimizer took a step in {waited}")
+
+    def raised(self, error: BaseException) -> ShownDiagnosis:
+        """What it comes to that the script raised something."""
+        simulated = self.simulated and not isinstance(error, _OWN)
+        made_up = bool(self.guesses.made_up)
+        excuse = excused(error, self.cast.call, made_up=made_up) if simulated else None
+        if excuse is not None:
+            return _noted(replace(self._latest(), unplayed=True), f"{_LIMIT}: {excuse}")
+        line = self.cast.call(said(error)) if self.simulated else said(error)
+        found = self.diagnosed(line, error) if self.recorder.calls else self._latest()
+        if not found.ok or found.unplayed:
+            return found
+        when = "" if self.recorder.names.latest else " before it called a model"
+        return self._wrong(found, f"the script failed{when}: {line}", "see the exception", line)
+
+    def ended(self, code: object) -> ShownDiagnosis:
+        """What it comes to that the script ended by itself; `code` is what it exited with."""
+        recorder = self.recorder
+        failed = code not in (None, 0)
+        devices = {each.device for each in recorder.operands if each.shape}
+        mixed = len(devices) > 1 and not recorder.steps
+        caught = recorder.said if failed or mixed else None
+        found = self._latest() if caught is None else self.diagnosed(caught)
+        if caught is not None and not found.unplayed:
+            found = _noted(found, f"the script caught the exception: {caught}")
+        if failed and found.ok and not found.unplayed:
+            steps = recorder.steps
+            when = f"after {counted(steps, 'step')}" if steps else "before it took a step"
+            title = f"the script exited {when}: {code}"
+            return self._wrong(found, title, "see what it said", f"it exited with {code}")
+        if failed:
+            return _noted(found, f"it exited with {code}")
+        return found if found.complete or caught is not None else _noted(found, self._short())
+
+    def _wrong(self, found: ShownDiagnosis, title: str, fix: str, failed: str) -> ShownDiagnosis:
+        verdict = Verdict("script-failed", title, fix)
+        return self._excused(replace(found, verdicts=(*found.verdicts, verdict)), failed)
+
+    def _short(self) -> str:
+        """That it ended before the steps were taken."""
+        steps, calls = self.recorder.steps, self.recorder.calls
+        if steps:
+            times = counted(steps, "step")
+            return f"the script ended after {times}, and was to be watched for {self._wanted:,}"
+        if calls:
+            times = "once" if calls == 1 else f"{calls:,} times"
+            return f"the script called its model {times}, and no optimizer took a step"
+        return "the script ended without a model being called"
+
+
+def _noted(found: ShownDiagnosis, note: str) -> ShownDiagnosis:
+    return replace(found, notes=(*found.notes, note))
+
+
+def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In that process: run a script until it took its steps, and tell what is the matter.
+
+    Args:
+        asked: `script`, `args`, `steps`, `device`, `simulate`; `patience`: seconds from the first
+            call of a model to the first step.
+    """
+    run = _Run(asked)
+    sys.argv = [str(asked["script"]), *map(str, asked["args"])]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, str(Path(asked["script"]).resolve().parent))
+    with ExitStack() as stack:
+        if run.simulated:
+            run.guesses = stack.enter_context(hosting(run.cast))
+        stack.enter_context(run.recorder)
+        try:
+            # What it defines stays, so that its model does.
+            defined = runpy.run_path(str(asked["script"]), run_name="__main__")
+        except _Enough:
+            found = run.enough()
+        except SystemExit as error:
+            if run.is_fork:
+                raise
+            found = run.ended(error.code)
+        except BaseException as error:
+            if run.is_fork:
+                raise
+            found = run.raised(error)
+        else:
+            found = run.ended(None)
+            del defined
+    return found.to_json()

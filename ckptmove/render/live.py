@@ -1,0 +1,196 @@
+"""What a living model holds and where: totals, its modules by device, and what is odd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+
+from ..manifest import Key, Manifest, Role, Section, TensorEntry, spell
+from .blocks import Block
+from .groups import collapsed, pattern_of
+from .inspect import named_devices
+from .text import cut, size
+
+_MOST_LINES = 40
+_LONGEST_NAME = 60  # characters
+_TOTALS = "section", "held as", "device", "dtype", "tensors", "storages", "bytes"
+_PLACES = "module", "device", "tensors", "bytes", ""
+
+
+def blocks(manifest: Manifest, inputs: str = "") -> Iterator[Block]:
+    """What a living model holds.
+
+    Args:
+        manifest: of the model.
+        inputs: where they go, in words.
+    """
+    said = f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}"
+    yield Block((manifest.verdict, said, *([inputs] if inputs else [])))
+    if manifest.tensors:
+        yield Block(head=_TOTALS, rows=list(_total_rows(manifest)), right=(4, 5, 6))
+    yield from places(manifest)
+    if manifest.values_naming_devices:
+        title = "attributes that name a device, which Module.to alone does not change:"
+        yield named_devices(manifest.values_naming_devices, title)
+    if manifest.warnings:
+        yield Block(("to know:",), after=[f"  - {each}" for each in manifest.warnings])
+
+
+def places(manifest: Manifest) -> Iterator[Block]:
+    """The modules of a model by device, repeated layers as one; nothing for a model of nothing."""
+    lines = _placement(manifest)
+    if lines:
+        shown = lines[:_MOST_LINES]
+        more = len(lines) - len(shown)
+        after = (f"… {more:,} more",) if more else ()
+        yield Block(head=_PLACES, rows=[each.row() for each in shown], right=(2, 3), after=after)
+
+
+def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
+    totals = manifest.totals(lambda e: (str(e.section), e.held or "", e.device, e.dtype))
+    held_as = dict.fromkeys(("parameter", *(e.held or "" for e in manifest.tensors)))
+    order = {name: n for n, name in enumerate((*map(str, Section), *held_as))}
+    rows = sorted(totals.items(), key=lambda item: (order[item[0][0]], order[item[0][1]]))
+    before: tuple[str, str] = "", ""
+    for (section, held, device, dtype), total in rows:
+        counts = f"{total.tensors:,}", f"{total.storages:,}", size(total.nbytes)
+        shown = "" if section == before[0] else section, "" if (section, held) == before else held
+        yield (*shown, device, dtype, *counts)
+        before = section, held
+
+
+# -- placement by module -----------------------------------------------------------------------
+
+
+@dataclass
+class _Node:
+    """A module, or a tensor in one.
+
+    Attributes:
+        name: dotted.
+        devices: of what it holds, tied tensors too.
+        numbered: whether there are repeated layers within it.
+        children: by key.
+        tensors: how many, each tied one once.
+        nbytes: of storages that nothing before it has.
+        tied: names of tensors before it, to which tensors of it are tied.
+    """
+
+    name: str = ""
+    devices: dict[str, None] = field(default_factory=dict)
+    numbered: bool = False
+    children: dict[Key, _Node] = field(default_factory=dict)
+    tensors: int = 0
+    nbytes: int = 0
+    tied: list[str] = field(default_factory=list)
+
+    def child(self, key: Key) -> _Node:
+        """What is held under a key; made if it isn't there."""
+        found = self.children.get(key)
+        if found is None:
+            name = f"{self.name}.{spell((key,))}" if self.name else spell((key,))
+            found = self.children[key] = _Node(name)
+        return found
+
+
+@dataclass
+class _Line:
+    """Nodes that are shown as one line."""
+
+    nodes: list[_Node]
+
+    def row(self) -> tuple[str, str, str, str, str]:
+        """Name, device, tensors, bytes, and to what it is tied."""
+        name = collapsed(each.name for each in self.nodes)
+        tensors = sum(each.tensors for each in self.nodes)
+        names = {each.name for each in self.nodes}
+        others = dict.fromkeys(other for each in self.nodes for other in each.tied)
+        tied = [other for other in others if not _is_within(other, names)]
+        more = f" and {len(tied) - 1:,} more" if len(tied) > 1 else ""
+        remark = f"tied to {cut(tied[0], _LONGEST_NAME)}{more}" if tied else ""
+        device = ", ".join(self.nodes[0].devices)
+        counted = f"{tensors:,}", size(sum(each.nbytes for each in self.nodes))
+        return (cut(name, _LONGEST_NAME), device, *(counted if tensors else ("", "")), remark)
+
+
+def _placement(manifest: Manifest) -> list[_Line]:
+    """The largest modules that are on one device, repeated layers as one."""
+    root = _tree(manifest)
+    while len(root.children) == 1:  # a wrapper
+        (only,) = root.children.values()
+        if not any(each.children for each in only.children.values()):
+            break
+        root = only
+    lines: dict[tuple[object, ...], _Line] = {}
+    todo = [(key, each, False) for key, each in reversed(root.children.items())]
+    while todo:
+        key, node, in_layer = todo.pop()
+        in_layer = in_layer or _is_number(key)
+        if node.children and (len(node.devices) > 1 or (node.numbered and not in_layer)):
+            todo += [(key, each, in_layer) for key, each in reversed(node.children.items())]
+            continue
+        parts, _ = pattern_of(node.name)
+        label = (parts, tuple(node.devices), bool(node.tensors))
+        lines.setdefault(label, _Line([])).nodes.append(node)
+    return list(lines.values())
+
+
+def _tree(manifest: Manifest) -> _Node:
+    root = _Node()
+    seen: set[str] = set()
+    ties = _Ties()
+    for entry in _placed(manifest.tensors):
+        nbytes = 0
+        if entry.storage is not None and entry.storage not in seen:
+            seen.add(entry.storage)
+            nbytes = manifest.storages[entry.storage].nbytes
+        tied = ties.of(entry) if entry.part_of is None else None
+        counted = entry.part_of is None and tied is None
+        last_number = max((n for n, key in enumerate(entry.path) if _is_number(key)), default=-1)
+        node: _Node | None = None
+        for n in range(len(entry.path) + 1):
+            node = root if node is None else node.child(entry.path[n - 1])
+            node.devices[entry.device] = None
+            node.tensors += counted
+            node.nbytes += nbytes
+            node.numbered = node.numbered or last_number >= n
+            if tied is not None:
+                node.tied.append(tied)
+    return root
+
+
+def _placed(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
+    """What modules hold; a gradient is where its parameter is, or it is warned of."""
+    for entry in entries:
+        model = entry.section is Section.MODEL and entry.held != "gradient"
+        if model and entry.role is not Role.SHAPE:
+            yield entry
+
+
+class _Ties:
+    """Tensors that are the same as one before."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, str] = {}  # name → the first name of those that share
+        self._first: dict[tuple[object, ...], str] = {}
+
+    def of(self, entry: TensorEntry) -> str | None:
+        """The name of the same tensor before, if there is one."""
+        if not entry.shared_with:
+            return None
+        group = self._groups.get(entry.shared_with[0], entry.name)
+        self._groups[entry.name] = group
+        place = (entry.storage or group, entry.offset, entry.shape, entry.stride)
+        first = self._first.setdefault(place, entry.name)
+        return None if first == entry.name else first
+
+
+def _is_within(name: str, modules: Set[str]) -> bool:
+    """Whether a name is that of one of these modules, or of something in one."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return bool(name)
+
+
+def _is_number(key: Key) -> bool:
+    return isinstance(key, int) or (isinstance(key, str) and key.isdecimal())

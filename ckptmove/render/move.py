@@ -1,0 +1,121 @@
+"""What a move did, as its report shows it: printed, and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..manifest import NamedDevice
+from ..placement import Kept, Moved
+from ..words import counted
+from .blocks import Block, html_of, text_of
+from .text import listed, size
+
+SCHEMA = 1
+_MOST_KEPT = 1
+_MOST_UNREGISTERED = 5
+_MOST_VALUES = 5
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """What moved, or would move. As text it is a few lines.
+
+    Attributes:
+        model: the name of the model's class.
+        done: whether it was moved; not so in a dry run.
+        moved: `cpu→cuda:0` → storages and bytes, and tensors whose bytes lie in parts of theirs.
+        kept: tensors that the rules named and that stay, with the reason.
+        unregistered: tensors that moved, and that `Module.to` would have left behind → what to
+            write instead.
+        values_naming_devices: attributes of modules that name a device and were left as they are.
+        values_rewritten: those that named the old device.
+        rewritten_to: the new device of each of these.
+        values_could_follow: those that were left and that `values=True` would have rewritten.
+        values_left_behind: those that name a device that things left, and that aren't rewritten:
+            strings that may mean something else, and what went to several devices.
+        warnings: what the user should know, a sentence each.
+        nbytes: of the storages that moved.
+        seconds: how long it took.
+    """
+
+    model: str
+    done: bool
+    moved: Mapping[str, Moved]
+    kept: tuple[Kept, ...] = ()
+    unregistered: Mapping[str, str] = field(default_factory=dict)
+    values_naming_devices: tuple[NamedDevice, ...] = ()
+    values_rewritten: tuple[NamedDevice, ...] = ()
+    rewritten_to: tuple[str, ...] = ()
+    values_could_follow: tuple[NamedDevice, ...] = ()
+    values_left_behind: tuple[NamedDevice, ...] = ()
+    warnings: tuple[str, ...] = ()
+    nbytes: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "done": self.done,
+            "moved": {name: moved._asdict() for name, moved in self.moved.items()},
+            "kept": [kept._asdict() for kept in self.kept],
+            "unregistered": dict(self.unregistered),
+            "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
+            "values_rewritten": [
+                {**value.to_json(), "to": device}
+                for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
+            ],
+            "values_could_follow": [value.to_json() for value in self.values_could_follow],
+            "values_left_behind": [value.to_json() for value in self.values_left_behind],
+            "warnings": list(self.warnings),
+            "nbytes": self.nbytes,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(text_of([Block(list(_lines(self)))]))
+
+    def _repr_html_(self) -> str:
+        return html_of([Block(list(_lines(self)))])
+
+
+def _lines(report: MoveReport) -> Iterator[str]:
+    would = "" if report.done else "would be "
+    for way, moved in report.moved.items():
+        parts = []
+        if moved.storages:
+            parts.append(f"{counted(moved.storages, 'storage')}, {size(moved.nbytes)}")
+        if moved.tensors:
+            parts.append(f"{counted(moved.tensors, 'tensor')} made of others")
+        yield f"{would}moved: {way}: {', '.join(parts)}"
+    if not report.moved:
+        yield "nothing to move"
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for kept in report.kept:
+        reasons.setdefault((kept.device, kept.why), []).append(kept.name)
+    for (device, why), names in reasons.items():
+        yield f"kept on {device}: {listed(names, _MOST_KEPT)} ({why})"
+    advised: dict[str, list[str]] = {}
+    for name, advice in report.unregistered.items():
+        advised.setdefault(advice, []).append(name)
+    for n, (advice, names) in enumerate(advised.items()):
+        if n < _MOST_UNREGISTERED:
+            yield f"not registered: {listed(names, _MOST_UNREGISTERED)}: {advice}"
+    more = sum(map(len, list(advised.values())[_MOST_UNREGISTERED:]))
+    if more:
+        yield f"not registered: {more:,} more"
+    rewritten = [
+        f"{value.name} ({value.value}→{device})"
+        for value, device in zip(report.values_rewritten, report.rewritten_to, strict=True)
+    ]
+    for what, values in (
+        (f"{would}rewritten", rewritten),
+        ("left as they are", [f"{v.name} ({v.value})" for v in report.values_could_follow]),
+        ("not rewritten", [f"{v.name} ({v.value})" for v in report.values_left_behind]),
+    ):
+        if values:
+            yield f"values that name a device, {what}: {listed(values, _MOST_VALUES)}"
+    yield from (f"warning: {each}" for each in report.warnings)

@@ -1,0 +1,209 @@
+"""doctor: why is this model training on the CPU, though there is a GPU?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..device import numbered
+from ..errors import StrPath, UsageError
+from ..live.diagnosis import Diagnosis
+from ..render.doctor import ShownDiagnosis
+from ..verdicts import Verdict
+
+if TYPE_CHECKING:
+    from ..environment.facts import Facts
+
+_NOT_SIMULATED = "nothing was simulated: the CPU is there; name another, e.g. --device cuda:0"
+_NOT_RUN = "it was not run; --simulate plays the device"
+_STEPS = 2
+_LONGEST = 120.0  # seconds from the first call of a model to the first step
+#: How a process ends, by signals, in which something took a tensor to have values.
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
+_NO_TORCH = Verdict("no-torch", "torch is not installed in this Python", "pip install torch")
+
+
+def doctor(
+    *,
+    model: str | os.PathLike[str] | Callable[..., Any] | None = None,
+    input: str | Sequence[str] = (),
+    optimizer: str | None = None,
+    script: StrPath | None = None,
+    args: Sequence[str] = (),
+    steps: int | None = None,
+    device: str = "auto",
+    simulate: bool = False,
+    timeout: float = 600,
+    quiet: bool = True,
+) -> Diagnosis:
+    """Find out why a model isn't, or wouldn't be, where it should be. Nothing is written.
+
+    The machine and the build of torch are looked at first. Then a model is built, brought to the
+    device as `model.to` does and stepped once; or a training script is run, in another process,
+    until it took some steps. Root causes come first, each with what to do. Whatever ends the run
+    early, what was found until then is told; see `Diagnosis.complete`.
+
+    Args:
+        model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
+            folder, or a callable.
+        input: what the model takes: `float32[8,3,224,224]`, `int64[2,128]<1000`, `name=…`; or one
+            name of a function.
+        optimizer: `package.module:Class`; AdamW.
+        script: a training script, instead of a model.
+        args: what the script is called with.
+        steps: how many steps of an optimizer the script is watched for; 2.
+        device: where everything should be; `auto` is the best device that the machine has, even if
+            torch can't use it.
+        simulate: play the device if it isn't there.
+        timeout: seconds after which what runs in another process is ended.
+        quiet: whether what the script says is not heard; else it is, on stderr.
+
+    Raises:
+        UsageError: the request makes no sense.
+        DeviceError: it is no device.
+    """
+    if model is not None and script is not None:
+        raise UsageError("a model or a script is looked at, not both")
+    if script is not None and not Path(script).is_file():
+        raise UsageError("there is no such script", path=script)
+    if script is None and steps is not None:
+        raise UsageError("steps are of a script, and there is none", hint="name a --script")
+    if steps is not None and steps < 1:
+        raise UsageError("a script is watched for at least one step")
+    if not timeout > 0:
+        raise UsageError("nothing can be watched in no time", hint="give a --timeout in seconds")
+    specs = (input,) if isinstance(input, str) else tuple(input)
+    if args and script is None:
+        raise UsageError("arguments are for a script, and there is none", hint="name a --script")
+    if model is None and (specs or optimizer is not None):
+        raise UsageError("an input and an optimizer are for a model, and there is none")
+    subject = os.fspath(script) if script is not None else _spelled(model)
+    try:
+        from ..environment.facts import facts
+        from ..environment.usable import best, usable
+    except ImportError:
+        return ShownDiagnosis(subject, device, verdicts=(_NO_TORCH,), complete=not subject)
+    known = facts()
+    wanted = best(known) if device == "auto" else numbered(device)
+    unusable = usable(wanted, known)
+    alone = model is None and script is None
+    if alone or (unusable and not simulate):
+        found = ShownDiagnosis(subject, wanted, facts=known.to_json(), verdicts=unusable)
+        return found if alone else _noted(replace(found, complete=False), _NOT_RUN)
+    run = _Run(subject, wanted, simulate and bool(unusable), known, timeout)
+    if script is not None:
+        found = _script(run, args, _STEPS if steps is None else steps, quiet)
+    else:
+        assert model is not None
+        found = _model(run, model, specs, optimizer)
+    return _noted(found, _NOT_SIMULATED) if simulate and wanted == "cpu" else found
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is run, and where."""
+
+    subject: str
+    device: str
+    played: bool
+    known: Facts
+    timeout: float
+
+
+def _spelled(model: object) -> str:
+    if model is None or isinstance(model, (str, os.PathLike)):
+        return "" if model is None else os.fspath(model)
+    return getattr(model, "__qualname__", type(model).__name__)
+
+
+def _script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> ShownDiagnosis:
+    from ..rehearsal.scripts import watched
+
+    asked = {
+        "script": run.subject,
+        "args": list(args),
+        "steps": steps,
+        "device": run.device,
+        "simulate": run.played,
+        "patience": min(run.timeout / 2, _LONGEST),
+    }
+    return _apart(run, watched, asked, heard=not quiet, script=True)
+
+
+def _model(
+    run: _Run,
+    model: str | os.PathLike[str] | Callable[..., Any],
+    specs: Sequence[str],
+    optimizer: str | None,
+) -> ShownDiagnosis:
+    from ..rehearsal import inputs
+    from ..rehearsal.examining import examine, examined
+    from ..rehearsal.imported import spelled
+    from ..rehearsal.stages import Stage
+
+    inputs.check(specs)
+    if not run.played:
+        return examine(model, tuple(specs), optimizer, Stage(run.device))
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else spelled(model)
+    if name is None:
+        raise UsageError(
+            "a model is simulated in another process, which can't import this one",
+            hint="give a function or class of a module, by name or as it is",
+        )
+    asked = {"model": name, "inputs": list(specs), "optimizer": optimizer, "device": run.device}
+    return _apart(run, examined, asked)
+
+
+def _apart(
+    run: _Run,
+    function: Callable[[Any], Mapping[str, Any]],
+    asked: Mapping[str, Any],
+    *,
+    heard: bool = False,
+    script: bool = False,
+) -> ShownDiagnosis:
+    """What a run in another process comes to, however it ends."""
+    from ..rehearsal.apart import Lost, apart
+
+    try:
+        told = apart(function, asked, patience=run.timeout, heard=heard, script=script)
+        return ShownDiagnosis.of_json(told)
+    except Lost as lost:
+        return _lost(run, lost, lost.code, lost.latest, lost.lines)
+    except ValueError as error:
+        return _lost(run, error, 0, None, ())
+
+
+def _lost(
+    run: _Run,
+    why: Exception,
+    code: int | None,
+    latest: Mapping[str, Any] | None,
+    lines: tuple[str, ...],
+) -> ShownDiagnosis:
+    """What a process that ended without a result comes to; see `apart.Lost`."""
+    found = ShownDiagnosis(
+        run.subject, run.device, run.played, facts=run.known.to_json(), complete=False
+    )
+    if latest is not None:
+        with contextlib.suppress(ValueError):
+            found = ShownDiagnosis.of_json(latest)
+    if code is None:
+        return _noted(found, f"the run was ended: {why}; see --timeout")
+    if not code:
+        return found if found.complete else _noted(found, f"the run ended early: {why}")
+    crashes = [getattr(signal, each, None) for each in _CRASHES]
+    if run.played and -code in crashes:
+        found = replace(found, unplayed=True, complete=False)
+        return _noted(found, f"it can't be simulated any further: {why}", *lines)
+    verdict = Verdict("run-ended", f"the run ended early: {why}", "see what it said", lines)
+    return replace(found, verdicts=(*found.verdicts, verdict))
+
+
+def _noted(found: ShownDiagnosis, *notes: str) -> ShownDiagnosis:
+    return replace(found, notes=(*found.notes, *notes))

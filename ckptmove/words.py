@@ -1,0 +1,30 @@
+"""Numbers and names in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_MOST_LISTED = 8
+
+
+def counted(n: int, what: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
+    """`a, b and 12 more`."""
+    more = len(names) - most
+    shown = ", ".join(names[:most])
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def quoted(names: Sequence[str], most: int = 3) -> str:
+    """`'a', 'b' and 12 more`."""
+    return listed([repr(name) for name in names[:most]] + list(names[most:]), most)
+
+
+def first_line(error: BaseException, longest: int = 200) -> str:
+    """What an error of another library says first; some go on for pages."""
+    said = str(error).strip().split("\n", 1)[0].strip() or type(error).__name__
+    return said if len(said) <= longest else f"{said[:longest]}…"

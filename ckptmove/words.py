@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MOST_LISTED = 8
+_LONGEST = 300  # characters of an exception
 
 
 def counted(n: int, what: str) -> str:
@@ -28,3 +29,20 @@ def first_line(error: BaseException, longest: int = 200) -> str:
     """What an error of another library says first; some go on for pages."""
     said = str(error).strip().split("\n", 1)[0].strip() or type(error).__name__
     return said if len(said) <= longest else f"{said[:longest]}…"
+
+
+def told(error: BaseException) -> str:
+    """An exception in a line: its class, and what it says first."""
+    lines = text_of(error).strip().splitlines()
+    said = lines[0].strip() if lines else ""
+    if len(said) > _LONGEST:
+        said = f"{said[:_LONGEST]}..."
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; nothing if it can't, for that may be code of the user's."""
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,35 +15,7 @@ import ckptmove
 from ckptmove import UsageError
 from tests.conftest import ROOT
 from tests.second_device import needs_second_device
-
-
-def line_of(text: str) -> str:
-    lines = Path(__file__).read_text().splitlines()
-    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(text)]
-    return f"{Path(__file__).name}:{number}"
-
-
-class Net(nn.Module):
-    """Two layers, of which the second adds something that isn't registered."""
-
-    def __init__(self, shift: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.outer = nn.Linear(4, 2)
-        self.shift = shift
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Their sum."""
-        x = self.inner(x)  # inner
-        if self.shift is not None:
-            x = x + self.shift  # shifted
-        out: torch.Tensor = self.outer(x)
-        return out
-
-
-def causes(found: Any) -> list[str]:
-    return [each.cause for each in found.verdicts]
-
+from tests.watched import Net, causes, line_of
 
 # -- what is told ----------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ import gc
 import sys
 import weakref
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,36 +18,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import ckptmove
 from ckptmove import Diagnosis
 from tests.second_device import DEVICE, install
+from tests.watched import Net, causes, line_of
 
 install()
-
-
-def line_of(text: str) -> str:
-    lines = Path(__file__).read_text().splitlines()
-    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(text)]
-    return f"{Path(__file__).name}:{number}"
-
-
-class Net(nn.Module):
-    """Two layers, of which the second adds something that isn't registered."""
-
-    def __init__(self, shift: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.outer = nn.Linear(4, 2)
-        self.shift = shift
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Their sum."""
-        x = self.inner(x)  # inner
-        if self.shift is not None:
-            x = x + self.shift  # shifted
-        out: torch.Tensor = self.outer(x)
-        return out
-
-
-def causes(found: Any) -> list[str]:
-    return [each.cause for each in found.verdicts]
 
 
 def moved(shift: torch.Tensor | None = None) -> Net:
@@ -105,7 +76,7 @@ def test_a_copy_that_is_dropped_is_told_with_its_line() -> None:
         x.to(DEVICE)  # dropped
         model(x)
     assert causes(watch) == ["to-result-dropped"]
-    assert line_of("# dropped") in watch.verdicts[0].title
+    assert line_of("# dropped", __file__) in watch.verdicts[0].title
     assert "x stays on cpu" in watch.verdicts[0].title
     assert watch.verdicts[0].fix.startswith('x = x.to("privateuseone:0")')
 
@@ -217,7 +188,7 @@ def test_what_is_made_like_another_is_told_with_its_maker() -> None:
     assert causes(watch) == ["made-elsewhere"]
     title = watch.verdicts[0].title
     assert title.startswith("torch.ones_like at ")
-    assert f"{line_of('# mask')} makes mask on cpu" in title
+    assert f"{line_of('# mask', __file__)} makes mask on cpu" in title
 
 
 def state_of_torch() -> list[object]:
@@ -303,7 +274,7 @@ def test_right_and_wrong() -> None:
         optimizer.step()
         assert f"{loss:.3f}"  # told
     assert causes(watch) == ["host-waits"]
-    assert line_of("# told") in watch.verdicts[0].title
+    assert line_of("# told", __file__) in watch.verdicts[0].title
     assert [each.count for each in watch.syncs if each.asked] == [1]
     assert watch.diagnosis is not None
     assert watch.diagnosis.ok

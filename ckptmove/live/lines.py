@@ -13,9 +13,10 @@ from types import FrameType
 
 import torch
 
+from ..words import told
+
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_ITEMS = 64  # of a container that may hold a tensor
-_LONGEST = 300  # characters of an exception
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
@@ -142,16 +143,6 @@ def said(error: BaseException) -> str:
     """An exception in a line, and where it comes from."""
     where = raised_at(error)
     return told(error) + (f" (at {where})" if where else "")
-
-
-def told(error: BaseException) -> str:
-    """An exception in a line."""
-    try:
-        text = next(iter(str(error).strip().splitlines()), "")
-    except Exception:  # it may be the user's own
-        text = ""
-    kind = type(error).__name__
-    return f"{kind}: {text[:_LONGEST]}" if text else kind
 
 
 def raised_in(error: BaseException, module: torch.nn.Module) -> str:

@@ -22,10 +22,11 @@ from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
+from ..words import told
 from .copies import Copies, Copy
 from .failing import Failing
 from .happenings import Happening, Operand, Site, Trace, Usage
-from .lines import is_asked, line_of, locals_of, told, user_frame, user_line, variable
+from .lines import is_asked, line_of, locals_of, user_frame, user_line, variable
 from .naming import Names, key_of
 from .operations import COPIES, NAMES, SYNCS, Seen, indexed, is_big, tensors_of
 from .threads import runs_for

@@ -70,20 +70,3 @@ class Rehearsal:
             "simulated": self.simulated,
             "findings": [each.to_json() for each in self.findings],
         }
-
-
-def spell(error: BaseException) -> str:
-    """An exception in a line."""
-    lines = text_of(error).strip().splitlines()
-    said = lines[0].strip() if lines else ""
-    if len(said) > 300:
-        said = f"{said[:300]}..."
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-def text_of(error: BaseException) -> str:
-    """What an exception says; nothing if it can't, for that may be code of the user's."""
-    try:
-        return str(error)
-    except Exception:
-        return ""

@@ -11,8 +11,8 @@ import torch
 from ..live.happenings import Trace
 from ..live.lines import raised_at, raised_in
 from ..live.recording import Recorder
-from ..words import counted
-from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding, spell
+from ..words import counted, told
+from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .stages import Stage, is_mismatch
 from .steps import Step
 
@@ -61,11 +61,11 @@ def report_error(
     excuse = stage.excuse(error)
     where = raised_at(error)
     lines = [f"at {where}"] if where else []
-    data = {"error": stage.call(spell(error)), "source": where}
+    data = {"error": stage.call(told(error)), "source": where}
     if excuse is not None:
         found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
         return
-    found.find(check, FAILED, title, stage.call(spell(error)), *lines, **data)
+    found.find(check, FAILED, title, stage.call(told(error)), *lines, **data)
 
 
 def report_failed_step(
@@ -86,7 +86,7 @@ def report_failed_step(
     site = trace.error
     operator = site.op if site is not None else ""
     data = {
-        "error": stage.call(spell(error)),
+        "error": stage.call(told(error)),
         "operator": operator,
         "module": inner or (site.module if site is not None else ""),
         "source": where or (site.source if site is not None else ""),
@@ -106,7 +106,7 @@ def report_failed_step(
         title = f"{title}: {what}" if what else title
         if problems and not mismatch:
             title, problems = problems[0], [title, *problems[1:]]
-        lines = [stage.call(spell(error)), *problems, *lines]
+        lines = [stage.call(told(error)), *problems, *lines]
         found.find("step", FAILED, title, *lines, **data)
     report_trace(found, trace, data if mismatch and excuse is None else {})
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..manifest import Manifest
-from ..words import counted, listed
-from .findings import FAILED, PASSED, SKIPPED, Finding, spell
+from ..words import counted, listed, told
+from .findings import FAILED, PASSED, SKIPPED, Finding
 from .programs import makes_itself
 from .rehearse import is_there
 
@@ -58,7 +58,7 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
     except pickle.UnpicklingError as error:
         return Finding("reload", SKIPPED, "torch.load(weights_only=True) refuses it", _why(error))
     except Exception as error:  # whatever torch raises is the finding
-        return Finding("reload", FAILED, "torch can't load it", [spell(error)])
+        return Finding("reload", FAILED, "torch can't load it", [told(error)])
     data = {"by": how, "device": device, "tensors": tensors, "elsewhere": stray}
     if stray:
         title = f"{counted(len(stray), 'tensor')} of {tensors:,} did not land on {device}"

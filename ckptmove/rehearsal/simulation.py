@@ -22,9 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..words import text_of, told
 from .apart import Lost, apart
 from .factories import Built
-from .findings import CHECKS, SKIPPED, Finding, spell, text_of
+from .findings import CHECKS, SKIPPED, Finding
 from .fitting import Fit
 from .inputs import Batch
 from .performing import Request, perform
@@ -157,20 +158,20 @@ def excused(
     if isinstance(error, _NotPlayed):
         return str(error)
     if type(error).__name__ in _NO_VALUE:
-        return f"{getattr(error, 'func', '') or spell(error)} needs values"
+        return f"{getattr(error, 'func', '') or told(error)} needs values"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"it is compiled: {spell(error)}"
+        return f"it is compiled: {told(error)}"
     if is_mismatch(error):
         return None
     file, raised = _origin(error)
     ours = file.startswith(_OURS)
     if made_up and not ours and _is_of_values(error, raised):
-        return f"values are made up: {call(spell(error))}"
+        return f"values are made up: {call(told(error))}"
     complained = raised and not file.startswith((_OURS, *_PACKAGES))
     if complained or isinstance(error, _MISTAKES):
         return None
     if _OF_FAKES.search(_NAMED.sub("", text_of(error))):
-        return call(spell(error))
+        return call(told(error))
     return None
 
 

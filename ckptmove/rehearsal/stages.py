@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..words import text_of
 from .factories import Built
-from .findings import text_of
 from .fitting import Fit, loaded_into
 from .inputs import Batch
 from .saved import Placing, Saved, State

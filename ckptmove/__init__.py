@@ -7,6 +7,10 @@ ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
 ckptmove.convert("in.pt", "out.safetensors")
 """
 
+from .batches.batch import batch
+from .batches.items import Result
+from .batches.planning import BatchPlan
+from .batches.running import Batch, BatchReport
 from .drafts.differing import Difference, Kind, Values
 from .drafts.draft import Loss
 from .errors import (
@@ -60,6 +64,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alias",
+    "Batch",
+    "BatchPlan",
+    "BatchReport",
     "CheckFailed",
     "CkptmoveError",
     "ConvertReport",
@@ -88,6 +95,7 @@ __all__ = [
     "Recovered",
     "RefusedError",
     "RelocateReport",
+    "Result",
     "Role",
     "Section",
     "Site",
@@ -103,6 +111,7 @@ __all__ = [
     "Verdict",
     "WriteError",
     "__version__",
+    "batch",
     "convert",
     "diff",
     "doctor",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import reduce
 from operator import and_
 
@@ -13,8 +15,10 @@ from .errors import RefusedError, StrPath, WriteError
 from .plan import Plan
 from .source import Source
 
+HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
 EXISTS_HINT = "--force replaces it; or name another"
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
 
 
 class Destination:
@@ -55,6 +59,14 @@ class Destination:
                 path=self.path,
             ) from error
 
+    def sync_in_time(self) -> None:
+        """The same, but where somebody gathers such directories, only tell which it is."""
+        later = _later.get()
+        if later is None:
+            self.sync()
+        else:
+            later.add(os.path.dirname(os.path.abspath(self.path)))
+
     def close(self) -> None:
         """Let go of the directory."""
         folder, self.folder = self.folder, -1
@@ -62,10 +74,49 @@ class Destination:
             os.close(folder)
 
 
+@contextlib.contextmanager
+def syncing_later() -> Iterator[set[str]]:
+    """A context in which new names of files may be lost with the power until they are synced.
+
+    What is in the files is not: that is on disk before they get their names. Gives the directories
+    that are to be synced, as they become known.
+    """
+    folders = set[str]()
+    token = _later.set(folders)
+    try:
+        yield folders
+    finally:
+        _later.reset(token)
+
+
+def sync_folder(path: str) -> None:
+    """Put the names in a directory on disk, or raise OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def hidden_name(name: str) -> str:
     """A name that nothing has, for what is to get the name, or had it."""
-    stem = os.fsdecode(os.fsencode(name)[:200])
-    return f".{stem}.{os.urandom(4).hex()}.ckptmove-tmp"
+    return f".{_stem(name)}.{os.urandom(4).hex()}{HIDDEN}"
+
+
+def is_hidden(hidden: str, name: str) -> bool:
+    """Whether `hidden_name` may have given that for this name."""
+    start = f".{_stem(name)}."
+    number = hidden[len(start) : -len(HIDDEN)]
+    return (
+        hidden.startswith(start)
+        and hidden.endswith(HIDDEN)
+        and len(number) == 8
+        and set(number) <= set("0123456789abcdef")
+    )
+
+
+def _stem(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:200])
 
 
 def mode_of(path: str, sources: Sequence[Source]) -> int | None:

@@ -83,7 +83,7 @@ class Staged(Unnamed):
             if error.errno == errno.EEXIST:
                 raise exists(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
-        self._destination.sync()
+        self._destination.sync_in_time()
 
     def _rename(self) -> None:
         self._destination.rename(self._destination.hidden, self._destination.name)

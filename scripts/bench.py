@@ -2,7 +2,7 @@
 """Measure ckptmove against the ways people have today, interleaved, as whole processes.
 
 Usage: .venv/bin/python scripts/bench.py [--size GB] [--tensors N] [--rounds N] [--folder DIR]
-                                  [--in-place] [--convert] [--diff]
+                                  [--in-place] [--convert] [--diff] [--batch]
 
 Prints for each contender the median time, its ratio to the first of its group (the median of the
 ratios round by round, since machines are noisy) and the peak of anonymous memory (RssAnon; the
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench_batch import batches
 from bench_convert import conversions
 from bench_diff import comparisons
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--in-place", action="store_true", help="measure only that")
     parser.add_argument("--convert", action="store_true", help="measure only that")
     parser.add_argument("--diff", action="store_true", help="measure only that")
+    parser.add_argument("--batch", action="store_true", help="measure only that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         if options.convert:
@@ -170,6 +172,9 @@ def main() -> None:
             return
         if options.diff:
             comparisons(Path(folder), options.size, options.rounds)
+            return
+        if options.batch:
+            batches(Path(folder), options.rounds)
             return
         start = Contender("ckptmove --help", [*CKPTMOVE, "--help"])
         python = Contender("python -c pass", [sys.executable, "-c", "pass"])
@@ -180,6 +185,7 @@ def main() -> None:
             growth(Path(folder), options.size, options.tensors, options.rounds)
             conversions(Path(folder), options.size, options.tensors, options.rounds)
             comparisons(Path(folder), options.size, options.rounds)
+            batches(Path(folder), options.rounds)
 
 
 if __name__ == "__main__":

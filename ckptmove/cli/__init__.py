@@ -19,6 +19,7 @@ import click
 from .. import __version__
 from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
+from .batch import batch
 from .convert import convert
 from .diff import diff
 from .doctor import doctor
@@ -62,6 +63,7 @@ cli.add_command(diff)
 cli.add_command(validate)
 cli.add_command(doctor)
 cli.add_command(recover)
+cli.add_command(batch)
 
 
 def main() -> NoReturn:

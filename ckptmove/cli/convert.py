@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import click
 
 from ..errors import UsageError
@@ -9,6 +12,7 @@ from ..render.convert import conversion
 from ..verbs.convert import PRESETS
 from ..verbs.convert import convert as convert_checkpoint
 from .options import (
+    Function,
     emit,
     emit_json,
     needs_source,
@@ -16,77 +20,110 @@ from .options import (
     progress_bar,
     source_argument,
     warn,
+    with_options,
 )
+
+
+def convert_options(exclude: str = "--exclude") -> Callable[[Function], Function]:
+    """What says how to convert: the same for a file and for a tree.
+
+    Args:
+        exclude: the name of the option that leaves out tensors.
+    """
+    options = (
+        click.option(
+            "--format", metavar="FORMAT", help="safetensors or torch-zip; else by DST's suffix."
+        ),
+        click.option(
+            "--preset", metavar="NAME", help=f"Options by name: {', '.join(PRESETS)}; see above."
+        ),
+        click.option(
+            "--select",
+            multiple=True,
+            metavar="GLOB",
+            help="Only what is so called, and below. Repeatable.",
+        ),
+        click.option(
+            exclude, multiple=True, metavar="GLOB", help="All but what is so called. Repeatable."
+        ),
+        click.option("--root", metavar="NAME", help="Make what has this name all there is."),
+        click.option(
+            "--rename",
+            multiple=True,
+            metavar="s/OLD/NEW/",
+            help="Substitute in the keys of state dicts. Repeatable, in turn.",
+        ),
+        click.option(
+            "--strip-prefix", metavar="PREFIX", help="Take it from the keys of state dicts."
+        ),
+        click.option(
+            "--add-prefix", metavar="PREFIX", help="Put it before the keys of state dicts."
+        ),
+        click.option(
+            "--dtype",
+            "dtypes",
+            multiple=True,
+            metavar="[GLOB=]DTYPE",
+            help="Cast the model's floating tensors, or those of these names. Repeatable.",
+        ),
+        click.option(
+            "--keep-dtype", multiple=True, metavar="GLOB", help="Never cast these. Repeatable."
+        ),
+        click.option("--to", metavar="DEVICE", help="Tag tensors with a device, as relocate does."),
+        click.option(
+            "--shared",
+            type=click.Choice(["keep", "duplicate", "error"]),
+            help="What becomes of shared bytes: written once (the default), under each name, "
+            "or refused.",
+        ),
+        click.option(
+            "--bare", is_flag=True, default=None, help="Tensors alone, no tree to lead back."
+        ),
+        click.option(
+            "--metadata",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Further text in the header. Repeatable.",
+        ),
+        click.option(
+            "--max-shard-size", metavar="SIZE", help="A folder of files of at most, e.g., 5GB."
+        ),
+        click.option(
+            "--drop", multiple=True, metavar="GLOB", help="Accept these losses. Repeatable."
+        ),
+        click.option("--force", is_flag=True, help="Replace an existing destination."),
+    )
+    return lambda command: with_options(command, *options)
+
+
+def convert_asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """These options, as the verb takes them.
+
+    Raises:
+        UsageError: one is malformed.
+    """
+    asked = dict(given)
+    dtypes = (text.rpartition("=") for text in asked.pop("dtypes"))
+    asked["dtype"] = {glob: dtype for glob, _, dtype in dtypes}
+    asked["metadata"] = dict(_metadata(text) for text in asked["metadata"])
+    return asked
 
 
 @click.command()
 @source_argument
 @click.argument("dst", type=click.Path(), required=False)
-@click.option("--format", metavar="FORMAT", help="safetensors or torch-zip; else by DST's suffix.")
-@click.option("--preset", metavar="NAME", help=f"Options by name: {', '.join(PRESETS)}; see above.")
-@click.option(
-    "--select", multiple=True, metavar="GLOB", help="Only what is so called, and below. Repeatable."
-)
-@click.option(
-    "--exclude", multiple=True, metavar="GLOB", help="All but what is so called. Repeatable."
-)
-@click.option("--root", metavar="NAME", help="Make what has this name all there is.")
-@click.option(
-    "--rename",
-    multiple=True,
-    metavar="s/OLD/NEW/",
-    help="Substitute in the keys of state dicts. Repeatable, in turn.",
-)
-@click.option("--strip-prefix", metavar="PREFIX", help="Take it from the keys of state dicts.")
-@click.option("--add-prefix", metavar="PREFIX", help="Put it before the keys of state dicts.")
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    metavar="[GLOB=]DTYPE",
-    help="Cast the model's floating tensors, or those of these names. Repeatable.",
-)
-@click.option("--keep-dtype", multiple=True, metavar="GLOB", help="Never cast these. Repeatable.")
-@click.option("--to", metavar="DEVICE", help="Tag tensors with a device, as relocate does.")
-@click.option(
-    "--shared",
-    type=click.Choice(["keep", "duplicate", "error"]),
-    help="What becomes of shared bytes: written once (the default), under each name, or refused.",
-)
-@click.option("--bare", is_flag=True, default=None, help="Tensors alone, no tree to lead back.")
-@click.option(
-    "--metadata", multiple=True, metavar="KEY=VALUE", help="Further text in the header. Repeatable."
-)
-@click.option("--max-shard-size", metavar="SIZE", help="A folder of files of at most, e.g., 5GB.")
-@click.option("--drop", multiple=True, metavar="GLOB", help="Accept these losses. Repeatable.")
+@convert_options()
 @click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
-@click.option("--force", is_flag=True, help="Replace an existing destination.")
 @output_options
 def convert(
     src: str | None,
     dst: str | None,
-    format: str | None,
-    preset: str | None,
-    select: tuple[str, ...],
-    exclude: tuple[str, ...],
-    root: str | None,
-    rename: tuple[str, ...],
-    strip_prefix: str | None,
-    add_prefix: str | None,
-    dtypes: tuple[str, ...],
-    keep_dtype: tuple[str, ...],
-    to: str | None,
-    shared: str | None,
-    bare: bool | None,
-    metadata: tuple[str, ...],
-    max_shard_size: str | None,
-    drop: tuple[str, ...],
     dry_run: bool,
-    force: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
     no_progress: bool,
+    **given: Any,
 ) -> None:
     """Write a checkpoint in another form, losing nothing.
 
@@ -125,25 +162,9 @@ def convert(
         report = convert_checkpoint(
             path,
             dst,
-            format=format,
-            preset=preset,
-            select=select,
-            exclude=exclude,
-            root=root,
-            rename=rename,
-            strip_prefix=strip_prefix,
-            add_prefix=add_prefix,
-            dtype={glob: dtype for glob, _, dtype in (text.rpartition("=") for text in dtypes)},
-            keep_dtype=keep_dtype,
-            to=to,
-            shared=shared,
-            bare=bare,
-            metadata=dict(_metadata(text) for text in metadata),
-            max_shard_size=max_shard_size,
-            drop=drop,
             dry_run=dry_run,
-            force=force,
             progress=progress,
+            **convert_asked(given),
         )
     if as_json:
         emit_json(report.to_json())

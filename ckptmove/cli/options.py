@@ -16,23 +16,27 @@ from ..errors import StrPath
 from ..render.text import printable
 from ..verifier import Progress
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 source_argument = click.argument("src", type=click.Path(), required=False)
 
 
-def output_options(command: _Function) -> _Function:
-    """`--json`, `-q`, `-v`, `--no-progress`: the same for every command."""
-    for option in reversed(
-        (
-            click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-            click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
-            click.option("-v", "--verbose", is_flag=True, help="Shorten nothing; trace bugs."),
-            click.option("--no-progress", is_flag=True, help="Show no progress bar."),
-        )
-    ):
+def with_options(command: Function, *options: Callable[[Function], Function]) -> Function:
+    """The command with these options, in this order in its help."""
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+def output_options(command: Function) -> Function:
+    """`--json`, `-q`, `-v`, `--no-progress`: the same for every command."""
+    return with_options(
+        command,
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
+        click.option("-v", "--verbose", is_flag=True, help="Shorten nothing; trace bugs."),
+        click.option("--no-progress", is_flag=True, help="Show no progress bar."),
+    )
 
 
 def needs_source(src: str | None) -> str:

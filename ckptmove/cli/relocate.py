@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from ..errors import UsageError
 from ..render.relocate import relocation
 from ..verbs.relocate import relocate as relocate_checkpoint
 from .options import (
+    Function,
     emit,
     emit_json,
     needs_source,
@@ -15,65 +19,83 @@ from .options import (
     progress_bar,
     source_argument,
     warn,
+    with_options,
 )
+
+
+def relocate_options(command: Function) -> Function:
+    """What says how to relocate: the same for a file and for a tree."""
+    return with_options(
+        command,
+        click.option(
+            "--to", metavar="DEVICE", help="The device for everything, e.g. cuda:0 or cpu."
+        ),
+        click.option(
+            "--map",
+            "maps",
+            multiple=True,
+            metavar="A=B",
+            help="What is on A goes to B; A may be cuda:* or *. Repeatable.",
+        ),
+        click.option(
+            "--place",
+            "places",
+            multiple=True,
+            metavar="GLOB=DEVICE",
+            help="Tensors whose names match go to DEVICE. Repeatable; the last that matches "
+            "decides.",
+        ),
+        click.option(
+            "--device-map",
+            metavar="FILE",
+            help="JSON of module names and devices, as accelerate's: the longest name decides.",
+        ),
+        click.option("--all", is_flag=True, help="Move also what torch keeps on the CPU."),
+        click.option(
+            "--values", is_flag=True, help="Rewrite also values of yours that name a moved device."
+        ),
+        click.option("--strict", is_flag=True, help="Refuse files that name unknown callables."),
+        click.option(
+            "--in-place", is_flag=True, help="Change the tags in SRC itself; see recover."
+        ),
+        click.option(
+            "--force",
+            is_flag=True,
+            help="Replace an existing destination; change in place also a symbolic link, a file "
+            "with several names, or one that is open for writing elsewhere.",
+        ),
+    )
+
+
+def relocate_asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """These options, as the verb takes them.
+
+    Raises:
+        UsageError: one is malformed.
+    """
+    asked = dict(given)
+    asked["map"] = _pairs("--map", asked.pop("maps"))
+    asked["place"] = _pairs("--place", asked.pop("places"))
+    return asked
 
 
 @click.command()
 @source_argument
 @click.argument("dst", type=click.Path(), required=False)
 @click.option("-o", "--output", metavar="DST", help="The same as DST.")
-@click.option("--to", metavar="DEVICE", help="The device for everything, e.g. cuda:0 or cpu.")
-@click.option(
-    "--map",
-    "maps",
-    multiple=True,
-    metavar="A=B",
-    help="What is on A goes to B; A may be cuda:* or *. Repeatable.",
-)
-@click.option(
-    "--place",
-    "places",
-    multiple=True,
-    metavar="GLOB=DEVICE",
-    help="Tensors whose names match go to DEVICE. Repeatable; the last that matches decides.",
-)
-@click.option(
-    "--device-map",
-    metavar="FILE",
-    help="JSON of module names and devices, as accelerate's: the longest name decides.",
-)
-@click.option("--all", is_flag=True, help="Move also what torch keeps on the CPU.")
-@click.option(
-    "--values", is_flag=True, help="Rewrite also values of yours that name a moved device."
-)
-@click.option("--strict", is_flag=True, help="Refuse files that name unknown callables.")
-@click.option("--in-place", is_flag=True, help="Change the tags in SRC itself; see recover.")
+@relocate_options
 @click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Replace an existing destination; change in place also a symbolic link, a file with "
-    "several names, or one that is open for writing elsewhere.",
-)
 @output_options
 def relocate(
     src: str | None,
     dst: str | None,
     output: str | None,
-    to: str | None,
-    maps: tuple[str, ...],
-    places: tuple[str, ...],
-    device_map: str | None,
-    all: bool,
-    values: bool,
-    strict: bool,
-    in_place: bool,
     dry_run: bool,
-    force: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
     no_progress: bool,
+    **given: Any,
 ) -> None:
     """Rewrite a checkpoint for another device.
 
@@ -100,22 +122,14 @@ def relocate(
     path = needs_source(src)
     if dst is not None and output is not None:
         raise UsageError("the destination is given twice")
-    shown = not (quiet or no_progress or dry_run or in_place)
+    shown = not (quiet or no_progress or dry_run or given["in_place"])
     with progress_bar("relocate", path, shown=shown) as progress:
         report = relocate_checkpoint(
             path,
             output if dst is None else dst,
-            to=to,
-            map=_pairs("--map", maps),
-            place=_pairs("--place", places),
-            device_map=device_map,
-            all=all,
-            values=values,
-            strict=strict,
-            in_place=in_place,
             dry_run=dry_run,
-            force=force,
             progress=progress,
+            **relocate_asked(given),
         )
     if as_json:
         emit_json(report.to_json())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..errors import CheckFailed
 from ..render.validate import validation
 from ..verbs.validate import validate as validate_checkpoint
 from .options import (
+    Function,
     emit,
     emit_json,
     needs_source,
@@ -15,43 +18,60 @@ from .options import (
     progress_bar,
     source_argument,
     warn,
+    with_options,
 )
 from .streams import stdout_kept
 
 
+def validate_options(command: Function) -> Function:
+    """What says what to check: the same for a file and for a tree."""
+    return with_options(
+        command,
+        click.option(
+            "--against", metavar="OTHER", help="What it must be equal to, but for devices."
+        ),
+        click.option(
+            "--part", is_flag=True, help="It may hold less than OTHER, under other names."
+        ),
+        click.option("--model", metavar="FACTORY", help="What makes the model; see below."),
+        click.option(
+            "--input",
+            multiple=True,
+            metavar="SPEC",
+            help="What goes into the model. Repeatable, in turn.",
+        ),
+        click.option(
+            "--step", type=click.Choice(["forward", "train"]), help="Take a step of this kind."
+        ),
+        click.option(
+            "--optimizer", metavar="CLASS", help="Its class, if its state shouldn't tell."
+        ),
+        click.option(
+            "--device",
+            default="auto",
+            metavar="DEVICE",
+            help="Where; auto: where the checkpoint says.",
+        ),
+        click.option("--simulate", is_flag=True, help="Play the device if this machine lacks it."),
+        click.option(
+            "--trust-pickle",
+            is_flag=True,
+            help="Unpickle a whole module, running whatever it says.",
+        ),
+    )
+
+
 @click.command()
 @source_argument
-@click.option("--against", metavar="OTHER", help="What it must be equal to, but for devices.")
-@click.option("--part", is_flag=True, help="It may hold less than OTHER, under other names.")
-@click.option("--model", metavar="FACTORY", help="What makes the model; see below.")
-@click.option(
-    "--input", multiple=True, metavar="SPEC", help="What goes into the model. Repeatable, in turn."
-)
-@click.option("--step", type=click.Choice(["forward", "train"]), help="Take a step of this kind.")
-@click.option("--optimizer", metavar="CLASS", help="Its class, if its state shouldn't tell.")
-@click.option(
-    "--device", default="auto", metavar="DEVICE", help="Where; auto: where the checkpoint says."
-)
-@click.option("--simulate", is_flag=True, help="Play the device if this machine lacks it.")
-@click.option(
-    "--trust-pickle", is_flag=True, help="Unpickle a whole module, running whatever it says."
-)
+@validate_options
 @output_options
 def validate(
     src: str | None,
-    against: str | None,
-    part: bool,
-    model: str | None,
-    input: tuple[str, ...],
-    step: str | None,
-    optimizer: str | None,
-    device: str,
-    simulate: bool,
-    trust_pickle: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
     no_progress: bool,
+    **given: Any,
 ) -> None:
     """Prove that a checkpoint is whole, equal to its source, loads, and trains; exit 1 if not.
 
@@ -72,19 +92,7 @@ def validate(
     path = needs_source(src)
     shown = not (quiet or no_progress)
     with progress_bar("validate", path, shown=shown) as progress, stdout_kept():
-        report = validate_checkpoint(
-            path,
-            against=against,
-            part=part,
-            model=model,
-            input=input,
-            step=step,
-            optimizer=optimizer,
-            device=device,
-            simulate=simulate,
-            trust_pickle=trust_pickle,
-            progress=progress,
-        )
+        report = validate_checkpoint(path, progress=progress, **given)
     if as_json:
         emit_json(report.to_json())
     elif not quiet:

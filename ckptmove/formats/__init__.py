@@ -48,6 +48,7 @@ __all__ = [
     "WritableFormat",
     "opened",
     "read",
+    "sniffed",
     "uncollected",
 ]
 
@@ -106,6 +107,33 @@ def read(source: Readable) -> Checkpoint:
         if legacy.sniff_behind(glimpse):
             return legacy.read(glimpse)
         raise _stranger(glimpse)
+
+
+def sniffed(source: Readable) -> Format | None:
+    """The format that a file is of, by its content; None if it is no checkpoint.
+
+    Only as much is read as that takes: the checkpoint may still turn out to be damaged.
+
+    Raises:
+        InputError: it may have been one, and is damaged.
+    """
+    with uncollected():
+        glimpse = _glimpse(source, Opening(_open_nested))
+        for format in FORMATS:
+            if format.sniff(glimpse):
+                return format if _is_one(format, glimpse) else None
+        legacy = TorchLegacy()
+        return legacy if legacy.sniff_behind(glimpse) else None
+
+
+def _is_one(format: Format, glimpse: Glimpse) -> bool:
+    """Whether what a format sniffs is a checkpoint; any tar, and any pickle, looks like one."""
+    if not isinstance(format, (TorchTar, PlainPickle)):
+        return True
+    try:
+        return bool(format.read(glimpse).manifest.tensors)
+    except UnsupportedError:
+        return False
 
 
 @contextlib.contextmanager

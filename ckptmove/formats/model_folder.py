@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,6 +108,11 @@ def weights_of(folder: StrPath) -> Weights:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         warnings.append(f"{found} is taken for the weights, {others[0]}{more} for the same again")
     return Weights(str(Path(path) / found), Path(whole).stem, tuple(others), tuple(warnings))
+
+
+def has_weights(names: Collection[str]) -> bool:
+    """Whether a folder with files of these names is that of a model, as libraries save one."""
+    return not {*_WANTED}.isdisjoint(names)
 
 
 def is_weights(name: str) -> bool:

@@ -236,6 +236,33 @@ def convert(
     )
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Look at options of `convert`, by their names, before there is a file.
+
+    Raises:
+        UsageError: they make no sense, whatever the file.
+    """
+    preset = _preset(options.get("preset"))
+    renaming(
+        _texts(options.get("rename", ()), preset, "rename"),
+        options.get("strip_prefix"),
+        options.get("add_prefix"),
+    )
+    casts_of(options.get("dtype"), _texts(options.get("keep_dtype", ()), preset, "keep_dtype"))
+    if options.get("to") is not None:
+        rules_of(to=options["to"])
+    size = options.get("max_shard_size")
+    limit = None if size is None else nbytes_of_text(size)
+    format = options.get("format") or formats.WRITABLE[0].name
+    target = target_of("any/" if limit else "any", format, sharded=limit is not None)
+    target.manner(
+        options.get("shared") or "keep",
+        options.get("metadata"),
+        bare=bool(options.get("bare")),
+        max_shard_nbytes=limit,
+    )
+
+
 def _companions(
     src: str, weights: Weights, draft: Draft, target: Target, writing: Writing
 ) -> list[Companion]:

@@ -1,0 +1,1 @@
+"""A verb for a whole tree: found, planned, done by several workers, and taken up again."""

@@ -1,0 +1,90 @@
+"""batch: do a verb for every checkpoint of a tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Any
+
+from ..errors import StrPath, UsageError
+from ..verifier import Progress
+from .planning import plan_batch
+from .running import Batch
+
+
+def batch(
+    verb: str,
+    src: StrPath,
+    dst: StrPath | None = None,
+    *,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    copy_others: bool = False,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    shard_of: str | None = None,
+    verify: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Batch:
+    """Do a verb for every checkpoint of a tree; gives the results as they come.
+
+    Checkpoints are found by their content. A folder of a model, and an index with its files, is one
+    item for `convert` and `validate`. All is planned before this returns; it runs as it is iterated
+    over. An item that fails stops no other. What is done is entered into a ledger in the
+    destination: a run that was killed or broken off goes on where it was, and two at once share the
+    work. An output that is there already, and is byte for byte what would be written, is left
+    alone; if it is anything else, the item is refused without `force`.
+
+    Args:
+        verb: `relocate`, `convert` or `validate`.
+        src: the folder that the tree is in.
+        dst: the folder for the new tree, with the same folders. `validate` puts a report of each
+            item there, as JSON, and without `dst` nothing. With `in_place` there is none.
+        include, exclude: globs on names in the tree, such as `runs/*/last.ckpt`; `*` also stands
+            for slashes, and a glob without one may match the last part alone. A folder that is
+            excluded is not looked into.
+        copy_others: copy also what is no checkpoint.
+        jobs: how many processes; by default as many as there are cores.
+        executor: who does the work instead: threads, processes, or another machine. Calls of
+            `executor.submit` with what can be pickled are all that it has to take; it stays open.
+        shard_of: `i/N`, i from 1: do only the i-th of N shares of the tree.
+        verify: read also the outputs that are done already, to see that they are what was written.
+        dry_run: plan everything, do nothing.
+        progress: called with the bytes of sources that were done since the last call; they add up
+            to `plan.nbytes`.
+        options: of the verb. `exclude_tensors` is `convert`'s `exclude`; `against` of `validate` is
+            another tree, in which the same name is looked up, or that with another suffix.
+
+    Raises:
+        UsageError: the request makes no sense.
+        InputError: the tree can't be read.
+        RefusedError: two items would get one name, there is no room, or nothing can be written.
+        WriteError: a folder can't be made.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError("there must be at least one job")
+    if executor is not None:  # it may be in another folder
+        src, dst = os.path.abspath(src), None if dst is None else os.path.abspath(dst)
+    plan = plan_batch(
+        verb,
+        src,
+        dst,
+        include=(include,) if isinstance(include, str) else tuple(include),
+        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+        copy_others=copy_others,
+        shard_of=shard_of,
+        verify=verify,
+        dry_run=dry_run,
+        options=options,
+    )
+    return Batch(plan, jobs or _cores(), executor, progress, dry_run=dry_run)
+
+
+def _cores() -> int:
+    """How many cores we may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,123 @@
+"""What a batch is made of: items, and what became of each. Both can be sent to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .ledger import Entry
+
+SCHEMA = 1
+#: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
+OUTCOMES = ("done", "skipped", "refused", "failed")
+DONE, SKIPPED, REFUSED, FAILED = OUTCOMES
+BUSY = "busy"
+
+
+class Item(NamedTuple):
+    """A checkpoint of a tree, or another file that is copied.
+
+    Attributes:
+        name: its path in the tree, with `/` between the parts.
+        path: the file or folder.
+        kind: `file`, `folder` (of a model), `index` (of the files beside it), `other` (no
+            checkpoint, to be copied), or `unreadable`.
+        files: of a folder or an index, all its files.
+        nbytes: of all that belongs to it.
+        output: what is written; the file itself if it is changed in place, and empty if nothing is.
+    """
+
+    name: str
+    path: str
+    kind: str
+    files: tuple[str, ...]
+    nbytes: int
+    output: str = ""
+
+
+class Task(NamedTuple):
+    """An item, and all that it takes to do it.
+
+    Attributes:
+        item: what is to be done.
+        verb: `relocate`, `convert`, `validate`.
+        options: of the verb, for this item.
+        fingerprint: of the options, as the ledger has it.
+        ledger: the path of the ledger; empty if there is none.
+        root: the folder that the names of outputs in the ledger are relative to.
+        known: what the ledger said of the item when the batch was planned.
+        since: from which offset on it may say more.
+        patient: whether to wait for another run that is at the same item.
+    """
+
+    item: Item
+    verb: str
+    options: Mapping[str, Any]
+    fingerprint: str
+    ledger: str
+    root: str
+    known: Entry | None = None
+    since: int = 0
+    patient: bool = False
+
+
+class Result(NamedTuple):
+    """What became of an item.
+
+    Attributes:
+        name, path: as the item has them.
+        outcome: `done`; `skipped` (it was done before); `refused` (it can't be done, or mustn't);
+            or `failed` (it is damaged, a check failed, writing did, or the process that was at it
+            died).
+        reason: why, in one line; empty if it was done.
+        hint: what to do next, or None.
+        output: what was written, or None.
+        nbytes: the size of the source.
+        bytes_written: how much was written.
+        seconds: how long it took.
+        report: what the verb reports, as plain data; None if it made no report.
+        folders: directories in which names are not on disk yet.
+    """
+
+    name: str
+    path: str
+    outcome: str
+    reason: str = ""
+    hint: str | None = None
+    output: str | None = None
+    nbytes: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+    report: Mapping[str, Any] | None = None
+    folders: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is as it should be."""
+        return self.outcome in (DONE, SKIPPED)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know, a sentence each."""
+        return tuple((self.report or {}).get("warnings", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the same as a line of `--log`."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "source": self.path,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "hint": self.hint,
+            "destination": self.output,
+            "nbytes": self.nbytes,
+            "bytes_written": self.bytes_written,
+            "seconds": round(self.seconds, 3),
+            "report": None if self.report is None else dict(self.report),
+        }
+
+
+def result_of(item: Item, outcome: str, reason: str = "", **more: Any) -> Result:
+    """A result for an item."""
+    return Result(item.name, item.path, outcome, reason, nbytes=item.nbytes, **more)

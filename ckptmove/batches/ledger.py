@@ -1,0 +1,189 @@
+"""The ledger of a batch: which items are done, a line each, in the destination.
+
+    {"name": "a/run.pt", "options": FINGERPRINT, "outcome": "done", "source": STAMP,
+     "output": "a/run.safetensors", "nbytes": N, "stamp": STAMP, "crc32": N}
+
+It is only ever added to, by whoever is at it, each line at once. A line that was torn, or is not
+understood, counts as none. The ledger is not the truth, but the output is: a line counts only while
+what it tells of is there as it was. Hence no line is synced: the item of one that is lost is found
+to be done when it is made again. But a change in place can't be made again where the devices are
+told from each other by where they were: there, a line of outcome `begun` is on disk before.
+
+Who is at an item holds a lock on a byte of the ledger that its name leads to. Locks go with the
+process that has them, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..destination import failure_of
+
+LEDGER = ".ckptmove-batch.jsonl"  # its name
+_LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits
+_PATIENCE = 0.05  # seconds between two looks at a lock
+_TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+class Entry(NamedTuple):
+    """What a line says.
+
+    Attributes:
+        name: of the item.
+        options: their fingerprint.
+        outcome: `done`, or `begun`.
+        source: the stamp of what was read.
+        output: what was written, relative to the destination.
+        nbytes, stamp, crc32: of the output, as `outputs.Output` has them.
+        tags: where the devices were read from a file that is changed in place, a digest of them: as
+            they were where it was begun, as they are where it is done.
+    """
+
+    name: str
+    options: str
+    outcome: str
+    source: str
+    output: str = ""
+    nbytes: int = 0
+    stamp: str = ""
+    crc32: int = 0
+    tags: str = ""
+
+
+class Ledger:
+    """A ledger, as far as it was read. Threads of one process may share it."""
+
+    def __init__(self, path: str, since: int = 0) -> None:
+        """Args:
+        path: the file; it need not be there.
+        since: the offset from which on to read it.
+        """
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self._at = since
+        self._guard = threading.Lock()
+
+    def of(self, name: str) -> Entry | None:
+        """What the last line about an item says, of all that is there by now.
+
+        Raises:
+            RefusedError, WriteError: the ledger can't be read.
+        """
+        with self._guard:
+            self._read()
+            return self.entries.get(name)
+
+    @property
+    def nbytes(self) -> int:
+        """How much of it was read."""
+        return self._at
+
+    def _read(self) -> None:
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size <= self._at:
+                    return
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        end = data.rfind(b"\n") + 1  # what follows may be in the making
+        for line in data[:end].split(b"\n"):
+            entry = _entry(line)
+            if entry is not None:
+                self.entries[entry.name] = entry
+        self._at += end
+
+    def add(self, entry: Entry, *, synced: bool = False) -> None:
+        """Add a line.
+
+        Raises:
+            OSError: it can't be written; then it may be torn.
+        """
+        line = json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(fd, _TAIL, wait=True)
+            size = os.fstat(fd).st_size
+            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            data = (b"\n" if torn else b"") + line.encode("utf-8", "surrogateescape")
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if synced:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def held(self, name: str, *, patient: bool) -> Iterator[bool]:
+        """The lock on an item; gives False where another run has it and we don't wait.
+
+        Raises:
+            WriteError, RefusedError: the ledger can't be written.
+        """
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        try:
+            yield _lock(fd, _byte_of(name), wait=patient)
+        finally:
+            os.close(fd)
+
+
+def _byte_of(name: str) -> int:
+    data = os.fsencode(name)
+    return zlib.crc32(data) << 29 | zlib.crc32(data[::-1]) >> 3
+
+
+def _lock(fd: int, at: int, *, wait: bool) -> bool:
+    """Lock a byte; of two descriptors of one process only one can have it, if the system knows."""
+    while True:
+        try:
+            if hasattr(fcntl, "F_OFD_SETLK"):
+                request = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+            else:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+            return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return True  # a file system without: whoever comes second finds what is done
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        if not wait:
+            return False
+        time.sleep(_PATIENCE if at != _TAIL else 0.001)
+
+
+def _entry(line: bytes) -> Entry | None:
+    try:
+        said = json.loads(line.decode("utf-8", "surrogateescape"))
+        if not isinstance(said, dict):
+            return None
+        entry = Entry(**_known(said))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    whole = all(isinstance(each, type(like)) for each, like in zip(entry, _LIKE, strict=True))
+    return entry if whole else None
+
+
+def _known(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What we know of a line; a later version may say more."""
+    return {key: value for key, value in said.items() if key in Entry._fields}
+
+
+_LIKE = Entry("", "", "", "")

@@ -1,0 +1,100 @@
+"""What the items of a batch become in the destination, and which of them belong to a share."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from .. import formats
+from ..errors import RefusedError, UsageError
+from .items import Item
+
+_REPORT = ".validation.json"
+_SUFFIXES = sorted({each for format in formats.FORMATS for each in format.suffixes}, key=len)
+_MOST_TOLD = 4  # clashes
+
+
+def naming(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[[Item], str]:
+    """What an item becomes."""
+    suffixes = next(
+        each.suffixes
+        for each in formats.WRITABLE
+        if each.name == options.get("format", formats.WRITABLE[0].name)
+    )
+    divided = options.get("max_shard_size") is not None
+
+    def named(item: Item) -> str:
+        if root is None:
+            return ""
+        name = item.name
+        if verb == "validate":
+            name += _REPORT
+        elif verb == "convert" and item.kind != "folder":
+            name = name.removesuffix(".index.json")
+            if divided:
+                name = bare_name(name)
+            elif not name.endswith(suffixes):
+                name = bare_name(name) + suffixes[0]
+        return os.path.join(root, name)
+
+    return named
+
+
+def bare_name(name: str) -> str:
+    """A name without what says the format."""
+    for suffix in reversed(_SUFFIXES):
+        if name.lower().endswith(suffix) and len(PurePath(name).name) > len(suffix):
+            return name[: -len(suffix)]
+    return name
+
+
+def refuse_clashes(items: Iterable[Item], *, in_place: bool) -> None:
+    """Raises RefusedError if two items would have one name, or one would lie in another."""
+    if in_place:
+        return
+    made: dict[str, list[str]] = {}
+    for item in items:
+        made.setdefault(item.output, []).append(item.name)
+    folders: dict[str, str] = {}
+    for output, names in made.items():
+        above = os.path.dirname(output)
+        while above and above not in folders:
+            folders[above] = names[0]
+            above = os.path.dirname(above) if os.path.dirname(above) != above else ""
+    clashes = [" and ".join(names) for names in made.values() if len(names) > 1]
+    clashes += [
+        f"{names[0]} and {folders[output]}" for output, names in made.items() if output in folders
+    ]
+    if clashes:
+        told = "; ".join(clashes[:_MOST_TOLD])
+        more = len(clashes) - _MOST_TOLD
+        told += f"; and {more:,} more" if more > 0 else ""
+        raise RefusedError(
+            f"would have the same name in the destination: {told}",
+            hint="--exclude all of them but one",
+        )
+
+
+def share_of(text: str | None) -> tuple[int, int] | None:
+    """Which of how many shares `i/N` says.
+
+    Raises:
+        UsageError: it says nothing of the kind.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"{text!r} is not of the form i/N with i from 1 to N", hint="e.g. 1/8")
+    return int(found[1]), int(found[2])
+
+
+def is_in_share(name: str, number: int, count: int) -> bool:
+    """Whether an item belongs to a share of the tree, whatever else is in it."""
+    import hashlib
+
+    digest = hashlib.sha256(os.fsencode(name)).digest()
+    return int.from_bytes(digest[:8], "big") % count == number - 1

@@ -1,0 +1,258 @@
+"""Run a batch: hand out items, gather results, and tidy up, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+from ..destination import sync_folder
+from ..errors import CkptmoveError
+from ..in_place import settle
+from ..verifier import Progress
+from .items import BUSY, FAILED, OUTCOMES, SCHEMA, SKIPPED, Result, Task, result_of
+from .planning import BatchPlan
+from .room import remove_leftovers
+from .workers import WorkerDied, Workers
+from .working import work
+
+_AHEAD = 2  # items handed out for each worker
+_FAR_AHEAD = 256  # where we don't know how many workers there are
+_Event = Future[Result] | tuple[Task, int]
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What a batch came to.
+
+    Attributes:
+        verb, source, destination: as the plan has them.
+        outcomes: how many items are `done`, `skipped`, `refused` and `failed`.
+        failures: results of those that were refused or failed.
+        remaining: names of items of which nothing is known, since the run was broken off.
+        others: how many files are no checkpoints, and were left alone.
+        nbytes: the size of what was read.
+        bytes_written: how much was written.
+        seconds: how long it took.
+    """
+
+    verb: str
+    source: str
+    destination: str | None
+    outcomes: dict[str, int]
+    failures: tuple[Result, ...]
+    remaining: tuple[str, ...]
+    others: int
+    nbytes: int
+    bytes_written: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every item is done."""
+        return not self.failures and not self.remaining
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the same as `ckptmove batch … --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "verb": self.verb,
+            "source": self.source,
+            "destination": self.destination,
+            "ok": self.ok,
+            "outcomes": dict(self.outcomes),
+            "failures": [each.to_json() for each in self.failures],
+            "remaining": list(self.remaining),
+            "others": self.others,
+            "nbytes": self.nbytes,
+            "bytes_written": self.bytes_written,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class Batch(Iterator[Result]):
+    """A batch that was planned, and runs while it is iterated over.
+
+    Who breaks off, by `close`, an exception or Ctrl-C, can take it up later: what was not begun is
+    not begun, what was is broken off and cleaned up where the workers are ours.
+
+    Attributes:
+        plan: what there is to do.
+    """
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        jobs: int,
+        executor: Executor | None,
+        progress: Progress | None,
+        *,
+        dry_run: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._jobs = jobs
+        self._executor = executor
+        self._progress = progress
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._pending: dict[Future[Result], Task] = {}
+        self._told: Counter[str] = Counter()
+        self._last: list[str] = []
+        self._folders: set[str] = set()
+        self._counts = dict.fromkeys(OUTCOMES, 0)
+        self._failures = list[Result]()
+        self._known: set[str] = set()
+        self._nbytes = self._bytes_written = 0
+        self._started = time.monotonic()
+        self._results = iter(()) if dry_run else self._run()
+
+    def __iter__(self) -> Batch:
+        return self
+
+    def __next__(self) -> Result:
+        return next(self._results)
+
+    def close(self) -> None:
+        """Break off."""
+        close = getattr(self._results, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def current(self) -> list[str]:
+        """Names of the items that are being done, as far as is known; else of the last."""
+        running = [task.item.name for future, task in self._pending.items() if future.running()]
+        return running or self._last
+
+    def report(self) -> BatchReport:
+        """What it has come to so far."""
+        remaining = [task.item.name for task in self.plan.tasks]
+        return BatchReport(
+            self.plan.verb,
+            self.plan.source,
+            self.plan.destination,
+            dict(self._counts),
+            tuple(sorted(self._failures)),
+            tuple(name for name in remaining if name not in self._known),
+            self.plan.others,
+            self._nbytes,
+            self._bytes_written,
+            time.monotonic() - self._started,
+        )
+
+    def _run(self) -> Iterator[Result]:
+        for item in self.plan.done:
+            yield self._counted(result_of(item, SKIPPED, "done before", output=item.output or None))
+        if not self.plan.tasks:
+            return
+        workers = Workers(self._jobs, self._heard) if self._executor is None else None
+        executor = self._executor or workers
+        assert executor is not None
+        finished = False
+        try:
+            for result in self._gathered(executor):
+                yield self._counted(result)
+            finished = True
+        finally:
+            if workers is not None:
+                workers.shutdown() if finished else workers.stop()
+            elif not finished:
+                self._give_up()
+            self._tidy_up()
+
+    def _heard(self, task: Task, nbytes: int) -> None:
+        self._events.put((task, nbytes))
+
+    def _gathered(self, executor: Executor) -> Iterator[Result]:
+        todo, later = deque(self.plan.tasks), deque[Task]()
+        window = _FAR_AHEAD if self._executor is not None else _AHEAD * self._jobs
+        while todo or later or self._pending:
+            while todo and len(self._pending) < window:
+                self._submit(executor, todo.popleft())
+            if not self._pending:  # only what another run is at is left
+                self._submit(executor, later.popleft()._replace(patient=True))
+            event = self._events.get()
+            if isinstance(event, tuple):
+                self._tell(*event)
+                continue
+            task = self._pending.pop(event)
+            result = self._result_of(event, task)
+            if result.outcome == BUSY:
+                later.append(task)
+                continue
+            self._tell(task, max(0, task.item.nbytes - self._told[task.item.name]))
+            yield result
+
+    def _submit(self, executor: Executor, task: Task) -> None:
+        try:
+            future: Future[Result] = executor.submit(work, task)
+        except Exception as error:  # it is broken, or was shut down
+            future = Future()
+            future.set_exception(error)
+        self._pending[future] = task
+        future.add_done_callback(self._events.put)
+
+    def _tell(self, task: Task, nbytes: int) -> None:
+        """Tell of progress: of each item its size in all, however much was written for it."""
+        left = task.item.nbytes - self._told[task.item.name]
+        nbytes = min(nbytes, left)
+        self._told[task.item.name] += nbytes
+        self._last = [task.item.name]
+        if self._progress is not None:
+            self._progress(nbytes)
+
+    def _result_of(self, future: Future[Result], task: Task) -> Result:
+        try:
+            return future.result()
+        except CancelledError:
+            return result_of(task.item, FAILED, "was cancelled")
+        except WorkerDied as error:
+            self._mend(task)
+            hint = "was there not enough memory?" if error.code == -9 else None
+            return result_of(task.item, FAILED, str(error), hint=hint)
+        except Exception as error:
+            why = f"the executor failed: {type(error).__name__}: {error}"
+            return result_of(task.item, FAILED, " ".join(why.split()))
+
+    def _mend(self, task: Task) -> None:
+        """Remove what a worker that died has left of an item."""
+        with contextlib.suppress(CkptmoveError, OSError):
+            if task.options.get("in_place"):
+                settle(task.item.path)
+            elif task.item.output:
+                remove_leftovers(os.path.dirname(task.item.output), [task.item], task.ledger)
+
+    def _counted(self, result: Result) -> Result:
+        self._counts[result.outcome] += 1
+        self._known.add(result.name)
+        self._folders.update(result.folders)
+        if not result.ok:
+            self._failures.append(result)
+        elif result.outcome != SKIPPED:
+            self._nbytes += result.nbytes
+            self._bytes_written += result.bytes_written
+        return result._replace(folders=())
+
+    def _give_up(self) -> None:
+        """Cancel what was not begun, and wait for the rest."""
+        for future in self._pending:
+            future.cancel()
+        for future in self._pending:
+            with contextlib.suppress(Exception, CancelledError):
+                self._folders.update(future.result().folders)
+
+    def _tidy_up(self) -> None:
+        """Have all names on disk, and none for the time being left."""
+        for folder in sorted(self._folders):
+            with contextlib.suppress(OSError):
+                sync_folder(folder)
+        plan = self.plan
+        written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]
+        if plan.destination is not None and written:
+            with contextlib.suppress(CkptmoveError, OSError):
+                remove_leftovers(plan.destination, written)

@@ -1,0 +1,286 @@
+"""Processes that do what they are told one after the other: an executor that outlives any of them.
+
+Those of the standard library import the user's `__main__` again, and are all given up when one is
+killed. Here each process is `python -c` with a pipe in and a pipe out; one that dies fails only
+what it was at, and another takes its place. They end with the process that started them, too: a
+worker whose pipe is closed stops what it is doing, as after SIGTERM, and leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+from .working import LISTENER
+
+_LENGTH = struct.Struct("<Q")
+_OFTEN = 0.1  # seconds between two messages of progress
+_GRACE = 30.0  # seconds to clean up before a worker is killed
+_BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+#: Called in some thread with the task, and how many bytes of it were done since.
+Listener = Callable[[Any, int], object]
+
+
+class WorkerDied(Exception):
+    """The process that was at it ended.
+
+    Attributes:
+        code: how, as `subprocess` has it: a signal is negative.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        if self.code < 0:
+            with contextlib.suppress(ValueError):
+                return f"its worker was killed by {signal.Signals(-self.code).name}"
+        return f"its worker ended with {self.code}"
+
+
+class Workers(Executor):
+    """As many processes as are needed, up to a number; each starts when there is work for it."""
+
+    def __init__(self, count: int, listener: Listener | None = None) -> None:
+        self._count = count
+        self._listener = listener
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As `Executor.submit`; the first argument is what the listener is told of."""
+        job = _Job(Future(), (fn, args, kwargs))
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("the workers were stopped")
+            if len(self._threads) < self._count:
+                thread = threading.Thread(target=self._feed, name="ckptmove-worker", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._jobs.put(job)
+        return job.future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As `Executor.shutdown`."""
+        with self._lock:
+            self._stopping = True
+        if cancel_futures:
+            self._cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def stop(self) -> None:
+        """End now: what was not begun is cancelled, what was is broken off and cleaned up."""
+        with self._lock:
+            self._stopping = True
+            running = list(self._running)
+        self._cancel()
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + _GRACE
+        for process in running:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self.shutdown()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    job.future.cancel()
+
+    # -- one thread a process ------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            while (job := self._jobs.get()) is not None:
+                if not job.future.set_running_or_notify_cancel():
+                    continue
+                try:
+                    data = pickle.dumps(job.call)
+                    process = process or self._start()
+                    job.future.set_result(self._answer(process, job, data))
+                except WorkerDied as error:
+                    process = None
+                    job.future.set_exception(error)
+                except Exception as error:
+                    job.future.set_exception(error)
+        finally:
+            if process is not None:
+                self._end(process)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        code = _BEGIN.format(path=[os.path.abspath(each) for each in sys.path], module=__name__)
+        with self._lock:
+            if self._stopping:
+                raise WorkerDied(-signal.SIGTERM)
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for us to pass on
+            )
+            self._running.add(process)
+        return process
+
+    def _answer(self, process: subprocess.Popen[bytes], job: _Job, data: bytes) -> Any:
+        """What the call returns.
+
+        Raises:
+            WorkerDied: instead.
+            Exception: what the call raises.
+        """
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            _put(process.stdin, data)
+            while True:
+                kind, value = pickle.loads(_take(process.stdout))
+                if kind == "raised":
+                    raise value
+                if kind == "returned":
+                    return value
+                if self._listener is not None:
+                    self._listener(job.call[1][0], value)
+        except (BrokenPipeError, EOFError) as error:
+            raise WorkerDied(self._end(process)) from error
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """Let it end."""
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        code = process.wait()
+        with self._lock:
+            self._running.discard(process)
+        return code
+
+
+class _Job:
+    """A call, and its future."""
+
+    def __init__(self, future: Future[Any], call: tuple[Callable[..., Any], Any, Any]) -> None:
+        self.future = future
+        self.call = call
+
+
+def _put(stream: IO[bytes], data: bytes) -> None:
+    stream.write(_LENGTH.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def _take(stream: IO[bytes]) -> bytes:
+    """Raises EOFError where the other end is gone."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (nbytes,) = _LENGTH.unpack(head)
+    data = stream.read(nbytes)
+    if len(data) < nbytes:
+        raise EOFError
+    return data
+
+
+# -- in the process ----------------------------------------------------------------------------
+
+
+class _Ended(BaseException):
+    """We are to end; everything is unwound."""
+
+
+def serve() -> None:
+    """Do what comes in, until nothing more can come. What others print goes to stderr."""
+    given = os.fdopen(os.dup(0), "rb")
+    told = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _unwind)
+    calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(given, calls), daemon=True).start()
+    with contextlib.suppress(_Ended, BrokenPipeError):
+        while (data := calls.get()) is not None:
+            _perform(data, told)
+    with contextlib.suppress(OSError, _Ended):
+        sys.stderr.flush()
+    os._exit(0)  # threads of others must not keep us
+
+
+def _unwind(number: int, frame: FrameType | None) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)  # a second one is immediate
+    raise _Ended
+
+
+def _listen(given: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:
+    """Pass on what comes; when nothing can any more, what is being done is for nobody."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            calls.put(_take(given))
+    calls.put(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _perform(data: bytes, told: IO[bytes]) -> None:
+    """Answer one call."""
+    try:
+        call, args, kwargs = pickle.loads(data)
+        context = copy_context()
+        context.run(LISTENER.set, _Teller(told))
+        answer = ("returned", context.run(call, *args, **kwargs))
+        sent = pickle.dumps(answer)
+    except Exception as error:
+        sent = pickle.dumps(("raised", _sendable(error)))
+    _put(told, sent)
+
+
+def _sendable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class _Teller:
+    """Tells of progress, but not too often."""
+
+    def __init__(self, told: IO[bytes]) -> None:
+        self._told = told
+        self._nbytes = 0
+        self._next = time.monotonic() + _OFTEN
+
+    def __call__(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if time.monotonic() >= self._next:
+            _put(self._told, pickle.dumps(("progress", self._nbytes)))
+            self._nbytes = 0
+            self._next = time.monotonic() + _OFTEN

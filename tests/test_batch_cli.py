@@ -1,0 +1,166 @@
+"""`ckptmove batch`: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RunCli
+from tests.test_printing import on_a_terminal
+from tests.trees import CLI, contents, many, model_folder, small_tree, stamps
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Mixed checkpoints, two of them damaged."""
+    return small_tree(tmp_path / "tree")
+
+
+def test_the_summary_names_what_failed_and_the_command_to_retry(
+    tree: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    done = run_cli("batch", "convert", "tree", "out", "--format", "safetensors", exit=1)
+    refused, failed, summary, again = done.stdout.splitlines()
+    assert refused == "refused empty.pt: is empty"
+    assert failed.startswith("failed  a/cut.pt: the zip directory is missing")
+    assert summary.startswith("converted 5 items, ")
+    assert summary.endswith("; 1 refused; 1 failed; 1 other file left alone")
+    assert done.stderr == "ckptmove: tree: 2 of 7 items failed or were refused\n"
+    (tree / "a" / "cut.pt").write_bytes((tree / "a" / "last.ckpt").read_bytes())
+    (tree / "empty.pt").write_bytes((tree / "a" / "run.pt").read_bytes())
+    before = stamps(tmp_path / "out")
+    these, command = again.split(": ckptmove ")
+    assert these == "these again"
+    words = shlex.split(command)
+    assert words[-4:] == ["--include", "a/cut.pt", "--include", "empty.pt"]
+    done = run_cli(*words, exit=0)
+    assert done.stdout.startswith("converted 2 items, ")
+    assert before.items() <= stamps(tmp_path / "out").items()
+    done = run_cli("batch", "convert", "tree", "out", exit=0)
+    assert "converted 0 items, 0 B in " in done.stdout
+    assert "; 7 done before; 1 other file left alone" in done.stdout
+
+
+def test_the_plan(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    done = run_cli("batch", "relocate", "tree", "out", "--to", "cpu", "--dry-run", exit=0)
+    *rows, summary = done.stdout.splitlines()
+    assert len(rows) == 9
+    assert rows[0].split()[0] == "a/last.ckpt"
+    assert rows[0].endswith("→ out/a/last.ckpt")
+    assert "would relocate 9 items" in summary
+    assert "2 other files left alone; " in summary  # one is the model's configuration
+    assert not (tmp_path / "out").exists()
+    said = json.loads(run_cli("batch", "validate", "tree", "--dry-run", "--json", exit=0).stdout)
+    assert {each["name"]: each["kind"] for each in said["items"]}["model"] == "folder"
+    assert said["destination"] is None
+
+
+def test_log_and_json(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    done = run_cli("batch", "convert", "tree", "out", "--log", "log", "--json", exit=1)
+    said = json.loads(done.stdout)
+    assert said["outcomes"] == {"done": 5, "skipped": 0, "refused": 1, "failed": 1}
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(lines) == 7
+    [run] = [line for line in lines if line["name"] == "a/run.pt"]
+    assert (run["outcome"], run["destination"]) == ("done", "out/a/run.safetensors")
+    assert run["report"]["format"] == "safetensors"
+    assert [line for line in lines if line["outcome"] == "failed"] == [
+        each for each in said["failures"] if each["outcome"] == "failed"
+    ]
+    run_cli("batch", "convert", "tree", "out", "--log", "log", "-q", exit=1)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["outcome"] for line in lines[7:]].count("skipped") == 5
+    done = run_cli("batch", "convert", "tree", "out", "--log", "none/log", exit=5)
+    assert (
+        done.stderr == "ckptmove: none/log: the log can't be written: No such file or directory\n"
+    )
+
+
+def test_verbose_tells_each_item(tree: Path, run_cli: RunCli) -> None:
+    done = run_cli("batch", "relocate", "tree", "--in-place", "--to", "cpu", "-v", exit=1)
+    told = done.stdout.splitlines()
+    assert len(told) == 10
+    assert sum(line.startswith("done    ") for line in told) == 4
+    assert "done    a/run.pt" in told
+
+
+def test_other_trees_than_these(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    run_cli("batch", "convert", "tree/a", "out", "--exclude", "cut.pt", "-q", exit=0)
+    done = run_cli("batch", "validate", "out", "--against", "tree/a", "-j1", exit=0)
+    assert done.stdout.startswith("validated 4 items, ")
+    run_cli(
+        *("batch", "convert", "tree/a", "parts", "--include", "run.pt", "--exclude-tensors"),
+        *("optimizer", "--select", "model", "-q"),
+        exit=0,
+    )
+    done = run_cli("batch", "validate", "parts", "--against", "tree/a", "-j1", exit=1)
+    assert "failed  run.safetensors: against: differs from tree/a/run.pt" in done.stdout
+    assert (
+        "these again: ckptmove batch validate parts --against tree/a -j1 --include" in done.stdout
+    )
+    assert run_cli(
+        "batch", "validate", "parts", "--against", "tree/a", "--part", "-j1", exit=0
+    ).stdout.startswith("validated 1 item, ")
+
+
+FAULTS = {
+    "batch convert tree": (2, "no destination is given"),
+    "batch relocate tree out": (2, "no device is given"),
+    "batch relocate tree out --to cpu --in-place": (
+        2,
+        "either a destination is given, or in place",
+    ),
+    "batch relocate tree out --to cpu --map x": (2, "--map 'x' is not of the form A=B"),
+    "batch convert tree out --jobs 0": (2, "0 is not in the range"),
+    "batch convert tree out --shard-of 0/2": (2, "'0/2' is not of the form i/N"),
+    "batch convert tree out --format gguf": (2, "'gguf' is no format that can be written"),
+    "batch nope": (2, "No such command 'nope'"),
+    "batch validate tree --copy-others": (2, "No such option"),
+    "batch convert none out": (3, "none: is no directory"),
+    "batch convert tree tree": (4, "the destination is the source itself"),
+    "batch convert same out": (4, "would have the same name in the destination: x.ckpt and x.pt"),
+}
+
+
+@pytest.mark.parametrize("command", FAULTS)
+def test_an_error_is_one_line_and_a_code(
+    command: str, tree: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    (tmp_path / "same").mkdir()
+    for name in ("x.pt", "x.ckpt"):
+        (tmp_path / "same" / name).write_bytes((tree / "a" / "last.ckpt").read_bytes())
+    before = contents(tmp_path)
+    code, message = FAULTS[command]
+    done = run_cli(*command.split(), exit=code)
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert contents(tmp_path) == before
+
+
+def test_without_arguments_it_helps(run_cli: RunCli) -> None:
+    assert "Usage: ckptmove batch convert" in run_cli("batch", "convert", exit=2).stdout
+    assert "out/ --against runs/" in run_cli("batch", "-h", exit=0).stdout
+
+
+def test_a_terminal_shows_one_bar_and_what_is_being_done(tmp_path: Path) -> None:
+    many(tmp_path / "tree", 6, 100_000)
+    printed = on_a_terminal(tmp_path, *CLI[3:], "relocate", "tree", "out", "--to", "cpu")
+    assert "%|" in printed
+    assert re.search(r"run-\d/step-00\d", printed)
+    assert "relocated 6 items, " in printed
+    for option in ("-q", "--no-progress", "--json"):
+        printed = on_a_terminal(
+            tmp_path, *CLI[3:], "relocate", "tree", f"out{option}", "--to", "cpu", option
+        )
+        assert ("%|" in printed) == (option == "--json")
+
+
+def test_a_folder_that_is_a_model_is_one_item(tmp_path: Path, run_cli: RunCli) -> None:
+    model_folder(tmp_path / "tree" / "model")
+    done = run_cli("batch", "validate", "tree", "-v", "-j1", exit=0)
+    assert done.stdout.startswith("done    model\n")

@@ -1,0 +1,103 @@
+"""The ledger of a batch: torn lines, strangers' lines, and who holds what."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckptmove.batches.ledger import Entry, Ledger
+
+ONE = Entry("a/run.pt", "f00d", "done", "12-34-56", "a/run.safetensors", 12, "12-1-2", 99)
+
+
+def test_what_is_added_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(str(path))
+    assert ledger.of("a/run.pt") is None
+    Ledger(str(path)).add(ONE)
+    assert ledger.of("a/run.pt") == ONE
+    other = ONE._replace(options="beef")
+    ledger.add(other, synced=True)
+    assert ledger.of("a/run.pt") == other  # the last counts
+    assert Ledger(str(path), ledger.nbytes).of("a/run.pt") is None
+
+
+@pytest.mark.parametrize("name", ["süß\n.pt", "\udcff.pt", '"\\', "x" * 5000])
+def test_any_name_will_do(name: str, tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path / "ledger"))
+    ledger.add(ONE._replace(name=name))
+    assert ledger.of(name) == ONE._replace(name=name)
+    with ledger.held(name, patient=False) as held:
+        assert held
+
+
+def test_a_torn_line_counts_as_none_and_harms_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    Ledger(str(path)).add(ONE)
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        ledger = Ledger(str(path))
+        assert ledger.of(ONE.name) is None
+        ledger.add(ONE._replace(name="other"))
+        for reader in (ledger, Ledger(str(path))):
+            found = reader.of(ONE.name)
+            assert found in (None, ONE) if cut == len(whole) - 1 else found is None
+            assert reader.of("other") == ONE._replace(name="other")
+
+
+def test_lines_of_others_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    said = {**ONE._asdict(), "of a later version": [1]}
+    lines = [
+        *("", "nonsense", "[1]", "{}", '{"name": 1}', "[" * 100_000, '"\\ud800"'),
+        *(json.dumps({**said, "nbytes": "12"}), "\0" * 100),
+    ]
+    path.write_text("\n".join([*lines, json.dumps(said), ""]))
+    assert Ledger(str(path)).of(ONE.name) == ONE
+
+
+def test_one_at_a_time_holds_an_item(tmp_path: Path) -> None:
+    one, other = (Ledger(str(tmp_path / "ledger")) for _ in range(2))
+    with one.held("a", patient=False) as mine:
+        assert mine
+        with other.held("a", patient=False) as theirs:
+            assert not theirs
+        with other.held("b", patient=False) as theirs:
+            assert theirs
+        one.add(ONE)  # opens and closes the file, which must not give up the lock
+        with other.held("a", patient=False) as theirs:
+            assert not theirs
+        got = threading.Event()
+
+        def wait() -> None:
+            with other.held("a", patient=True) as theirs:
+                assert theirs
+                got.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert not got.wait(0.2)
+    assert got.wait(5)
+    waiting.join()
+
+
+def test_many_may_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+
+    def write(who: int) -> None:
+        for n in range(50):
+            Ledger(str(path)).add(ONE._replace(name=f"{who}-{n}", output="x" * 5000))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ledger = Ledger(str(path))
+    assert all(ledger.of(f"{who}-{n}") for who in range(4) for n in range(50))
+    assert path.read_bytes().count(b"\n") == 200
+    assert path.stat().st_size == ledger.nbytes

@@ -59,8 +59,7 @@ from .verbs.trace import trace
 from .verbs.validate import ValidationReport, validate
 from .verdicts import Verdict
 from .verifier import Progress
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "Alias",

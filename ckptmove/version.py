@@ -1,0 +1,3 @@
+"""Which version of ckptmove this is."""
+
+__version__ = "0.1.0"

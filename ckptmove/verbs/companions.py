@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from ..source import Source
 from ..verifier import Progress
 
 _MOST = 100_000  # files, and folders
-_MOST_COPIES = 16  # of one folder: links to folders with links make few look like many
 
 
 class Companion(NamedTuple):
@@ -55,9 +53,10 @@ class Companion(NamedTuple):
 
 
 def companions_of(folder: str, weights: Collection[str], warnings: list[str]) -> list[Companion]:
-    """Everything in a folder but the weights, however deep: links are followed.
+    """Everything in a folder but the weights, however deep.
 
-    Changes in place that were interrupted are undone first.
+    Links to files are followed, links to folders are not. Changes in place that were interrupted
+    are undone first.
 
     Args:
         folder: the folder.
@@ -66,14 +65,12 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
 
     Raises:
         InputError: something can't be read.
-        UnsupportedError: something is no file, or a link leads to where it is.
+        UnsupportedError: something is no file.
         RefusedError: there is too much.
     """
-    found: list[Companion] = []
-    met: Counter[tuple[int, int]] = Counter()
-    todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(folder),))]
+    found, todo = list[Companion](), [""]
     while todo:
-        inside, above = todo.pop()
+        inside = todo.pop()
         names = _settled(folder, inside, warnings)
         if inside and not names:
             found.append(Companion(inside, os.path.join(folder, inside), 0))
@@ -83,14 +80,10 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
             within = inside + name
             path = os.path.join(folder, within)
             about = _about(path)
-            if stat.S_ISDIR(about.st_mode):
-                identity = (about.st_dev, about.st_ino)
-                if identity in above:
-                    raise UnsupportedError("is a link to a folder that it is in", path=path)
-                met[identity] += 1
-                if met[identity] > _MOST_COPIES:
-                    raise RefusedError("too many links lead to this folder", path=path)
-                todo.append((f"{within}/", (*above, identity)))
+            if stat.S_ISDIR(about.st_mode) and os.path.islink(path):
+                warnings.append(f"{within} is a link to a folder, and was not followed")
+            elif stat.S_ISDIR(about.st_mode):
+                todo.append(f"{within}/")
             elif stat.S_ISREG(about.st_mode):
                 found.append(Companion(within, path, about.st_size))
             else:
@@ -121,11 +114,6 @@ def _about(path: str) -> os.stat_result:
         return os.stat(path)
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path=path) from error
-
-
-def _identity(path: str) -> tuple[int, int]:
-    about = _about(path)
-    return about.st_dev, about.st_ino
 
 
 def check_apart(source: str, destination: str) -> None:

@@ -162,6 +162,12 @@ def test_globs(tree: Path, tmp_path: Path) -> None:
     }
     assert set(run("validate", tree, include="model/model.safetensors.index.json")) == {"model"}
     assert set(run("validate", tree, include="[a]", exclude="*")) == set()
+    shutil.copytree(tree / "a", tree / "b" / "a")
+    assert set(run("validate", tree, include="a/run.pt")) == {"a/run.pt"}
+    assert set(run("validate", tree, include="run.pt")) == {"a/run.pt", "b/a/run.pt"}
+    assert set(run("validate", tree, include="/empty.pt")) == {"empty.pt"}
+    assert set(run("validate", tree, include="/run.pt")) == set()
+    assert set(run("validate", tree, include="/a/*.pt", exclude="/a/cut.pt")) == {"a/run.pt"}
 
 
 def test_folders_links_and_what_can_not_be_read(tmp_path: Path) -> None:
@@ -296,14 +302,17 @@ def test_what_is_done_is_not_done_again(tree: Path, tmp_path: Path) -> None:
 def test_a_moved_tree_is_known_by_its_checksums(tree: Path, tmp_path: Path) -> None:
     run("convert", tree, tmp_path / "out")
     shutil.copytree(tmp_path / "out", tmp_path / "moved")
-    batch = ckptmove.batch("convert", tree, tmp_path / "moved", dry_run=True)
-    assert len(batch.plan.done) == 5
+    plan = ckptmove.batch("convert", tree, tmp_path / "moved", dry_run=True).plan
+    assert [task.there for task in plan.tasks].count("checked") == 5
     path = tmp_path / "moved" / "a" / "last.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    batch = ckptmove.batch("convert", tree, tmp_path / "moved", dry_run=True)
-    assert len(batch.plan.done) == 4
+    skipped = {name: "skipped" if what == "done" else what for name, what in SMALL.items()}
+    found = run("convert", tree, tmp_path / "moved")
+    assert found == {**skipped, "a/last.ckpt": "refused"}
+    plan = ckptmove.batch("convert", tree, tmp_path / "moved", dry_run=True).plan
+    assert len(plan.done) == 4
 
 
 def test_damage_without_a_trace_is_found_by_verify(tree: Path, tmp_path: Path) -> None:
@@ -315,8 +324,8 @@ def test_damage_without_a_trace_is_found_by_verify(tree: Path, tmp_path: Path) -
         file.write(b"\1")
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert len(ckptmove.batch("convert", tree, tmp_path / "out", dry_run=True).plan.done) == 5
-    batch = ckptmove.batch("convert", tree, tmp_path / "out", dry_run=True, verify=True)
-    assert len(batch.plan.done) == 4
+    found = run("convert", tree, tmp_path / "out", verify=True)
+    assert (found["a/last.ckpt"], list(found.values()).count("skipped")) == ("refused", 4)
 
 
 def test_another_source_or_other_options_are_another_job(tree: Path, tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.conftest import RunCli
+from tests.checkpoints import save
+from tests.conftest import ROOT, RunCli
 from tests.test_printing import on_a_terminal
 from tests.trees import CLI, contents, many, model_folder, small_tree, stamps
 
@@ -36,7 +41,7 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
     these, command = again.split(": ckptmove ")
     assert these == "these again"
     words = shlex.split(command)
-    assert words[-4:] == ["--include", "a/cut.pt", "--include", "empty.pt"]
+    assert words[2:4] == ["--include=/a/cut.pt", "--include=/empty.pt"]
     done = run_cli(*words, exit=0)
     assert done.stdout.startswith("converted 2 items, ")
     assert before.items() <= stamps(tmp_path / "out").items()
@@ -80,6 +85,91 @@ def test_log_and_json(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     )
 
 
+def test_a_log_that_fails_costs_neither_the_batch_nor_its_summary(
+    tree: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    done = run_cli("batch", "convert", "tree", "out", "--log", "/dev/full", exit=5)
+    assert "converted 5 items, " in done.stdout
+    assert done.stderr == "ckptmove: /dev/full: the log can't be written: No space left on device\n"
+    done = run_cli("batch", "convert", "tree", "out", exit=1)
+    assert "; 5 done before; " in done.stdout
+
+
+def pasted(stdout: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run the command that was printed last, as a user's shell does."""
+    command = stdout.splitlines()[-1].partition(": ")[2]
+    assert command.startswith("ckptmove batch ")
+    python = shlex.join([sys.executable, "-m", "ckptmove"])
+    script = f'ckptmove() {{ {python} "$1" "$2" --json "${{@:3}}"; }}\n{command}'
+    env = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    return subprocess.run(["bash", "-c", script], capture_output=True, cwd=folder, env=env)
+
+
+ODD = (
+    *("x.pt", "*.pt", "[x].pt", "it's $HOME.pt", "two\nlines.pt", "-j.pt", "süß.pt", "back\\n.pt"),
+    os.fsdecode(b"\xff\xc3a1.pt"),
+)
+
+
+@pytest.mark.parametrize("verb", ["validate", "convert"])
+def test_the_command_to_retry_does_these_and_no_others(
+    verb: str, tmp_path: Path, run_cli: RunCli
+) -> None:
+    last = b"" if verb == "validate" else b"\xfe"  # which torch can't load
+    tree = tmp_path / os.fsdecode(b"a 'tree'" + last)
+    (tree / "deep" / "x").mkdir(parents=True)
+    names = [*ODD[:8]] if verb == "convert" else [*ODD]
+    for name in names:
+        (tree / name).write_bytes(b"")
+        if name.isprintable():
+            save(tree / "deep" / name, torch.ones(2))
+            save(tree / "deep" / "x" / name, torch.ones(2))
+    where = [tree, "out"] if verb == "convert" else [tree]
+    options = ("--include", "*.pt", "--include=x", "--exclude", "deep/x", "-j1")
+    done = run_cli("batch", verb, *options, "--", *where, exit=1)
+    again = pasted(done.stdout, tmp_path)
+    said = json.loads(again.stdout)
+    assert (again.returncode, sum(said["outcomes"].values())) == (1, len(names))
+    assert [each["name"] for each in said["failures"]] == sorted(names)
+
+
+def test_where_many_failed_the_same_command_does_the_rest(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 2, 100)
+    for n in range(12):
+        (tree / f"{n}.pt").touch()
+    done = run_cli("batch", "convert", "tree", "out", "-j1", exit=1)
+    assert done.stdout.endswith("these again: ckptmove batch convert tree out -j1\n")
+    said = json.loads(pasted(done.stdout, tmp_path).stdout)
+    assert said["outcomes"] == {"done": 0, "skipped": 2, "refused": 12, "failed": 0}
+
+
+def test_a_log_says_what_to_retry(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 2, 100)
+    for name in ODD:
+        (tree / name).touch()
+    done = run_cli("batch", "validate", "tree", "-j1", "--log", "log", exit=1)
+    last = done.stdout.splitlines()[-1]
+    assert last == "these again: ckptmove batch validate --retry=log tree -j1 --log log"
+    (tree / "x.pt").write_bytes((tree / "run-0" / "step-000.pt").read_bytes())
+    again = pasted(done.stdout, tmp_path)
+    outcomes = json.loads(again.stdout)["outcomes"]
+    assert (outcomes["done"], outcomes["failed"]) == (1, len(ODD) - 1)
+    again = pasted(done.stdout, tmp_path)  # the last line of each counts
+    assert json.loads(again.stdout)["outcomes"]["done"] == 0
+    with (tmp_path / "log").open("a") as file:
+        file.write('{"name": "x.pt", "outc')  # torn
+    again = pasted(done.stdout, tmp_path)
+    assert json.loads(again.stdout)["outcomes"]["failed"] == len(ODD) - 1
+    for text, why in (("{}\n", "is no log of a batch"), ("", None)):
+        (tmp_path / "other").write_text(text)
+        done = run_cli(
+            *("batch", "validate", "tree", "--retry", "other", "-j1"), exit=3 if why else 0
+        )
+        assert why is None or done.stderr == f"ckptmove: other: {why}\n"
+    done = run_cli("batch", "validate", "tree", "--retry", "none", exit=3)
+    assert done.stderr == "ckptmove: none: the log can't be read: No such file or directory\n"
+
+
 def test_verbose_tells_each_item(tree: Path, run_cli: RunCli) -> None:
     done = run_cli("batch", "relocate", "tree", "--in-place", "--to", "cpu", "-v", exit=1)
     told = done.stdout.splitlines()
@@ -99,9 +189,8 @@ def test_other_trees_than_these(tree: Path, tmp_path: Path, run_cli: RunCli) -> 
     )
     done = run_cli("batch", "validate", "parts", "--against", "tree/a", "-j1", exit=1)
     assert "failed  run.safetensors: against: differs from tree/a/run.pt" in done.stdout
-    assert (
-        "these again: ckptmove batch validate parts --against tree/a -j1 --include" in done.stdout
-    )
+    again = "ckptmove batch validate --include=/run.safetensors parts --against tree/a -j1"
+    assert f"these again: {again}\n" in done.stdout
     assert run_cli(
         "batch", "validate", "parts", "--against", "tree/a", "--part", "-j1", exit=0
     ).stdout.startswith("validated 1 item, ")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from ckptmove import RefusedError
 from ckptmove.batches.ledger import Entry, Ledger
 
-ONE = Entry("a/run.pt", "f00d", "done", "12-34-56", "a/run.safetensors", 12, "12-1-2", 99)
+ONE = Entry("a/run.pt", "f00d", "done", 12, "12-1-2", 99)
 
 
 def test_what_is_added_is_read(tmp_path: Path) -> None:
@@ -19,13 +21,13 @@ def test_what_is_added_is_read(tmp_path: Path) -> None:
     assert ledger.of("a/run.pt") is None
     Ledger(str(path)).add(ONE)
     assert ledger.of("a/run.pt") == ONE
-    other = ONE._replace(options="beef")
+    other = ONE._replace(key="beef")
     ledger.add(other, synced=True)
     assert ledger.of("a/run.pt") == other  # the last counts
     assert Ledger(str(path), ledger.nbytes).of("a/run.pt") is None
 
 
-@pytest.mark.parametrize("name", ["süß\n.pt", "\udcff.pt", '"\\', "x" * 5000])
+@pytest.mark.parametrize("name", ["süß\n.pt", "\udcff.pt", '"\\', "\udcff" * 4096])
 def test_any_name_will_do(name: str, tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "ledger"))
     ledger.add(ONE._replace(name=name))
@@ -60,6 +62,43 @@ def test_lines_of_others_are_passed_over(tmp_path: Path) -> None:
     assert Ledger(str(path)).of(ONE.name) == ONE
 
 
+def test_a_line_that_is_too_long_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    line = json.dumps(ONE._asdict())
+    other = json.dumps({**ONE._asdict(), "key": "beef"})
+    long = json.dumps({**ONE._asdict(), "key": "x" * 200_000})
+    for size in (1 << 16, 1 << 17, 1 << 20):
+        padded = other.ljust(size - 1) + other  # what looks like a line where one is cut
+        path.write_text("\n".join([line, padded, long, "\0" * size, ""]))
+        assert Ledger(str(path)).of(ONE.name) == ONE
+        with path.open("a") as file:
+            file.write("\n" + other + "\n")
+        assert Ledger(str(path)).of(ONE.name) == ONE._replace(key="beef")
+
+
+def test_a_ledger_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(RefusedError, match="1,099,511,627,776 bytes") as refused:
+        Ledger(str(path)).of(ONE.name)
+    assert refused.value.hint is not None
+
+
+def test_another_file_in_its_place_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(str(path))
+    ledger.add(ONE)
+    assert ledger.of(ONE.name) == ONE
+    path.rename(tmp_path / "old")
+    assert ledger.of(ONE.name) == ONE  # it may be on its way
+    Ledger(str(path)).add(ONE._replace(name="other"))
+    assert ledger.of(ONE.name) is None
+    assert ledger.of("other") is not None
+    path.write_text("")
+    assert ledger.of("other") is None
+
+
 def test_one_at_a_time_holds_an_item(tmp_path: Path) -> None:
     one, other = (Ledger(str(tmp_path / "ledger")) for _ in range(2))
     with one.held("a", patient=False) as mine:
@@ -90,7 +129,7 @@ def test_many_may_write_at_once(tmp_path: Path) -> None:
 
     def write(who: int) -> None:
         for n in range(50):
-            Ledger(str(path)).add(ONE._replace(name=f"{who}-{n}", output="x" * 5000))
+            Ledger(str(path)).add(ONE._replace(name=f"{who}-{n}", stamp="x" * 5000))
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
     for thread in threads:

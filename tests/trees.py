@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -137,6 +139,18 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
     )
+
+
+def unprivileged(cwd: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`ckptmove ARGUMENTS`, without what root may do to files of any mode."""
+    command = [sys.executable, "-m", "ckptmove", *[os.fspath(each) for each in arguments]]
+    if not os.geteuid():
+        if shutil.which("setpriv") is None:
+            pytest.skip("needs setpriv")
+        given_up = "-dac_override,-dac_read_search"
+        command[:0] = ["setpriv", f"--bounding-set={given_up}", f"--inh-caps={given_up}"]
+    env = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, check=False)
 
 
 def children(pid: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import StrPath, UsageError
 from ..verifier import Progress
+from .asking import from_root
 from .planning import plan_batch
 from .running import Batch
 
@@ -24,6 +25,7 @@ def batch(
     jobs: int | None = None,
     executor: Executor | None = None,
     shard_of: str | None = None,
+    retry: StrPath | None = None,
     verify: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -32,11 +34,13 @@ def batch(
     """Do a verb for every checkpoint of a tree; gives the results as they come.
 
     Checkpoints are found by their content. A folder of a model, and an index with its files, is one
-    item for `convert` and `validate`. All is planned before this returns; it runs as it is iterated
-    over. An item that fails stops no other. What is done is entered into a ledger in the
-    destination: a run that was killed or broken off goes on where it was, and two at once share the
-    work. An output that is there already, and is byte for byte what would be written, is left
-    alone; if it is anything else, the item is refused without `force`.
+    item for `convert` and `validate`. Links to files are followed, links to folders are not. All is
+    planned before this returns; it runs as it is iterated over. An item that fails stops no other.
+    What is done is entered into a ledger in the destination: a run that was killed or broken off
+    goes on where it was, and two at once share the work. What was made of a file is made anew if
+    that, the options, what it is compared with, or the version of ckptmove is another. An output
+    that is there already, and is byte for byte what would be written, is left alone; if it is
+    anything else, the item is refused without `force`.
 
     Args:
         verb: `relocate`, `convert` or `validate`.
@@ -44,19 +48,21 @@ def batch(
         dst: the folder for the new tree, with the same folders. `validate` puts a report of each
             item there, as JSON, and without `dst` nothing. With `in_place` there is none.
         include, exclude: globs on names in the tree, such as `runs/*/last.ckpt`; `*` also stands
-            for slashes, and a glob without one may match the last part alone. A folder that is
-            excluded is not looked into.
+            for slashes, and a glob without one may match the last part alone. One that starts with
+            a slash has to match the whole name. A folder that is excluded is not looked into.
         copy_others: copy also what is no checkpoint.
         jobs: how many processes; by default as many as there are cores.
         executor: who does the work instead: threads, processes, or another machine. Calls of
             `executor.submit` with what can be pickled are all that it has to take; it stays open.
         shard_of: `i/N`, i from 1: do only the i-th of N shares of the tree.
+        retry: a log that `ckptmove batch … --log` wrote: do only what was refused or failed there.
         verify: read also the outputs that are done already, to see that they are what was written.
         dry_run: plan everything, do nothing.
         progress: called with the bytes of sources that were done since the last call; they add up
             to `plan.nbytes`.
         options: of the verb. `exclude_tensors` is `convert`'s `exclude`; `against` of `validate` is
-            another tree, in which the same name is looked up, or that with another suffix.
+            another tree, in which the same name is looked up, or that with another suffix; and its
+            `force` replaces reports that are not of a run before.
 
     Raises:
         UsageError: the request makes no sense.
@@ -68,6 +74,7 @@ def batch(
         raise UsageError("there must be at least one job")
     if executor is not None:  # it may be in another folder
         src, dst = os.path.abspath(src), None if dst is None else os.path.abspath(dst)
+        options = from_root(options)
     plan = plan_batch(
         verb,
         src,
@@ -76,6 +83,7 @@ def batch(
         exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
         copy_others=copy_others,
         shard_of=shard_of,
+        retry=retry,
         verify=verify,
         dry_run=dry_run,
         options=options,

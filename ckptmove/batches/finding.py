@@ -1,32 +1,26 @@
 """The checkpoints in a tree, by their content, and what else is in it.
 
-A folder of a model is one item, and so are an index and the files that it names. Links to files are
-followed, links to folders are not. What ckptmove itself leaves beside files while it is at work is
-no part of the tree.
+A folder of a model is one item, and so are an index and the files that it names.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from .. import formats
-from ..destination import HIDDEN
 from ..errors import InputError, UnsupportedError
 from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
-from ..journal import SUFFIX, UNFINISHED
 from ..source import Source
+from .disk import FILE, FOLDER, LINKED, UNREADABLE, Listed, files_of, listing, nbytes_of, stamp_of
 from .items import Item
-from .ledger import LEDGER
+from .wanted import Wanted
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", ".index.json")
 _HEAD_NBYTES = 512
-_OURS = (HIDDEN, SUFFIX, SUFFIX + UNFINISHED)
 
 
 @dataclass
@@ -51,35 +45,12 @@ class _Folder:
     name: str
     path: str
     above: int
-    files: list[str] = field(default_factory=list)
+    files: list[Listed] = field(default_factory=list)
     holds: bool = False  # whether items are in it, or below
 
-
-class Wanted:
-    """Which names in a tree are wanted."""
-
-    def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
-        """Args:
-        include: globs, of which one must match; without any, all do.
-        exclude: globs, of which none may.
-        """
-        self._include, self._exclude = tuple(include), tuple(exclude)
-
-    def excludes(self, name: str) -> bool:
-        """Whether a file is excluded, or a folder with all that is in it."""
-        return _matches(name, self._exclude)
-
-    def includes(self, *names: str) -> bool:
-        """Whether what goes by any of these names is included."""
-        return not self._include or any(_matches(name, self._include) for name in names)
-
-
-def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches the name; one without a slash may match its last part."""
-    last = name.rpartition("/")[2]
-    return any(
-        fnmatchcase(name, glob) or ("/" not in glob and fnmatchcase(last, glob)) for glob in globs
-    )
+    def named(self, name: str) -> str:
+        """The name in the tree of what is so called in this folder."""
+        return f"{self.name}/{name}" if self.name else name
 
 
 def find(root: str, wanted: Wanted, *, whole: bool) -> Found:
@@ -95,66 +66,56 @@ def find(root: str, wanted: Wanted, *, whole: bool) -> Found:
         InputError: the root can't be read.
     """
     found = Found()
-    folders = _listed(root, wanted, found)
+    folders = _folders(root, wanted, found)
     for folder in reversed(folders):  # those within come before those that they are in
-        inside = f"{folder.name}/" if folder.name else ""
-        if whole and folder.name and not folder.holds and has_weights(folder.files):
-            names = [f"{inside}{each}" for each in folder.files]
+        names = [each.name for each in folder.files]
+        if whole and folder.name and not folder.holds and has_weights(names):
             folder.holds = True
-            if wanted.includes(folder.name, *names):
-                found.items.append(_folder_item(folder.name, folder.path))
+            if wanted.includes(folder.name, *map(folder.named, names)):
+                found.items.append(_item(folder.name, folder.path, "folder"))
         else:
             _look_into(folder, wanted, found, whole=whole)
         if folder.holds and folder.above >= 0:
             folders[folder.above].holds = True
-    covered = tuple(f"{each.name}/" for each in found.items if each.kind == "folder")
+    covered = {each.name for each in found.items if each.kind == "folder"}
     if covered:  # what is in folders below a model's is a part of it
-        found.others = [each for each in found.others if not each.name.startswith(covered)]
+        found.others = [each for each in found.others if covered.isdisjoint(_above(each.name))]
     found.items.sort()
     found.others.sort()
     return found
 
 
-def _listed(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
+def _above(name: str) -> Iterable[str]:
+    """The folders that it is in."""
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+def _folders(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
     """All folders, each before those in it."""
     folders = [_Folder("", root, -1)]
     for n, folder in enumerate(folders):
         try:
-            with os.scandir(folder.path) as listing:
-                entries = sorted(listing, key=lambda entry: entry.name)
+            entries = listing(folder.path)
         except OSError as error:
             if not folder.name:
                 raise InputError(f"can't be read: {error.strerror}", path=root) from error
-            found.items.append(Item(folder.name, folder.path, "unreadable", (), 0))
+            if wanted.may_include_in(folder.name):
+                found.items.append(Item(folder.name, folder.path, "unreadable", (), 0))
             continue
         for entry in entries:
-            name = f"{folder.name}/{entry.name}" if folder.name else entry.name
-            if _is_ours(entry.name) or wanted.excludes(name):
+            name = folder.named(entry.name)
+            if wanted.excludes(name):
                 continue
-            if entry.is_dir(follow_symlinks=False):
+            if entry.kind == FOLDER:
                 folders.append(_Folder(name, entry.path, n))
-            elif entry.is_dir():
+            elif entry.kind == LINKED:
                 found.notes.append(f"{name} is a link to a folder, and was not followed")
-            elif entry.is_file():
-                folder.files.append(entry.name)
+            elif entry.kind in (FILE, UNREADABLE):
+                folder.files.append(entry)
             else:
                 found.notes.append(f"{name} is no file, or a link that leads nowhere")
     return folders
-
-
-def _is_ours(name: str) -> bool:
-    return name == LEDGER or (name.startswith(".") and name.endswith(_OURS))
-
-
-def _folder_item(name: str, path: str) -> Item:
-    """A folder of a model, with all that is in it, as `convert` takes it."""
-    files = []
-    for folder, folders, names in os.walk(path, followlinks=True):
-        folders.sort()
-        files += [os.path.join(folder, each) for each in sorted(names) if not _is_ours(each)]
-        if len(files) > 100_000:  # a link that leads up; the verb will say so
-            break
-    return Item(name, path, "folder", tuple(files), sum(_nbytes(each) for each in files))
 
 
 def _look_into(folder: _Folder, wanted: Wanted, found: Found, *, whole: bool) -> None:
@@ -162,46 +123,76 @@ def _look_into(folder: _Folder, wanted: Wanted, found: Found, *, whole: bool) ->
     items, others = list[Item](), list[Item]()
     parts: set[str] = set()
     for each in folder.files:
-        name = f"{folder.name}/{each}" if folder.name else each
-        path = os.path.join(folder.path, each)
-        kind, files = _kind_of(path)
-        nbytes = sum(map(_nbytes, files)) if kind == "index" and whole else _nbytes(path)
-        if (kind == "index" and not whole) or kind == "other":
-            others.append(Item(name, path, kind, (), nbytes))
-        else:
-            items.append(Item(name, path, kind, files, nbytes))
+        name = folder.named(each.name)
+        kind, files = _kind_of(each.path) if each.kind == FILE else ("unreadable", ())
+        if kind == "index" and whole:
+            items.append(_item(name, each.path, kind, files))
             parts.update(files[:-1])
+        else:
+            to = others if kind in ("index", "other") else items
+            to.append(Item(name, each.path, kind, (), each.nbytes, each.stamp))
     items = [each for each in items if each.path not in parts]
     folder.holds = folder.holds or bool(items)
     found.items += [each for each in items if wanted.includes(each.name)]
     found.others += [each for each in others if wanted.includes(each.name)]
 
 
+def _item(name: str, path: str, kind: str, files: Iterable[str] = ()) -> Item:
+    """An item of several files: those given, or all in a folder."""
+    try:
+        files = tuple(files or files_of(path))
+        return Item(name, path, kind, files, nbytes_of(files), stamp_of(files, path))
+    except InputError:  # the verb will say so
+        return Item(name, path, kind, tuple(files), nbytes_of(files))
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """All files of a checkpoint, be it a file, an index, or a folder.
+
+    Raises:
+        InputError: a folder can't be read.
+    """
+    return tuple(files_of(path)) if os.path.isdir(path) else _kind_of(path)[1] or (path,)
+
+
 def _kind_of(path: str) -> tuple[str, tuple[str, ...]]:
     """What a file is, as `Item.kind` has it; of an index also its files, itself the last."""
-    named = path.endswith(_NAMED)
+    named, head = path.endswith(_NAMED), b""
     try:
-        source = Source.open(path)
-    except InputError:
-        return "unreadable", ()
-    with source:
-        head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
-        try:
+        with Source.open(path) as source:
+            head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
             if is_json(head):
-                names = read_index(source).files
                 folder = os.path.dirname(path)
+                names = read_index(source).files
                 return "index", (*(os.path.join(folder, each) for each in names), path)
             known = bool(head) and formats.sniffed(source) is not None
-        except UnsupportedError:
-            known = False
-        except InputError:
-            known = named or b"data.pkl" in head
+    except UnsupportedError:
+        known = False
+    except InputError as error:
+        if isinstance(error.__cause__, OSError):
+            return "unreadable", ()
+        known = b"data.pkl" in head
+    except Exception:  # a fault of ours: the verb will meet it, and only this file fail
+        known = True
     return ("file" if known or named else "other"), ()
 
 
-def _nbytes(path: str) -> int:
-    try:
-        about = os.stat(path)
-    except OSError:
-        return 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+def once(items: Iterable[Item], notes: list[str]) -> list[Item]:
+    """Each file once, however many names it has: by one that is no link, if there is.
+
+    Args:
+        items: files of a tree.
+        notes: of the other names it is said here that they are.
+    """
+    found: dict[tuple[int, int], Item] = {}
+    rest = list[Item]()
+    for item in sorted(items, key=lambda item: (os.path.islink(item.path), item.name)):
+        try:
+            about = os.stat(item.path)
+        except OSError:
+            rest.append(item)
+            continue
+        first = found.setdefault((about.st_dev, about.st_ino), item)
+        if first is not item:
+            notes.append(f"{item.name} is the same file as {first.name}, and is changed with it")
+    return sorted([*found.values(), *rest])

@@ -24,6 +24,7 @@ class Item(NamedTuple):
             checkpoint, to be copied), or `unreadable`.
         files: of a folder or an index, all its files.
         nbytes: of all that belongs to it.
+        stamp: of what it is made of, when it was found; see `disk.stamp_of`.
         output: what is written; the file itself if it is changed in place, and empty if nothing is.
     """
 
@@ -32,6 +33,7 @@ class Item(NamedTuple):
     kind: str
     files: tuple[str, ...]
     nbytes: int
+    stamp: str = ""
     output: str = ""
 
 
@@ -42,23 +44,38 @@ class Task(NamedTuple):
         item: what is to be done.
         verb: `relocate`, `convert`, `validate`.
         options: of the verb, for this item.
-        fingerprint: of the options, as the ledger has it.
+        request: a digest of what is the same for all items; see `keys`.
         ledger: the path of the ledger; empty if there is none.
-        root: the folder that the names of outputs in the ledger are relative to.
         known: what the ledger said of the item when the batch was planned.
         since: from which offset on it may say more.
+        there: what becomes of an output that is there already: it is `checked` by its checksum,
+            `compared` with what would be written, or `replaced`; empty if nothing is there.
+        obstacle: why it will be refused, if that is known.
+        verify: whether to read an output that is done, even if nothing looks changed.
         patient: whether to wait for another run that is at the same item.
     """
 
     item: Item
     verb: str
     options: Mapping[str, Any]
-    fingerprint: str
-    ledger: str
-    root: str
+    request: str
+    ledger: str = ""
     known: Entry | None = None
     since: int = 0
+    there: str = ""
+    obstacle: str = ""
+    verify: bool = False
     patient: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the source itself is changed."""
+        return bool(self.options.get("in_place"))
+
+    @property
+    def by_tags(self) -> bool:
+        """Whether what it becomes depends on the devices that it names, so that twice is wrong."""
+        return self.in_place and bool(self.options.get("map"))
 
 
 class Result(NamedTuple):

@@ -1,13 +1,13 @@
 """The ledger of a batch: which items are done, a line each, in the destination.
 
-    {"name": "a/run.pt", "options": FINGERPRINT, "outcome": "done", "source": STAMP,
-     "output": "a/run.safetensors", "nbytes": N, "stamp": STAMP, "crc32": N}
+    {"name": "a/run.pt", "key": KEY, "outcome": "done", "nbytes": N, "stamp": STAMP, "crc32": N}
 
-It is only ever added to, by whoever is at it, each line at once. A line that was torn, or is not
-understood, counts as none. The ledger is not the truth, but the output is: a line counts only while
-what it tells of is there as it was. Hence no line is synced: the item of one that is lost is found
-to be done when it is made again. But a change in place can't be made again where the devices are
-told from each other by where they were: there, a line of outcome `begun` is on disk before.
+It is only ever added to, by whoever is at it, each line at once. A line that was torn, is too long,
+or is not understood, counts as none. The ledger is not the truth, but the output is: a line counts
+only while what it tells of is there as it was, and never says where that is. Hence no line is
+synced: the item of one that is lost is found to be done when it is made again. But a change in
+place can't be made again where the devices are told from each other by where they were: there, a
+line of outcome `begun` is on disk before.
 
 Who is at an item holds a lock on a byte of the ledger that its name leads to. Locks go with the
 process that has them, however it ends.
@@ -20,17 +20,22 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import struct
 import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ..destination import failure_of
+from ..errors import RefusedError
 
 LEDGER = ".ckptmove-batch.jsonl"  # its name
 _LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits
+_PIECE = 1 << 20
+_LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
+_MOST = 256 << 20  # bytes in all
 _PATIENCE = 0.05  # seconds between two looks at a lock
 _TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -41,20 +46,16 @@ class Entry(NamedTuple):
 
     Attributes:
         name: of the item.
-        options: their fingerprint.
-        outcome: `done`, or `begun`.
-        source: the stamp of what was read.
-        output: what was written, relative to the destination.
-        nbytes, stamp, crc32: of the output, as `outputs.Output` has them.
-        tags: where the devices were read from a file that is changed in place, a digest of them: as
-            they were where it was begun, as they are where it is done.
+        key: a digest of all that what was made of it depends on; see `keys`.
+        outcome: `done`; `failed`, where a report of a failure was written; or `begun`.
+        nbytes, stamp, crc32: of the output, as `disk.Output` has them; not where a file was changed
+            in place.
+        tags: where it was begun, a digest of the devices in the file as they were.
     """
 
     name: str
-    options: str
+    key: str
     outcome: str
-    source: str
-    output: str = ""
     nbytes: int = 0
     stamp: str = ""
     crc32: int = 0
@@ -72,6 +73,7 @@ class Ledger:
         self.path = path
         self.entries: dict[str, Entry] = {}
         self._at = since
+        self._file = (-1, -1)  # which it was
         self._guard = threading.Lock()
 
     def of(self, name: str) -> Entry | None:
@@ -91,35 +93,78 @@ class Ledger:
 
     def _read(self) -> None:
         try:
-            with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size <= self._at:
-                    return
-                file.seek(self._at)
-                data = file.read()
+            fd = self._open(os.O_RDONLY)
         except FileNotFoundError:
             return
         except OSError as error:
             raise failure_of(error, self.path) from error
-        end = data.rfind(b"\n") + 1  # what follows may be in the making
-        for line in data[:end].split(b"\n"):
-            entry = _entry(line)
+        with open(fd, "rb", buffering=_PIECE) as file:
+            about = os.fstat(fd)
+            which = (about.st_dev, about.st_ino)
+            if about.st_size < self._at or self._file not in ((-1, -1), which):
+                self.entries, self._at = {}, 0  # it was replaced
+            self._file = which
+            if about.st_size > _MOST:
+                raise RefusedError(
+                    f"the ledger has {about.st_size:,} bytes, and {_MOST:,} are the most",
+                    path=self.path,
+                    hint="without it, what is there is compared; remove it",
+                )
+            if about.st_size > self._at:
+                file.seek(self._at)
+                self._take(file)
+
+    def _take(self, file: IO[bytes]) -> None:
+        """Read on, line by line; what ends in none may be in the making."""
+        within = False  # in a line that is too long
+        while line := file.readline(_LONGEST_LINE):
+            whole = line.endswith(b"\n")
+            if not whole and len(line) < _LONGEST_LINE:
+                return
+            entry = _entry(line) if whole and not within else None
             if entry is not None:
                 self.entries[entry.name] = entry
-        self._at += end
+            within = not whole
+            self._at += len(line)
+
+    def _open(self, flags: int) -> int:
+        """The file, if it is one, and nothing that leads elsewhere or would have us wait.
+
+        Raises:
+            RefusedError: it is something else.
+            OSError: it can't be opened.
+        """
+        try:
+            fd = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise self._trap() from error
+            raise
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            os.close(fd)
+            raise self._trap()
+        return fd
+
+    def _trap(self) -> RefusedError:
+        return RefusedError(
+            "the ledger is a link, has several names, or is no file", path=self.path, hint="rm it"
+        )
 
     def add(self, entry: Entry, *, synced: bool = False) -> None:
         """Add a line.
 
         Raises:
+            RefusedError: the ledger is something else.
             OSError: it can't be written; then it may be torn.
         """
         line = json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
-        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             _lock(fd, _TAIL, wait=True)
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            data = (b"\n" if torn else b"") + line.encode("utf-8", "surrogateescape")
+            data = (b"\n" if torn else b"") + line.encode()
             if os.write(fd, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if synced:
@@ -135,7 +180,7 @@ class Ledger:
             WriteError, RefusedError: the ledger can't be written.
         """
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = self._open(os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise failure_of(error, self.path) from error
         try:
@@ -171,7 +216,7 @@ def _lock(fd: int, at: int, *, wait: bool) -> bool:
 
 def _entry(line: bytes) -> Entry | None:
     try:
-        said = json.loads(line.decode("utf-8", "surrogateescape"))
+        said = json.loads(line)
         if not isinstance(said, dict):
             return None
         entry = Entry(**_known(said))
@@ -186,4 +231,4 @@ def _known(said: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in said.items() if key in Entry._fields}
 
 
-_LIKE = Entry("", "", "", "")
+_LIKE = Entry("", "", "")

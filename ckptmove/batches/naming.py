@@ -1,15 +1,14 @@
-"""What the items of a batch become in the destination, and which of them belong to a share."""
+"""What the items of a batch become in the destination."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from .. import formats
-from ..errors import RefusedError, UsageError
+from ..errors import RefusedError
 from .items import Item
 
 _REPORT = ".validation.json"
@@ -51,10 +50,8 @@ def bare_name(name: str) -> str:
     return name
 
 
-def refuse_clashes(items: Iterable[Item], *, in_place: bool) -> None:
+def refuse_clashes(items: Iterable[Item]) -> None:
     """Raises RefusedError if two items would have one name, or one would lie in another."""
-    if in_place:
-        return
     made: dict[str, list[str]] = {}
     for item in items:
         made.setdefault(item.output, []).append(item.name)
@@ -76,25 +73,3 @@ def refuse_clashes(items: Iterable[Item], *, in_place: bool) -> None:
             f"would have the same name in the destination: {told}",
             hint="--exclude all of them but one",
         )
-
-
-def share_of(text: str | None) -> tuple[int, int] | None:
-    """Which of how many shares `i/N` says.
-
-    Raises:
-        UsageError: it says nothing of the kind.
-    """
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise UsageError(f"{text!r} is not of the form i/N with i from 1 to N", hint="e.g. 1/8")
-    return int(found[1]), int(found[2])
-
-
-def is_in_share(name: str, number: int, count: int) -> bool:
-    """Whether an item belongs to a share of the tree, whatever else is in it."""
-    import hashlib
-
-    digest = hashlib.sha256(os.fsencode(name)).digest()
-    return int.from_bytes(digest[:8], "big") % count == number - 1

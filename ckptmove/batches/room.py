@@ -1,21 +1,24 @@
-"""The destination of a batch: whether there is room, its folders, and what killed runs left."""
+"""The destination of a batch: whether there is room, and what is in the way. Nothing is written."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
-from ..destination import failure_of, hidden_name
-from .items import Item
-from .ledger import LEDGER, Ledger
-from .outputs import clear, is_left_of, leftovers
+from ..destination import failure_of
+from ..errors import RefusedError
+from .items import Task
 
 _FICLONE = 0x40049409  # linux/fs.h
+_LONGEST_NAME = 255  # bytes
+#: What may make a checkpoint smaller.
+_SHRINKING = ("select", "exclude_tensors", "root", "preset", "dtype")
 
 
 def _existing(path: str) -> str:
-    """The folder that is there, of those that a path leads through."""
+    """The folder that is there, of those that a path leads through; or what is in its place."""
     path = os.path.abspath(path)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -26,77 +29,86 @@ def free_nbytes(dst: str) -> int:
     """What is free where the destination is, or will be.
 
     Raises:
-        RefusedError, WriteError: that can't be told.
+        RefusedError, WriteError: that can't be told, or it can't be written at all.
     """
     try:
+        _check_writable(dst)
         room = os.statvfs(_existing(dst))
     except OSError as error:
         raise failure_of(error, dst) from error
     return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
 
 
-def shares_blocks(source: str, dst: str) -> bool:
-    """Whether files of one can share their blocks with those of the other."""
+def _check_writable(folder: str) -> None:
+    """Raises OSError if nothing new can be in a folder, which may have to be made."""
+    existing = _existing(folder)
+    if not os.path.isdir(existing):
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), existing)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise OSError(number, os.strerror(number), existing)
+
+
+def refuse_long_name(output: str) -> None:
+    """Raises RefusedError if no file system has such names."""
+    nbytes = len(os.fsencode(os.path.basename(output)))
+    if nbytes > _LONGEST_NAME:
+        raise RefusedError(
+            f"its name would have {nbytes} bytes in the destination, and {_LONGEST_NAME} is the "
+            "most"
+        )
+
+
+def obstacles(outputs: Iterable[str]) -> list[str]:
+    """Why outputs can't be written, as far as that can be told; empty where nothing is known."""
+    folders: dict[str, str] = {}
+    found = list[str]()
+    for output in outputs:
+        folder = os.path.dirname(output)
+        if folder not in folders:
+            folders[folder] = _folder_obstacle(folder)
+        try:
+            refuse_long_name(output)
+            found.append(folders[folder])
+        except RefusedError as error:
+            found.append(str(error))
+    return found
+
+
+def _folder_obstacle(folder: str) -> str:
+    try:
+        _check_writable(folder)
+    except OSError as error:
+        return str(failure_of(error, folder))
+    return ""
+
+
+def refuse_if_full(source: str, dst: str, tasks: Sequence[Task], free: int) -> None:
+    """Raises RefusedError if there can't be room for all that is not there yet."""
+    if any(any(task.options.get(each) for each in _SHRINKING) for task in tasks[:1]):
+        return
+    nbytes = sum(task.item.nbytes for task in tasks if not task.there and not task.obstacle)
+    if nbytes > free and not _shares_blocks(source, dst):
+        raise RefusedError(
+            f"there is no room: {nbytes:,} bytes are needed, {free:,} are free", path=dst
+        )
+
+
+def _shares_blocks(source: str, dst: str) -> bool:
+    """Whether files of one can share their blocks with those of the other; tried without names."""
     folder = _existing(dst)
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    paths = [os.path.join(folder, hidden_name("probe")) for _ in range(2)]
     opened = list[int]()
     try:
         if os.stat(source).st_dev != os.stat(folder).st_dev:
             return False
-        for path in paths:
-            opened.append(os.open(path, flags, 0o600))
+        for _ in range(2):
+            opened.append(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
         os.write(opened[0], bytes(1 << 16))
         fcntl.ioctl(opened[1], _FICLONE, opened[0])
-    except OSError:
+    except (OSError, AttributeError):  # O_TMPFILE is Linux's
         return False
     finally:
-        for fd, path in zip(opened, paths, strict=False):
+        for fd in opened:
             os.close(fd)
-            os.unlink(path)
     return True
-
-
-def prepare(dst: str, items: Iterable[Item], done: Iterable[Item]) -> None:
-    """Make the folders of what is to be written, and remove what killed runs left.
-
-    Raises:
-        RefusedError, WriteError: the folders can't be made.
-    """
-    items = list(items)
-    try:
-        os.makedirs(dst, exist_ok=True)
-        for folder in sorted({os.path.dirname(item.output) for item in items}):
-            os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise failure_of(error, error.filename or dst) from error
-    remove_leftovers(dst, [*items, *done])
-
-
-def remove_leftovers(folder: str, items: Iterable[Item], ledger: str = "") -> None:
-    """Remove what killed runs left of these items, but not of those that others are at.
-
-    Args:
-        folder: where to look, and below.
-        items: of which to remove it.
-        ledger: the path of the ledger, if it is not in this folder.
-    """
-    left = leftovers(folder)
-    if not left:
-        return
-    book = Ledger(ledger or os.path.join(folder, LEDGER))
-    for hidden, item in _whose(left, items):
-        with book.held(item.name, patient=False) as held:
-            if held:
-                clear(hidden, item.output)
-
-
-def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, Item]]:
-    inside: dict[str, list[Item]] = {}
-    for item in items:
-        inside.setdefault(os.path.dirname(item.output), []).append(item)
-    for hidden in left:
-        for item in inside.get(os.path.dirname(hidden), ()):
-            if is_left_of(hidden, item.output):
-                yield hidden, item
-                break

@@ -7,7 +7,7 @@ import os
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ from ..errors import CkptmoveError
 from ..in_place import settle
 from ..verifier import Progress
 from .items import BUSY, FAILED, OUTCOMES, SCHEMA, SKIPPED, Result, Task, result_of
+from .leftovers import remove_leftovers
 from .planning import BatchPlan
-from .room import remove_leftovers
 from .workers import WorkerDied, Workers
 from .working import work
 
@@ -40,6 +40,7 @@ class BatchReport:
         nbytes: the size of what was read.
         bytes_written: how much was written.
         seconds: how long it took.
+        notes: as the plan has them.
     """
 
     verb: str
@@ -52,6 +53,7 @@ class BatchReport:
     nbytes: int
     bytes_written: int
     seconds: float
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -73,6 +75,7 @@ class BatchReport:
             "nbytes": self.nbytes,
             "bytes_written": self.bytes_written,
             "seconds": round(self.seconds, 3),
+            "notes": list(self.notes),
         }
 
 
@@ -143,6 +146,7 @@ class Batch(Iterator[Result]):
             self._nbytes,
             self._bytes_written,
             time.monotonic() - self._started,
+            self.plan.notes,
         )
 
     def _run(self) -> Iterator[Result]:
@@ -248,11 +252,23 @@ class Batch(Iterator[Result]):
 
     def _tidy_up(self) -> None:
         """Have all names on disk, and none for the time being left."""
-        for folder in sorted(self._folders):
+        plan = self.plan
+        for folder in sorted(_with_those_above(self._folders, plan.destination or "")):
             with contextlib.suppress(OSError):
                 sync_folder(folder)
-        plan = self.plan
         written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]
         if plan.destination is not None and written:
             with contextlib.suppress(CkptmoveError, OSError):
                 remove_leftovers(plan.destination, written)
+
+
+def _with_those_above(folders: Iterable[str], root: str) -> set[str]:
+    """Folders, and those that they are in, up to the root: they may be new as well."""
+    found, top = set[str](), os.path.abspath(root)
+    for folder in folders:
+        while folder not in found:
+            found.add(folder)
+            if folder == top or not folder.startswith(top):
+                break
+            folder = os.path.dirname(folder)
+    return found

@@ -18,16 +18,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from types import FrameType
 from typing import IO, Any, NoReturn
 
-from .working import LISTENER
+from .doing import LISTENER
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE = 30.0  # seconds to clean up before a worker is killed
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
 #: Called in some thread with the task, and how many bytes of it were done since.
@@ -222,22 +223,40 @@ def serve() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _unwind)
+    ending = _Ending()
+    for number in _SIGNALS:
+        signal.signal(number, ending)
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(given, calls), daemon=True).start()
-    with contextlib.suppress(_Ended, BrokenPipeError):
-        while (data := calls.get()) is not None:
+    while (data := calls.get()) is not None:
+        with contextlib.suppress(_Ended, BrokenPipeError), ending.unwound():
             _perform(data, told)
-    with contextlib.suppress(OSError, _Ended):
-        sys.stderr.flush()
+            continue
+        break
     os._exit(0)  # threads of others must not keep us
 
 
-def _unwind(number: int, frame: FrameType | None) -> NoReturn:
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)  # a second one is immediate
-    raise _Ended
+class _Ending:
+    """What a signal does: what is being done is unwound, but if nothing is, we are gone."""
+
+    def __init__(self) -> None:
+        self._doing = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        if not self._doing:
+            os._exit(0)
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)  # a second one is immediate
+        raise _Ended
+
+    @contextlib.contextmanager
+    def unwound(self) -> Iterator[None]:
+        """While something is being done."""
+        self._doing = True
+        try:
+            yield
+        finally:
+            self._doing = False
 
 
 def _listen(given: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:

@@ -17,7 +17,7 @@ from ..batches.batch import batch as run_batch
 from ..batches.items import Result
 from ..batches.running import Batch
 from ..errors import CheckFailed, WriteError
-from ..render.batch import batch_line, batch_plan, batch_summary
+from ..render.batch import Again, batch_line, batch_plan, batch_summary
 from ..render.text import cut, printable
 from .convert import convert_asked, convert_options
 from .options import Function, emit, emit_json, needs_source, output_options, warn, with_options
@@ -35,8 +35,32 @@ class _Remembering(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click has it."""
-        ctx.meta[_WORDS] = ["batch", self.name or "", *args]
+        ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
+
+
+def _again(log: str | None) -> Again:
+    """How this command was asked for."""
+    context = click.get_current_context()
+    words: tuple[str, ...] = context.meta[_WORDS]
+    valued = {
+        name
+        for option in context.command.params
+        if isinstance(option, click.Option) and not option.is_flag
+        for name in option.opts
+    }
+    narrowed, rest = list[str](), iter(words)
+    for word in rest:
+        if word == "--":
+            narrowed += [word, *rest]
+        elif word in valued:
+            value = next(rest)
+            narrowed += [word, value] if word != "--include" else []
+        elif not word.startswith("--include="):
+            narrowed.append(word)
+    verb = ("batch", context.command.name or "")
+    is_file = log is not None and Path(log).is_file()  # what else there is can't be read again
+    return Again(verb, words, narrowed, log if is_file else None)
 
 
 def _batch_options(command: Function) -> Function:
@@ -46,7 +70,10 @@ def _batch_options(command: Function) -> Function:
         click.argument("src", type=click.Path(), required=False),
         click.argument("dst", type=click.Path(), required=False),
         click.option(
-            "--include", multiple=True, metavar="GLOB", help="Only items so called. Repeatable."
+            "--include",
+            multiple=True,
+            metavar="GLOB",
+            help="Only items so called; with a leading /, by the whole name. Repeatable.",
         ),
         click.option(
             "--exclude",
@@ -64,6 +91,7 @@ def _batch_options(command: Function) -> Function:
             "--verify", is_flag=True, help="Read again what is done, to see that it holds."
         ),
         click.option("--log", metavar="FILE", help="Add a line of JSON for each item to FILE."),
+        click.option("--retry", metavar="FILE", help="Only what was not done, by such a log."),
         click.option("--dry-run", is_flag=True, help="Plan everything, do nothing."),
     )
 
@@ -78,7 +106,11 @@ def batch() -> None:
     They are found by content, whatever they are called. A folder of a model, or an index with its
     files, is converted and validated as one. All is planned first; what fails stops no other, and
     is told at the end. What was killed, or broken off by Ctrl-C, goes on where it was if the same
-    command is run again; two at once share the work.
+    command is run again; two at once share the work. Links to files are followed, links to folders
+    are not.
+
+    A GLOB is matched with names in the tree, such as runs/1/last.ckpt: * also stands for slashes,
+    and a GLOB without any may match the last part alone. /last.ckpt is only the one at the top.
 
     \b
     ckptmove batch convert runs/ out/ --format safetensors
@@ -125,6 +157,7 @@ def convert(src: str | None, dst: str | None, **given: Any) -> None:
 @batch.command(cls=_Remembering)
 @_batch_options
 @validate_options
+@click.option("--force", is_flag=True, help="Replace reports that others wrote.")
 @output_options
 def validate(src: str | None, dst: str | None, **given: Any) -> None:
     """Validate every checkpoint in SRC; with DST, a report of each goes there as JSON.
@@ -151,7 +184,7 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
     bar, log, dry_run = not given.pop("no_progress"), given.pop("log"), given.pop("dry_run")
     ours = {
         name: given.pop(name)
-        for name in ("include", "exclude", "jobs", "shard_of", "verify", "copy_others")
+        for name in ("include", "exclude", "jobs", "shard_of", "retry", "verify", "copy_others")
         if name in given
     }
     if verb == "convert":
@@ -168,12 +201,12 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
     if not quiet:
         warn(src, work.plan.notes)
     warned, broken = 0, None
-    with _opened(log) as lines:
+    with _Log(log) as lines:
         try:
             with shown.over(work):
                 for result in work:
                     warned += bool(result.warnings)
-                    _note(lines, result)
+                    lines.add(result)
                     if verbose and not as_json:
                         _tell(result)
         except (KeyboardInterrupt, Signalled) as error:
@@ -181,13 +214,15 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
         finally:
             work.close()
     report = work.report()
-    words = click.get_current_context().meta[_WORDS]
     if as_json:
         emit_json(report.to_json())
     elif not quiet:
-        emit(batch_summary(report, words, warned, told=verbose))
+        again = _again(log if lines.error is None else None)
+        emit(batch_summary(report, again, warned, told=verbose))
     if broken is not None:
         raise broken
+    if lines.error is not None:
+        raise lines.error
     if report.failures:
         raise CheckFailed(_negative(len(report.failures), sum(report.outcomes.values())), path=src)
 
@@ -200,22 +235,45 @@ def _tell(result: Result) -> None:
     emit([batch_line(result), *(printable(f"        {each}") for each in result.warnings)])
 
 
-@contextlib.contextmanager
-def _opened(log: str | None) -> Iterator[IO[str] | None]:
-    if log is None:
-        yield None
-        return
-    try:
-        with Path(log).open("a", encoding="utf-8", errors="surrogateescape") as file:
-            yield file
-    except OSError as error:
-        raise WriteError(f"the log can't be written: {error.strerror}", path=log) from error
+class _Log:
+    """A file with a line for each item, if one is wanted. If it fails, the batch goes on."""
 
+    def __init__(self, path: str | None) -> None:
+        """Raises WriteError if it can't be opened."""
+        self.error: WriteError | None = None
+        self._path = path
+        self._file: IO[str] | None = None
+        if path is not None:
+            try:
+                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 until we end
+            except OSError as error:
+                raise self._failed(error) from error
 
-def _note(lines: IO[str] | None, result: Result) -> None:
-    if lines is not None:
-        lines.write(json.dumps(result.to_json()) + "\n")
-        lines.flush()
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._close()
+
+    def add(self, result: Result) -> None:
+        """What became of an item."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(result.to_json()) + "\n")
+            self._file.flush()
+        except OSError as error:
+            self.error = self._failed(error)
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what is left in it was told
+                file.close()
+
+    def _failed(self, error: OSError) -> WriteError:
+        return WriteError(f"the log can't be written: {error.strerror}", path=self._path)
 
 
 class _Shown:

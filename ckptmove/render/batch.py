@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from glob import escape
+from typing import NamedTuple
 
-from ..batches.items import FAILED, REFUSED, Result
+from ..batches.items import FAILED, REFUSED, Result, Task
 from ..batches.planning import BatchPlan
 from ..batches.running import BatchReport
 from .text import printable, size, table
 
 _MOST = 20  # lines of a kind
-_MOST_NAMED = 8  # items that a command names
+_MOST_NAMED = 8  # items that a command names, where it need not name any
+_MOST_NAMED_AT_ALL = 200
 _WOULD = {"relocate": "would relocate", "convert": "would convert", "validate": "would validate"}
 _DID = {"relocate": "relocated", "convert": "converted", "validate": "validated"}
-_NARROWING = ("--include", "--exclude", "--shard-of")
+#: What becomes of an output that is there.
+_THERE = {
+    "checked": ": read again, to see that it is what was written",
+    "compared": ": left if it is the same, else refused",
+    "replaced": ", and is replaced",
+}
+_SUMMED = {
+    "checked": "are there, and read again",
+    "compared": "are there, and compared",
+    "replaced": "are there, and replaced",
+}
 
 
 def batch_plan(plan: BatchPlan, *, full: bool = False) -> Iterator[str]:
@@ -25,10 +39,7 @@ def batch_plan(plan: BatchPlan, *, full: bool = False) -> Iterator[str]:
         plan: what was planned.
         full: whether to shorten nothing.
     """
-    rows = [
-        (item.name, size(item.nbytes), f"→ {item.output}" if item.output else "")
-        for item in (task.item for task in plan.tasks)
-    ]
+    rows = [(task.item.name, size(task.item.nbytes), _where(task)) for task in plan.tasks]
     shown = rows if full else rows[:_MOST]
     if shown:
         yield from table(shown, right=[1])
@@ -37,6 +48,11 @@ def batch_plan(plan: BatchPlan, *, full: bool = False) -> Iterator[str]:
     for note in plan.notes:
         yield printable(note)
     told = [f"{_WOULD[plan.verb]} {_items(len(rows))}, {size(plan.nbytes)}"]
+    held_up = sum(bool(task.obstacle) for task in plan.tasks)
+    if held_up:
+        told.append(f"{held_up:,} of them can't be written")
+    there = Counter(task.there for task in plan.tasks if task.there and not task.obstacle)
+    told += [f"{there[each]:,} {_SUMMED[each]}" for each in _SUMMED if there[each]]
     if plan.done:
         told.append(f"{len(plan.done):,} are done")
     if plan.others:
@@ -44,6 +60,15 @@ def batch_plan(plan: BatchPlan, *, full: bool = False) -> Iterator[str]:
     if plan.free_nbytes is not None:
         told.append(f"{size(plan.free_nbytes)} are free")
     yield "; ".join(told)
+
+
+def _where(task: Task) -> str:
+    output = task.item.output
+    if task.obstacle:
+        return f"→ {output}: {task.obstacle}"
+    if task.there:
+        return f"→ {output} is there{_THERE[task.there]}"
+    return f"→ {output}" if output else ""
 
 
 def batch_line(result: Result) -> str:
@@ -55,13 +80,13 @@ def batch_line(result: Result) -> str:
 
 
 def batch_summary(
-    report: BatchReport, again: Sequence[str], warned: int = 0, *, told: bool = False
+    report: BatchReport, again: Again, warned: int = 0, *, told: bool = False
 ) -> Iterator[str]:
     """What became of all of them.
 
     Args:
         report: of the batch.
-        again: the command line that it was run by, without `ckptmove`.
+        again: how it was asked for.
         warned: of how many items there is something that the user should know.
         told: whether every item was told of before.
     """
@@ -86,23 +111,58 @@ def batch_summary(
         parts.append(f"{warned:,} with warnings (-v or --log)")
     yield "; ".join(parts)
     if report.remaining:
-        yield printable(f"go on: {shlex.join(['ckptmove', *again])}")
+        yield f"go on: {again.command()}"
     elif report.failures:
-        yield printable(f"these again: {retry(report, again)}")
+        yield f"these again: {again.retry(report)}"
 
 
-def retry(report: BatchReport, again: Sequence[str]) -> str:
-    """The command that does just what was refused or failed.
+class Again(NamedTuple):
+    """How a batch was asked for, and can be again.
 
-    What is done is not done again, if there is where to enter it: many need no naming then.
+    Attributes:
+        verb: the words before the arguments, but for `ckptmove`.
+        words: the arguments.
+        narrowed: the arguments without `--include` and what follows it.
+        log: a file that every item was logged to, if there is one.
     """
-    narrowed = any(part.partition("=")[0] in _NARROWING for part in again)
-    most = _MOST_NAMED if report.destination is not None else len(report.failures)
-    words = ["ckptmove", *again]
-    if not narrowed and len(report.failures) <= most:
-        for each in report.failures:
-            words += ["--include", escape(each.name)]
-    return shlex.join(words)
+
+    verb: Sequence[str]
+    words: Sequence[str]
+    narrowed: Sequence[str]
+    log: str | None = None
+
+    def command(self, *more: str, without_includes: bool = False) -> str:
+        """The command line, with more options, for a shell."""
+        words = self.narrowed if without_includes else self.words
+        return " ".join(map(quoted, ("ckptmove", *self.verb, *more, *words)))
+
+    def retry(self, report: BatchReport) -> str:
+        """The command that does just what was refused or failed.
+
+        What is done is not done again where it was entered as such: there it is the same command,
+        unless there are few to be named.
+        """
+        names = [each.name for each in report.failures]
+        if report.destination is not None and len(names) > _MOST_NAMED:
+            return self.command()
+        if report.destination is None and self.log is not None:
+            retried = any(word.partition("=")[0] == "--retry" for word in self.words)
+            return self.command(*(() if retried else (f"--retry={self.log}",)))
+        if len(names) > _MOST_NAMED_AT_ALL:
+            return self.command()
+        includes = [f"--include=/{escape(name)}" for name in names]
+        return self.command(*includes, without_includes=True)
+
+
+def quoted(word: str) -> str:
+    """A word such that a shell takes it as it is, and a terminal shows it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = (
+        chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}"
+        for byte in os.fsencode(word)
+    )
+    return f"$'{''.join(shown)}'"
 
 
 def _items(count: int) -> str:

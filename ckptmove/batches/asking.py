@@ -1,0 +1,120 @@
+"""The options of a verb in a batch: looked at first, and as they are for each item."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect as signatures
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..errors import StrPath, UsageError
+from ..rules import rules_of
+from ..verbs.convert import check_options, convert
+from ..verbs.relocate import relocate
+from ..verbs.validate import validate
+from .naming import bare_name
+
+VERBS: Mapping[str, Callable[..., Any]] = {
+    "relocate": relocate,
+    "convert": convert,
+    "validate": validate,
+}
+#: What the batch decides for each item, or has under another name.
+_NOT_THEIRS = ("src", "dst", "progress", "dry_run")
+
+
+def checked_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a verb for all items, without those that say what holds anyway.
+
+    A device map is read.
+
+    Raises:
+        UsageError: the verb has none of that name, or they make no sense.
+    """
+    if verb not in VERBS:
+        raise UsageError(f"{verb!r} is no verb for a batch", hint=f"one of {', '.join(VERBS)}")
+    defaults = {
+        name: each.default for name, each in signatures.signature(VERBS[verb]).parameters.items()
+    }
+    if verb == "convert":
+        defaults["exclude_tensors"] = defaults.pop("exclude")
+    if verb == "validate":
+        defaults["force"] = False
+    for name in options:
+        if name not in defaults or name in _NOT_THEIRS:
+            raise UsageError(f"{verb} has no option {name!r} in a batch")
+    given = {
+        name: _plain(value)
+        for name, value in options.items()
+        if value is not None and value != defaults[name] and value not in ((), [], {})
+    }
+    if verb == "relocate":
+        found = rules_of(
+            to=given.get("to"),
+            map=given.get("map"),
+            place=given.get("place"),
+            device_map=given.get("device_map"),
+        )
+        if "device_map" in given:
+            given["device_map"] = dict(found.device_map)
+        if bool(given.get("in_place")) == (dst is not None):
+            raise UsageError("either a destination is given, or in place")
+    elif verb == "convert":
+        if dst is None:
+            raise UsageError("no destination is given")
+        check_options(given)
+    return given
+
+
+def _plain(value: Any) -> Any:
+    """What an option says, such that it can be sent elsewhere without what it was made of."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "torch":  # a device or a dtype, by its name
+        return str(value).removeprefix("torch.")
+    if not isinstance(value, (str, int, float)) and isinstance(value, Iterable):
+        return tuple(_plain(each) for each in value)
+    return value
+
+
+def code_of(model: object) -> str | None:
+    """The file or folder that says what the model is, `path/to/file.py:Net`, if one does."""
+    if not isinstance(model, str):
+        return None
+    return next((each for each in (model, model.rpartition(":")[0]) if os.path.exists(each)), None)
+
+
+def from_root(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, such that the files that they name can be found from any folder."""
+    found = dict(options)
+    if isinstance(found.get("against"), (str, os.PathLike)):
+        found["against"] = os.path.abspath(found["against"])
+    code = code_of(found.get("model"))
+    if code is not None:
+        found["model"] = os.path.abspath(code) + str(found["model"])[len(code) :]
+    return found
+
+
+class Against:
+    """Another tree, with whose checkpoints those of this one are compared."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._alike: dict[str, dict[str, list[str]]] = {}
+
+    def of(self, name: str) -> str:
+        """What has the same name there, or else that with another suffix if it is the only one."""
+        path = os.path.join(self._root, name)
+        if os.path.lexists(path):
+            return path
+        folder, last = os.path.split(path)
+        if folder not in self._alike:
+            alike = self._alike[folder] = dict[str, list[str]]()
+            with contextlib.suppress(OSError):
+                for each in os.listdir(folder):
+                    alike.setdefault(bare_name(each), []).append(each)
+        found = self._alike[folder].get(bare_name(last), [])
+        return os.path.join(folder, found[0]) if len(found) == 1 else path

@@ -1,0 +1,178 @@
+"""Have a verb do one item, or find that it is there already."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from ..destination import EXISTS_HINT
+from ..errors import CkptmoveError, InputError, RefusedError
+from ..plan import Copy, Plan, Write
+from ..sink import Staged
+from ..source import Source
+from ..verbs.convert import ConvertReport, convert
+from ..verbs.relocate import relocate
+from ..verbs.validate import validate
+from ..verifier import Progress
+from .disk import holds, is_taken, make_folder, same, sizes_of
+from .items import Item, Task
+from .keys import is_ours
+from .ledger import Entry
+from .leftovers import beside
+from .room import refuse_long_name
+
+#: Who wants to know of progress within an item.
+LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
+_ANOTHER = "the destination exists, and is not what would be written"
+
+
+class Made(NamedTuple):
+    """What a verb did.
+
+    Attributes:
+        report: as plain data.
+        bytes_written: how much it wrote.
+    """
+
+    report: Mapping[str, Any] | None
+    bytes_written: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether it found nothing wrong."""
+        return self.report is None or bool(self.report.get("ok", True))
+
+
+def made_or_there(task: Task, known: Entry | None) -> Made | None:
+    """Do it; gives None where the output is there already, and equal.
+
+    That is how an item is found to be done that was not entered, be it that the run was killed in
+    between, or that somebody else made it.
+
+    Args:
+        task: the item, and how.
+        known: what the ledger says of it.
+
+    Raises:
+        CkptmoveError, OSError: it can't be done.
+    """
+    item, force = task.item, bool(task.options.get("force"))
+    if item.output and not task.in_place:
+        refuse_long_name(item.output)
+        make_folder(os.path.dirname(item.output))
+    if task.verb == "validate":
+        return _validated(task, known, force=force)
+    if task.in_place or force or not is_taken(item.output):
+        return _made(task, item.output, force=force)
+    _refuse_other_sizes(task)
+    with beside(item.output) as other:
+        try:
+            _made(task, other, force=False)
+        except CkptmoveError as error:
+            if error.path is not None and error.path.startswith(other):
+                error.path = item.output
+            raise
+        if not same(item.output, other):
+            raise _other(task)
+    return None
+
+
+def _refuse_other_sizes(task: Task) -> None:
+    """Raises RefusedError if what is there must be something else, as far as its size tells."""
+    if task.verb == "convert" and task.item.kind in ("file", "index", "folder"):
+        output = task.item.output
+        files = _converted(task, output, force=True, dry_run=True).files
+        if {each[len(output) :].lstrip("/"): n for each, n in files.items()} != sizes_of(output):
+            raise _other(task)
+
+
+def _other(task: Task) -> RefusedError:
+    return RefusedError(_ANOTHER, path=task.item.output, hint=EXISTS_HINT)
+
+
+def _made(task: Task, output: str, *, force: bool) -> Made:
+    """Have the verb do it."""
+    kind = task.item.kind
+    if kind == "unreadable":
+        raise _unreadable(task.item)
+    if kind == "other" or (kind == "index" and task.verb == "relocate"):
+        return _copied(task.item, output, force)
+    if task.verb == "relocate":
+        return _relocated(task, output, force)
+    report = _converted(task, output, force=force)
+    return Made(report.to_json(), report.bytes_written)
+
+
+def _relocated(task: Task, output: str, force: bool) -> Made:
+    options = dict(task.options)
+    if not task.in_place:
+        options |= {"dst": output, "force": force}
+    report = relocate(task.item.path, progress=LISTENER.get(), **options)
+    return Made(report.to_json(), report.bytes_written)
+
+
+def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:
+    options = dict(task.options)
+    as_folder = task.item.kind == "folder" or options.get("max_shard_size") is not None
+    options["exclude"] = options.pop("exclude_tensors", ())
+    options["force"] = force
+    dst = f"{output}/" if as_folder else output
+    return convert(task.item.path, dst, dry_run=dry_run, progress=LISTENER.get(), **options)
+
+
+def _validated(task: Task, known: Entry | None, *, force: bool) -> Made:
+    """Validate it, and have a report of that, which may replace only what is ours."""
+    if task.item.kind == "unreadable":
+        raise _unreadable(task.item)
+    options = {name: each for name, each in task.options.items() if name != "force"}
+    report = validate(task.item.path, progress=LISTENER.get(), **options).to_json()
+    output, nbytes = task.item.output, 0
+    if output:
+        data = _timeless(report)
+        taken = is_taken(output)
+        if not taken or not holds(output, data):
+            if taken and not force and not is_ours(known, output):
+                raise _other(task)
+            with Staged(output, [], force=taken) as staged:
+                staged.write(Plan("relay", len(data), (), (Write(0, data),)))
+                staged.commit()
+            nbytes = len(data)
+    return Made(report, nbytes)
+
+
+def _timeless(report: Mapping[str, Any]) -> bytes:
+    """A report to be written: the same where the same was found, so without how long it took."""
+    checks = [
+        {**each, "data": {name: said for name, said in each["data"].items() if name != "seconds"}}
+        for each in report["checks"]
+    ]
+    return (json.dumps({**report, "checks": checks}, indent=2) + "\n").encode()
+
+
+def _copied(item: Item, output: str, force: bool) -> Made:
+    """A file as it is."""
+    with Source.open(item.path) as source:
+        nbytes = source.nbytes
+        copies = (Copy(0, nbytes, 0),) if nbytes else ()
+        with Staged(output, [source], force=force) as staged:
+            staged.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
+            staged.commit()
+    return Made(None, nbytes)
+
+
+def _unreadable(item: Item) -> InputError:
+    """Why it can't be read."""
+    try:
+        if os.path.isdir(item.path):
+            os.listdir(item.path)
+        else:
+            with Source.open(item.path) as source:
+                source.read(0, min(source.nbytes, 1))
+    except InputError as error:
+        return error
+    except OSError as error:
+        return InputError(f"can't be read: {error.strerror}", path=item.path)
+    return InputError("could not be read when the tree was looked through", path=item.path)

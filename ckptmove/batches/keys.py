@@ -1,0 +1,141 @@
+"""What tells whether an item is done: a digest of all that what is made of it depends on.
+
+That is the version of ckptmove, the verb and its options, with what files they name hold, the stamp
+of the source, and that of what it is compared with. Of a file that was changed in place it is the
+stamp after the change, and no version: nothing is to be changed twice since ckptmove is another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..verbs.inspect import inspect
+from ..version import __version__
+from .asking import code_of, from_root
+from .disk import files_of, inode_of, output_of, stamp_of
+from .finding import parts_of
+from .items import Item, Task
+from .ledger import Entry
+
+
+def request_of(verb: str, options: Mapping[str, Any]) -> str:
+    """The part of the digest that is the same for all items."""
+    named = from_root(options).items()
+    said = {name: each for name, each in named if name not in ("force", "against")}
+    code = code_of(options.get("model"))
+    stamp = None if code is None else stamp_of(files_of(code), code)
+    version = None if options.get("in_place") else __version__
+    return _digest([version, verb, said, stamp])
+
+
+def key_of(task: Task, stamp: str) -> str:
+    """The digest.
+
+    Args:
+        task: the item, and how it is done.
+        stamp: of what the item is made of.
+    """
+    return _digest([task.request, stamp, _stamp_against(task.options.get("against"))])
+
+
+def begun_key_of(task: Task) -> str:
+    """The digest for a change in place that was begun: it stays, however far that came.
+
+    Raises:
+        InputError: the file is gone.
+    """
+    return _digest([task.request, "begun", inode_of(task.item.path)])
+
+
+def tags_of(path: str) -> str:
+    """A digest of all that a change of devices can change in a file.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    found = inspect(path)
+    return _digest(
+        [
+            [(each.id, each.location) for each in found.storages.values()],
+            [(each.name, each.device) for each in found.tensors],
+            [(each.name, each.value) for each in found.values_naming_devices],
+        ]
+    )
+
+
+def source_stamp(item: Item) -> str:
+    """The stamp of what an item is made of, as it is now.
+
+    Raises:
+        InputError: a file is gone.
+    """
+    files = files_of(item.path) if item.kind == "folder" else item.files or (item.path,)
+    return stamp_of(files, item.path)
+
+
+def _stamp_against(path: object) -> str | None:
+    if not isinstance(path, str):
+        return None
+    try:
+        stamp = stamp_of(parts_of(path), path)
+    except InputError:
+        stamp = ""  # which will be a finding
+    return f"{os.path.abspath(path)}: {stamp}"
+
+
+def _digest(said: object) -> str:
+    import hashlib  # only here: it takes a while to import
+
+    text = json.dumps(said, sort_keys=True, default=_spelled)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _spelled(value: object) -> str:
+    """What is no plain data, such as a function, as the same text in each process."""
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"
+
+
+def is_done(entry: Entry, task: Task, key: str) -> bool:
+    """Whether what the ledger says of an item holds still, without reading the output."""
+    if entry.outcome != "done" or entry.key != key:
+        return False
+    if task.in_place:
+        return True
+    try:
+        return output_of(task.item.output, summed=False).stamp == entry.stamp
+    except (OSError, InputError):
+        return False
+
+
+def read_again(entry: Entry, task: Task, key: str) -> Entry | None:
+    """What the ledger is to say of an item whose output was moved, but is what was written.
+
+    None if it is something else.
+    """
+    if entry.outcome != "done" or entry.key != key or task.in_place:
+        return None
+    try:
+        there = output_of(task.item.output, summed=False)
+        if there.nbytes != entry.nbytes:
+            return None
+        there = output_of(task.item.output, summed=True)
+    except (OSError, InputError):
+        return None
+    return entry._replace(stamp=there.stamp) if there.crc32 == entry.crc32 else None
+
+
+def is_ours(entry: Entry | None, output: str) -> bool:
+    """Whether an output is what the ledger says that we wrote there, whatever it was made of.
+
+    Raises:
+        InputError, OSError: it can't be read.
+    """
+    if entry is None or entry.outcome == "begun":
+        return False
+    there = output_of(output, summed=True)
+    return (there.nbytes, there.crc32) == (entry.nbytes, entry.crc32)

@@ -1,0 +1,93 @@
+"""Names for the time being in a destination: what killed runs left under them, and how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+
+from ..destination import HIDDEN, hidden_name, is_hidden
+from ..held import is_open_for_writing
+from .items import Item
+from .ledger import LEDGER, Ledger
+
+
+@contextlib.contextmanager
+def beside(path: str) -> Iterator[str]:
+    """A folder beside what has this path, that is gone at the end; gives the same name within.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    folder, name = os.path.split(path.rstrip("/"))
+    hidden = os.path.join(folder, hidden_name(name))
+    try:
+        os.mkdir(hidden, 0o700)
+        yield os.path.join(hidden, name)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(folder: str, items: Iterable[Item], ledger: str = "") -> None:
+    """Remove what killed runs left of these items, but not of those that others are at.
+
+    Args:
+        folder: where to look, and below.
+        items: of which to remove it.
+        ledger: the path of the ledger, if it is not in this folder.
+
+    Raises:
+        RefusedError, WriteError: the ledger can't be used.
+    """
+    left = _leftovers(folder)
+    if not left:
+        return
+    book = Ledger(ledger or os.path.join(folder, LEDGER))
+    for hidden, item in _whose(left, items):
+        with book.held(item.name, patient=False) as held:
+            if held:
+                _clear(hidden, item.output)
+
+
+def _leftovers(folder: str) -> list[str]:
+    found = list[str]()
+    for inside, folders, names in os.walk(folder):
+        hidden = [name for name in folders if name.endswith(HIDDEN)]
+        found += [os.path.join(inside, name) for name in (*names, *hidden) if name.endswith(HIDDEN)]
+        folders[:] = [name for name in folders if name not in hidden]
+    return found
+
+
+def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, Item]]:
+    inside: dict[str, list[Item]] = {}
+    for item in items:
+        inside.setdefault(os.path.dirname(item.output), []).append(item)
+    for hidden in left:
+        folder, name = os.path.split(hidden)
+        for item in inside.get(folder, ()):
+            if is_hidden(name, os.path.basename(item.output)):
+                yield hidden, item
+                break
+
+
+def _clear(hidden: str, output: str) -> None:
+    """Remove what was left over, unless somebody still writes it.
+
+    A folder stays while there is no output: it may be what was there before.
+    """
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.lstat(hidden).st_mode):
+            if os.path.lexists(output):
+                shutil.rmtree(hidden)
+        elif not _is_written(hidden):
+            os.unlink(hidden)
+
+
+def _is_written(path: str) -> bool:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return is_open_for_writing(fd)
+    finally:
+        os.close(fd)

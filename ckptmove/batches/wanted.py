@@ -1,0 +1,95 @@
+"""Which items of a tree are wanted: by globs, by shares, or since they were not done."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from ..errors import InputError, StrPath, UsageError
+
+_SETTLED = ("done", "skipped")
+_WILD = re.compile(r"[*?[]")
+
+
+class Wanted:
+    """Which names in a tree are wanted."""
+
+    def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
+        """Args:
+        include: globs, of which one must match; without any, all do.
+        exclude: globs, of which none may.
+        """
+        self._include, self._exclude = tuple(include), tuple(exclude)
+
+    def excludes(self, name: str) -> bool:
+        """Whether a file is excluded, or a folder with all that is in it."""
+        return _matches(name, self._exclude)
+
+    def includes(self, *names: str) -> bool:
+        """Whether what goes by any of these names is included."""
+        return not self._include or any(_matches(name, self._include) for name in names)
+
+    def may_include_in(self, folder: str) -> bool:
+        """Whether something in a folder that can't be read might be included."""
+        return not self._include or any(_may_match_in(f"{folder}/", each) for each in self._include)
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    """Whether a glob matches the name; one without a slash may match its last part alone."""
+    last = name.rpartition("/")[2]
+    return any(
+        fnmatchcase(name, glob.removeprefix("/")) or ("/" not in glob and fnmatchcase(last, glob))
+        for glob in globs
+    )
+
+
+def _may_match_in(inside: str, glob: str) -> bool:
+    start = _WILD.split(glob.removeprefix("/"), maxsplit=1)[0]
+    return "/" not in glob or inside.startswith(start) or start.startswith(inside)
+
+
+def names_to_retry(log: StrPath) -> frozenset[str]:
+    """The names of items that were refused or failed, by a log that `--log` wrote.
+
+    Of several lines about an item, the last counts.
+
+    Raises:
+        InputError: it can't be read, or is no such log.
+    """
+    outcomes: dict[str, str] = {}
+    try:
+        with open(log, "rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):  # the last may be torn
+                    said = json.loads(line)
+                    outcomes[str(said["name"])] = str(said["outcome"])
+    except OSError as error:
+        raise InputError(f"the log can't be read: {error.strerror}", path=log) from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InputError("is no log of a batch", path=log) from error
+    return frozenset(name for name, outcome in outcomes.items() if outcome not in _SETTLED)
+
+
+def share_of(text: str | None) -> tuple[int, int] | None:
+    """Which of how many shares `i/N` says.
+
+    Raises:
+        UsageError: it says nothing of the kind.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"{text!r} is not of the form i/N with i from 1 to N", hint="e.g. 1/8")
+    return int(found[1]), int(found[2])
+
+
+def is_in_share(name: str, number: int, count: int) -> bool:
+    """Whether an item belongs to a share of the tree, whatever else is in it."""
+    import hashlib
+
+    digest = hashlib.sha256(os.fsencode(name)).digest()
+    return int.from_bytes(digest[:8], "big") % count == number - 1

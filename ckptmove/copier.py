@@ -9,7 +9,7 @@ from functools import cache
 
 from .errors import CorruptError
 from .plan import Copy
-from .source import Source
+from .source import File, Source
 
 #: What a file system says that can't do a thing at all.
 NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
@@ -30,6 +30,9 @@ class Copier:
     def copy(self, copy: Copy) -> Iterator[int]:
         """Copy one extent; gives again and again how much of it is done."""
         source = self.sources[copy.source]
+        if not isinstance(source, File):
+            yield from self._fetched(source, copy)
+            return
         for start, end in source.data_ranges(copy.source_at, copy.source_at + copy.nbytes):
             at = start
             while at < end:
@@ -42,7 +45,17 @@ class Copier:
                 yield at - copy.source_at
         yield copy.nbytes  # with the hole that may be at the end
 
-    def _move(self, source: Source, start: int, nbytes: int, at: int) -> int:
+    def _fetched(self, source: Source, copy: Copy) -> Iterator[int]:
+        """Copy from where there is no descriptor; what came is read back at once."""
+        self.method = "fetch"
+        for start, data in source.chunks(copy.source_at, copy.nbytes):
+            to = copy.at + start - copy.source_at
+            put(self.fd, to, data)
+            start_writeback(self.fd, to, len(data))
+            yield start + len(data) - copy.source_at
+        yield copy.nbytes
+
+    def _move(self, source: File, start: int, nbytes: int, at: int) -> int:
         if self.method == "kernel":
             try:
                 return os.copy_file_range(source.fd, self.fd, nbytes, start, at)
@@ -94,6 +107,17 @@ def read_at(fd: int, at: int, nbytes: int) -> bytes:
         parts.append(part)
         at, nbytes = at + len(part), nbytes - len(part)
     return b"".join(parts)
+
+
+def put(fd: int, at: int, data: bytes | memoryview) -> None:
+    """Write all of it at an offset, and see that it is there.
+
+    Raises:
+        OSError: it can't be written, or can't be read back.
+    """
+    write_at(fd, at, data)
+    if not holds_at(fd, at, data):
+        raise OSError(errno.EIO, "the bytes that were written can't be read back")
 
 
 def holds_at(fd: int, at: int, data: bytes | memoryview) -> bool:

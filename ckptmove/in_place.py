@@ -19,7 +19,8 @@ from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPa
 from .held import Held, busy, is_locked, is_open_for_writing
 from .journal import UNFINISHED, Journal, journal_name
 from .plan import Plan
-from .source import Source
+from .source import File
+from .stores.urls import is_url
 
 _INSIST = "--force insists"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
@@ -43,7 +44,7 @@ class Recovered(NamedTuple):
 class InPlace:
     """A change in the making. Used as a context, it is undone at the end unless committed."""
 
-    def __init__(self, source: Source, plan: Plan, *, force: bool) -> None:
+    def __init__(self, source: File, plan: Plan, *, force: bool) -> None:
         self.path, self.source = source.path, source
         self.plan, self.force = plan, force
         self._journal: Journal | None = None
@@ -141,10 +142,10 @@ class InPlace:
         if not os.path.samestat(held, source) or not self.source.same_file(self.path):
             raise CorruptError("the file was replaced while it was read", path=self.path)
 
-    def reopen(self) -> Source:
+    def reopen(self) -> File:
         """The file as it stands, to be read like any other."""
         try:
-            return Source(os.dup(self._held.fd), self.path)
+            return File(os.dup(self._held.fd), self.path)
         except OSError as error:
             raise failure_of(error, self.path) from error
 
@@ -168,7 +169,7 @@ class InPlace:
             ) from error
 
 
-def check_in_place(source: Source, plan: Plan, *, force: bool) -> None:
+def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
     """Raises RefusedError if the file can't or mustn't be changed in place, before anything is."""
     path = source.path
     if plan.method != "patch":
@@ -205,6 +206,8 @@ def undo(path: StrPath) -> Recovered:
         WriteError: undoing it failed, and can be tried again.
     """
     path = os.fspath(path)
+    if is_url(path):  # nothing is changed in place there
+        return Recovered(path, "nothing")
     real = os.path.realpath(path) if os.path.islink(path) else path
     folder, name = os.path.split(real)
     beside = os.path.join(folder, journal_name(name))

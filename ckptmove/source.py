@@ -1,5 +1,5 @@
 """Ranged reads: of one file that is never changed, and never trusted to stay the same; of a part of
-it; and of bytes that had to be decoded first."""
+it; and of bytes that had to be decoded first. What is no local file is read in `stores`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from .errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 
 #: The most that is read into memory at once and as a whole, in bytes.
 MAX_NBYTES = 512 << 20
+
+_CHUNK = 1 << 20
+_Self = TypeVar("_Self", bound="Source")
 
 
 class Readable(Protocol):
@@ -48,6 +52,13 @@ class Readable(Protocol):
     def window(self, start: int, nbytes: int) -> Readable:
         """A part, to be read as if it were a file of its own."""
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say what is going to be read: from where far away is slow, it is fetched together.
+
+        Args:
+            ranges: starts and sizes; they may reach beyond the end.
+        """
+
 
 class Memory:
     """Bytes that were decoded from what the file holds."""
@@ -61,19 +72,22 @@ class Memory:
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Readable.read`."""
-        _check_range(self, start, nbytes)
+        check_range(self, start, nbytes)
         return self.content[start : start + nbytes]
 
     def window(self, start: int, nbytes: int) -> Memory:
         """As `Readable.window`."""
         return Memory(self.read(start, nbytes), self.path)
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`: it is here."""
+
 
 class Window:
     """A part of a file."""
 
     def __init__(self, source: Source, start: int, nbytes: int) -> None:
-        _check_range(source, start, nbytes)
+        check_range(source, start, nbytes)
         self.source = source
         self.start = start
         self.nbytes = nbytes
@@ -81,27 +95,121 @@ class Window:
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Readable.read`."""
-        _check_range(self, start, nbytes)
+        check_range(self, start, nbytes)
         return self.source.read(self.start + start, nbytes)
 
     def window(self, start: int, nbytes: int) -> Window:
         """As `Readable.window`."""
-        _check_range(self, start, nbytes)
+        check_range(self, start, nbytes)
         return Window(self.source, self.start + start, nbytes)
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`."""
+        self.source.expect((self.start + start, nbytes) for start, nbytes in ranges)
 
-class Source:
-    """A regular file, open for reading, whose size was taken once.
 
-    Used as a context, it closes the file, and names it in errors that name none.
+class Source(ABC):
+    """Something to read from, whose size was taken once, wherever it lies.
+
+    Used as a context, it closes what it holds, and is named in errors that name nothing.
+
+    Attributes:
+        path: where it lies: a path, or a URL.
+        nbytes: its size.
+    """
+
+    __slots__ = ("nbytes", "path")
+
+    start = 0
+    path: str
+    nbytes: int
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+        if isinstance(error, CkptmoveError):
+            error.about(self.path)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it."""
+
+    @abstractmethod
+    def read(self, start: int, nbytes: int) -> bytes:
+        """The bytes `[start, start + nbytes)`.
+
+        Raises:
+            CorruptError: the range leaves it, or it shrank since it was opened.
+            InputError: it can't be read.
+        """
+
+    @abstractmethod
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """Fill the buffer with the bytes from `start` on. Raises as `read`."""
+
+    @abstractmethod
+    def check_unchanged(self) -> None:
+        """Raises CorruptError if it was written to since it was opened."""
+
+    @abstractmethod
+    def same_file(self, path: StrPath) -> bool:
+        """Whether `path` names this very file."""
+
+    @abstractmethod
+    def mappable(self, start: int, nbytes: int) -> int:
+        """The descriptor of a file in which these bytes lie where they do here, to be mapped.
+
+        Raises:
+            InputError: they can't be brought into one.
+        """
+
+    def window(self, start: int, nbytes: int) -> Window:
+        """As `Readable.window`."""
+        return Window(self, start, nbytes)
+
+    def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of a range piece by piece, with their offsets. Raises as `read`."""
+        for at in range(start, start + nbytes, _CHUNK):
+            yield at, self.read(at, min(_CHUNK, start + nbytes - at))
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`: unless it is far away, nothing is gained."""
+        del ranges
+
+    @property
+    def mode(self) -> int:
+        """Permission bits for a copy of it."""
+        return 0o666
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """Bytes that it takes, without its holes."""
+        return self.nbytes
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of `[start, end)` that are no holes, as far as that is known."""
+        if start < end:
+            yield start, end
+
+
+class File(Source):
+    """A regular file, open for reading.
 
     All sizes and offsets are bytes. Nothing is mapped here: a mapping of a file that somebody
     truncates kills the process, a short `pread` is an error with a name.
+
+    Attributes:
+        fd: its descriptor.
     """
 
-    __slots__ = ("_seen", "_stat", "fd", "nbytes", "path")
-
-    start = 0
+    __slots__ = ("_seen", "_stat", "fd")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
@@ -111,7 +219,7 @@ class Source:
         self._seen = (0, 0, 0)  # from where holes were looked for; the data that came next
 
     @classmethod
-    def open(cls, path: StrPath) -> Source:
+    def open(cls, path: StrPath) -> File:
         """Open a regular file; a symbolic link is followed.
 
         Raises:
@@ -139,27 +247,14 @@ class Source:
             os.close(fd)
             raise
 
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """As `Source.close`."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
-        if isinstance(error, CkptmoveError):
-            error.about(self.path)
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """The bytes `[start, start + nbytes)`.
-
-        Raises:
-            CorruptError: the range leaves the file, or the file shrank since it was opened.
-        """
-        _check_range(self, start, nbytes)
+        """As `Source.read`."""
+        check_range(self, start, nbytes)
         parts = []
         while nbytes:
             try:
@@ -174,8 +269,8 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        """Fill the buffer with the bytes from `start` on. Raises as `read`."""
-        _check_range(self, start, len(buffer))
+        """As `Source.read_into`."""
+        check_range(self, start, len(buffer))
         left = memoryview(buffer)
         while left:
             try:
@@ -187,12 +282,12 @@ class Source:
             start += nbytes
             left = left[nbytes:]
 
-    def window(self, start: int, nbytes: int) -> Window:
-        """As `Readable.window`."""
-        return Window(self, start, nbytes)
+    def mappable(self, start: int, nbytes: int) -> int:
+        """As `Source.mappable`: its own."""
+        return self.fd
 
     def same_file(self, path: StrPath) -> bool:
-        """Whether `path` names this very file, by device and inode."""
+        """As `Source.same_file`, by device and inode."""
         try:
             other = os.stat(path)
         except OSError:
@@ -201,16 +296,16 @@ class Source:
 
     @property
     def mode(self) -> int:
-        """Permission bits."""
+        """As `Source.mode`: its own."""
         return stat.S_IMODE(self._stat.st_mode) & 0o777
 
     @property
     def allocated_nbytes(self) -> int:
-        """Bytes that the file takes on disk, without its holes."""
+        """As `Source.allocated_nbytes`, on disk."""
         return self._stat.st_blocks * 512
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of `[start, end)` that are no holes, as far as the file system tells.
+        """As `Source.data_ranges`, as far as the file system tells.
 
         Who goes on where the last call ended asks it nothing: it may look through the whole rest
         of the file for a hole.
@@ -233,7 +328,7 @@ class Source:
             at = hole
 
     def check_unchanged(self) -> None:
-        """Raises CorruptError if the file was written to since it was opened."""
+        """As `Source.check_unchanged`."""
         now = os.fstat(self.fd)
         before = self._stat
         if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
@@ -244,7 +339,8 @@ class Source:
             raise CorruptError("the file was changed while it was read", path=self.path)
 
 
-def _check_range(source: Readable, start: int, nbytes: int) -> None:
+def check_range(source: Readable, start: int, nbytes: int) -> None:
+    """Raises CorruptError if a range leaves what there is to read."""
     if start < 0 or nbytes < 0 or start + nbytes > source.nbytes:
         raise CorruptError(
             f"{nbytes:,} bytes at offset {start:,} are outside the file "

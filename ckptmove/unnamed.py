@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from types import TracebackType
 
-from .copier import Copier, holds_at, start_writeback, write_at
+from .copier import Copier, put, start_writeback
 from .destination import failure_of, mode_from, refuse_if_full
 from .errors import WriteError
 from .plan import Copy, Gather, Plan
-from .source import Source
+from .source import File, Source
 from .verifier import Progress, Verifier
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -70,14 +70,15 @@ class Unnamed:
             progress: called with bytes as they are copied and verified; they add up to the size.
 
         Returns:
-            `reflink` (the file system shares the blocks), `kernel` or `read` and write.
+            `reflink` (the file system shares the blocks), `kernel`, `read` and write, or `fetch`
+            (from a store).
 
         Raises:
             CorruptError: a source is damaged, by its own checksums, or changed meanwhile.
             RefusedError: there is no room.
             WriteError: the bytes can't be written, or did not arrive.
         """
-        report = _Report(progress)
+        report = Report(progress)
         try:
             cloned = self._reflink(plan)
             if not cloned:
@@ -88,7 +89,7 @@ class Unnamed:
                 writes = deque(sorted(plan.writes, key=attrgetter("at")))
                 for end in (plan.nbytes,) if cloned else self._fill(plan, copier, report):
                     while writes and writes[0].at + len(writes[0].data) <= end:
-                        self._put(*writes.popleft())
+                        put(self.fd, *writes.popleft())
                     verifier.written(min(end, writes[0].at) if writes else end)
                     report(verifier.take_done())
                 assert not writes, "the plan writes beyond its end"
@@ -96,7 +97,7 @@ class Unnamed:
                 verifier.finish(report)
             if plan.seal is not None:
                 for write in plan.seal(verifier.crcs):
-                    self._put(*write)
+                    put(self.fd, *write)
                 os.fsync(self.fd)
             report(plan.nbytes - report.nbytes)
         except OSError as error:
@@ -109,7 +110,7 @@ class Unnamed:
         if not plan.is_clone:
             return False
         source = self.sources[plan.copies[0].source]
-        if source.nbytes != plan.nbytes:
+        if source.nbytes != plan.nbytes or not isinstance(source, File):
             return False
         try:
             fcntl.ioctl(self.fd, _FICLONE, source.fd)
@@ -117,7 +118,7 @@ class Unnamed:
             return False
         return True
 
-    def _fill(self, plan: Plan, copier: Copier, report: Progress) -> Iterator[int]:
+    def _fill(self, plan: Plan, copier: Copier, report: Report) -> Iterator[int]:
         """Copy and gather; gives again and again up to where all is there, but for writes."""
         parts: Iterator[Copy | Gather] = heapq.merge(
             plan.copies, plan.gathers, key=attrgetter("at")
@@ -130,45 +131,50 @@ class Unnamed:
         yield plan.nbytes
 
     def _gather(self, gather: Gather, report: Progress) -> Iterator[int]:
-        from .runtime.gather import gathered  # what needs no gather needs no torch
+        for at, data in gathered_at(self.sources, gather, self.path):
+            put(self.fd, at, data)
+            start_writeback(self.fd, at, len(data))
+            report(len(data))
+            yield at + len(data)
 
-        at, left = gather.at, gather.nbytes
-        source = self.sources[gather.source] if gather.content is None else None
-        for chunk in gathered(source, gather):
-            nbytes = memoryview(chunk).nbytes
-            left -= nbytes
-            if left < 0:
-                break
-            if nbytes:
-                self._put(at, memoryview(chunk).cast("B"))
-                start_writeback(self.fd, at, nbytes)
-                at += nbytes
-                report(nbytes)
-                yield at
-        if left:
-            raise WriteError(
-                f"what was gathered for offset {gather.at:,} is not {gather.nbytes:,} bytes",
-                path=self.path,
-            )
-
-    def _put(self, at: int, data: bytes | memoryview) -> None:
-        write_at(self.fd, at, data)
-        if not holds_at(self.fd, at, data):
-            raise WriteError("the bytes that were written can't be read back", path=self.path)
-
-    def reopen(self) -> Source:
+    def reopen(self) -> File:
         """The file as it stands, to be read like any other.
 
         Raises:
             WriteError: too many files are open.
         """
         try:
-            return Source(os.dup(self.fd), self.path)
+            return File(os.dup(self.fd), self.path)
         except OSError as error:
             raise failure_of(error, self.path) from error
 
 
-class _Report:
+def gathered_at(
+    sources: Sequence[Source], gather: Gather, path: str
+) -> Iterator[tuple[int, memoryview]]:
+    """What a gather brings, piece by piece, with the offsets that it goes to.
+
+    Raises:
+        WriteError: it is less than was planned, or more.
+    """
+    from .runtime.gather import gathered  # what needs no gather needs no torch
+
+    at, left = gather.at, gather.nbytes
+    for chunk in gathered(sources[gather.source] if gather.content is None else None, gather):
+        data = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
+        left -= len(data)
+        if left < 0:
+            break
+        if data:
+            yield at, data
+            at += len(data)
+    if left:
+        raise WriteError(
+            f"what was gathered for offset {gather.at:,} is not {gather.nbytes:,} bytes", path=path
+        )
+
+
+class Report:
     """Tells of progress, and knows how much it has told."""
 
     def __init__(self, progress: Progress | None) -> None:
@@ -176,6 +182,7 @@ class _Report:
         self._progress = progress
 
     def __call__(self, nbytes: int) -> None:
+        """So many bytes more are there, and right."""
         self.nbytes += nbytes
         if self._progress is not None:
             self._progress(nbytes)

@@ -1,8 +1,9 @@
 """Verify what a plan has copied, while it is still being copied.
 
 A record with a checksum is proved by it, which also finds damage in the source; everything else is
-compared with its source, byte for byte. What was written or gathered is none of its business: who
-does that reads it back at once. But measures span such bytes too, so those are read here as well.
+compared with its source, byte for byte. What was written, gathered or fetched from a store is none
+of its business: who does that reads it back at once. But measures span such bytes too, so those are
+read here as well.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from .errors import CorruptError, WriteError
-from .plan import Check, Measure, Plan
-from .source import Source
+from .plan import Check, Checksum, Measure, Plan
+from .source import File, Source
 
 #: Called with how many bytes were copied and verified since the last call.
 Progress = Callable[[int], object]
@@ -39,7 +40,7 @@ class Verifier:
         self._thread = threading.Thread(target=self._run, name="ckptmove-verify", daemon=True)
         self._error: BaseException | None = None
         self.done = self._taken = 0
-        self._measured = _Measured(plan.measures)
+        self._measured = Measured(plan.measures)
         self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
 
     def __enter__(self) -> Verifier:
@@ -95,7 +96,7 @@ class Verifier:
             for proof in self._plan.proofs:
                 source = self._sources[proof.source]
                 if self._sum(source, proof.source_at, proof.nbytes) != proof.crc32:
-                    raise _damaged(proof.name, source)
+                    raise damaged(proof.name, source)
         except _Stopped:
             pass
         except BaseException as error:
@@ -113,7 +114,9 @@ class Verifier:
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = zlib.crc32(view, crc32)
-            elif not self._same_in(source, check.source_at + at - check.at, len(view)):
+            elif isinstance(source, File) and not self._same_in(
+                source, check.source_at + at - check.at, len(view)
+            ):
                 raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
@@ -129,7 +132,7 @@ class Verifier:
             self._measured.add(at, view)
             yield at, view
 
-    def _same_in(self, source: Source, at: int, nbytes: int) -> bool:
+    def _same_in(self, source: File, at: int, nbytes: int) -> bool:
         other = memoryview(self._other)[:nbytes]
         if os.preadv(source.fd, [other], at) != nbytes:
             raise CorruptError("the file shrank while it was read", path=source.path)
@@ -151,19 +154,16 @@ class Verifier:
         assert check.checksum is not None
         source = self._sources[check.source]
         if self._sum(source, check.source_at, check.nbytes) != check.checksum.crc32:
-            raise _damaged(check.checksum.name, source)
+            raise damaged(check.checksum.name, source)
         raise self._lost(f"the record {check.checksum.name!r} did not arrive as it was")
 
     def _sum(self, source: Source, start: int, nbytes: int) -> int:
         """The CRC-32 of a range of a source."""
         crc32 = 0
-        for at in range(start, start + nbytes, _BUFFER):
+        for _, data in source.chunks(start, nbytes):
             if self._stopped:
                 raise _Stopped
-            view = memoryview(self._other)[: min(_BUFFER, start + nbytes - at)]
-            if os.preadv(source.fd, [view], at) != len(view):
-                raise CorruptError("the file shrank while it was read", path=source.path)
-            crc32 = zlib.crc32(view, crc32)
+            crc32 = zlib.crc32(data, crc32)
         return crc32
 
     def _lost(self, message: str) -> WriteError:
@@ -174,10 +174,14 @@ class _Stopped(Exception):
     """Nobody wants to know any more."""
 
 
-class _Measured:
-    """The CRC-32s of the measures, of bytes that come by from the start to the end."""
+class Measured:
+    """The CRC-32s of ranges, of bytes that come by from the start to the end.
 
-    def __init__(self, measures: Sequence[Measure]) -> None:
+    Attributes:
+        crcs: one for each of the ranges, which are in order and don't overlap.
+    """
+
+    def __init__(self, measures: Sequence[Measure] | Sequence[Checksum]) -> None:
         self.crcs = [0] * len(measures)
         self._measures = measures
         self._ends = [measure.at + measure.nbytes for measure in measures]
@@ -195,5 +199,6 @@ class _Measured:
             self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
 
 
-def _damaged(name: str, source: Source) -> CorruptError:
+def damaged(name: str, source: Source) -> CorruptError:
+    """A record of a source does not add up to what it says."""
     return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Write
-from ckptmove.source import Source
+from ckptmove.source import File, Source
 
 #: Sizes of sources: on both sides of what is read at once, and of nothing.
 SIZES = (0, 1, 40, 3000, (1 << 17) + 5)
@@ -131,7 +131,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @contextmanager
-def opened(folder: Path, contents: Sequence[bytes]) -> Iterator[list[Source]]:
+def opened(folder: Path, contents: Sequence[bytes]) -> Iterator[Sequence[Source]]:
     """The contents as sources that were written a while ago."""
     with ExitStack() as stack:
         sources = []
@@ -139,5 +139,5 @@ def opened(folder: Path, contents: Sequence[bytes]) -> Iterator[list[Source]]:
             path = folder / f"in-{n}"
             path.write_bytes(data)
             os.utime(path, (1_000_000_000, 1_000_000_000))
-            sources.append(stack.enter_context(Source.open(path)))
+            sources.append(stack.enter_context(File.open(path)))
         yield sources

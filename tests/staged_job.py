@@ -11,7 +11,7 @@ from ckptmove.errors import CkptmoveError
 from ckptmove.folder import StagedFolder
 from ckptmove.plan import Copy, Gather, Measure, Plan, Write
 from ckptmove.sink import Staged
-from ckptmove.source import Source
+from ckptmove.source import File, Source
 
 
 def joined(*sources: Source) -> Plan:
@@ -37,7 +37,7 @@ def turned(source: Source) -> Plan:
 def main(kind: str, force: str, out: str, *paths: str) -> None:
     """Stage it, verify it, commit it."""
     with ExitStack() as stack:
-        sources = [stack.enter_context(Source.open(path)) for path in paths]
+        sources = [stack.enter_context(File.open(path)) for path in paths]
         if kind == "folder":
             folder = stack.enter_context(StagedFolder(out, sources, force=bool(force)))
             for name, plan in {

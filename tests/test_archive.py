@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
-from ckptmove.source import Source
+from ckptmove.source import File
 from ckptmove.zips.archive import Archive
 from tests.building import Part, build_zip, deflate
 from tests.checkpoints import MAKERS, rezip, save, save_by_cpp, sparse_zip64
@@ -29,7 +29,7 @@ MOST = 1 << 24
 
 def read_all(path: Path) -> dict[str, bytes]:
     """Every record by ckptmove, once all headers are checked."""
-    with Source.open(path) as source:
+    with File.open(path) as source:
         archive = Archive(source)
         archive.check_layout()
         return {name: archive.read(each, at_most=MOST) for name, each in archive.records.items()}
@@ -37,7 +37,7 @@ def read_all(path: Path) -> dict[str, bytes]:
 
 def assert_reads_as_zipfile(path: Path) -> None:
     """The same records in the same order, with the same facts and bytes."""
-    with zipfile.ZipFile(path) as theirs, Source.open(path) as source:
+    with zipfile.ZipFile(path) as theirs, File.open(path) as source:
         ours = Archive(source)
         ours.check_layout()
         assert list(ours.records) == theirs.namelist()
@@ -141,7 +141,7 @@ def test_a_writer_is_read_as_zipfile_reads_it(writer: str, tmp_path: Path) -> No
 def test_records_lie_where_torch_looks_for_them(name: str, tmp_path: Path) -> None:
     path = save(tmp_path / "made.pt", MAKERS[name]() if name in MAKERS else [torch.ones(0)] * 2)
     theirs: Any = torch._C.PyTorchFileReader(os.fspath(path))
-    with Source.open(path) as source:
+    with File.open(path) as source:
         ours = Archive(source)
         for full, record in ours.records.items():
             if record.nbytes:
@@ -152,7 +152,7 @@ def test_records_lie_where_torch_looks_for_them(name: str, tmp_path: Path) -> No
 
 def test_a_comment_and_what_follows_it_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(build_zip([Part("a", b"b")], comment=b"hello", after=b"junk"))
-    with Source.open(tmp_path / "a") as source:
+    with File.open(tmp_path / "a") as source:
         assert Archive(source).trailing_nbytes == 4
 
 
@@ -164,7 +164,7 @@ def test_an_end_record_inside_a_record_is_content(tmp_path: Path) -> None:
 
 def test_a_record_longer_than_asked_for_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(build_zip([Part("a", b"12345")]))
-    with Source.open(tmp_path / "a") as source:
+    with File.open(tmp_path / "a") as source:
         archive = Archive(source)
         assert archive.read(archive.records["a"], at_most=5) == b"12345"
         with pytest.raises(UnsupportedError):
@@ -174,7 +174,7 @@ def test_a_record_longer_than_asked_for_is_not_read(tmp_path: Path) -> None:
 def test_no_checksum_is_not_a_wrong_one(tmp_path: Path) -> None:
     zero = {"crc": 0}
     (tmp_path / "a").write_bytes(build_zip([Part("a", b"1", local=zero, central=zero)]))
-    with Source.open(tmp_path / "a") as source:
+    with File.open(tmp_path / "a") as source:
         record = Archive(source).records["a"]
         assert record.unchecksummed
         assert Archive(source).read(record, at_most=9) == b"1"

@@ -18,7 +18,7 @@ from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.plan import Gather
 from ckptmove.runtime import gather as rooms
 from ckptmove.runtime.gather import gathered
-from ckptmove.source import Source
+from ckptmove.source import File
 from tests.test_memory import PROJECT
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
@@ -33,7 +33,7 @@ DTYPES = (*FLOATS, *COMPLEX, *INTEGERS, "bool", "float8_e4m3fn", "float8_e5m2", 
 
 def taken(path: Path, gather: Gather) -> bytes:
     """All of what a gather gives."""
-    with Source.open(path) as source:
+    with File.open(path) as source:
         return b"".join(gathered(source, gather))
 
 
@@ -231,7 +231,7 @@ def test_large_views_come_in_chunks(
     nbytes = numbers.nbytes
     at = path.stat().st_size - nbytes
     gather = gather_of("float64", shape, stride, source_at=at, source_nbytes=nbytes)
-    with Source.open(path) as source:
+    with File.open(path) as source:
         chunks = list(gathered(source, gather))
     assert max(map(len, chunks)) <= 8 << 20
     assert len(chunks) <= 4 * len(b"".join(chunks)) // (1 << 20) + 1
@@ -276,7 +276,7 @@ def test_elements_that_share_bytes(tmp_path: Path, dtype: str) -> None:
 def test_what_makes_no_sense_is_an_error(tmp_path: Path, gather: Gather) -> None:
     path = tmp_path / "source"
     path.write_bytes(bytes(16))
-    with Source.open(path) as source, pytest.raises(CorruptError):
+    with File.open(path) as source, pytest.raises(CorruptError):
         gathered(source, gather)  # before anything is read
 
 
@@ -287,7 +287,7 @@ def test_casts_that_torch_can_not_do(tmp_path: Path, dtype: str, to: str) -> Non
     path = tmp_path / "source"
     path.write_bytes(bytes(16))
     gather = gather_of(dtype, (), (), source_nbytes=16)._replace(to=to, nbytes=nbytes_of(1, to))
-    with Source.open(path) as source, pytest.raises(UnsupportedError):
+    with File.open(path) as source, pytest.raises(UnsupportedError):
         gathered(source, gather)
 
 
@@ -296,7 +296,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path: Path, stride: tuple[int, ...]
     path = tmp_path / "source"
     path.write_bytes(bytes(64 << 20))
     gather = gather_of("float32", (4 << 20,), stride, source_nbytes=64 << 20)
-    with Source.open(path) as source:
+    with File.open(path) as source:
         chunks = gathered(source, gather)
         next(chunks)
         with path.open("r+b") as file:
@@ -310,14 +310,14 @@ import sys
 from pathlib import Path
 from ckptmove.plan import Gather
 from ckptmove.runtime.gather import gathered
-from ckptmove.source import Source
+from ckptmove.source import File
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 n = 1 << 13
-with Source.open(sys.argv[1]) as source:
+with File.open(sys.argv[1]) as source:
     for shape, stride, to in (
         ((n, n), (n, 1), "bfloat16"), ((n, n), (1, n), None), ((n, n), (1, n), "float64"),
         ((2, n, n), (0, n, 1), None),

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from ckptmove.dtypes import SAFETENSORS
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ckptmove.headers import Header, Sized, lay_out, read_header
-from ckptmove.source import Memory, Source
+from ckptmove.source import File, Memory
 
 Json = Any
 DTYPES = [getattr(torch, name) for name in SAFETENSORS.values() if hasattr(torch, name)]
@@ -113,7 +113,7 @@ def test_a_file_is_read_as_the_library_does(
     path = tmp_path / "x.safetensors"
     save_file(tensors, path, metadata)
     content = path.read_bytes()
-    with Source.open(path) as source:
+    with File.open(path) as source:
         header = read_header(source)
     assert header == read(content)
     assert header.metadata == (metadata or {})
@@ -348,7 +348,7 @@ def test_a_header_has_a_longest(nbytes: int, read: bool, tmp_path: Path) -> None
     path = tmp_path / "x.safetensors"
     path.write_bytes(framed(b"{}".ljust(nbytes)))
     assert opens(path) is read
-    with Source.open(path) as source:
+    with File.open(path) as source:
         if read:
             assert read_header(source).entries == {}
         else:
@@ -359,7 +359,7 @@ def test_a_header_has_a_longest(nbytes: int, read: bool, tmp_path: Path) -> None
 def test_nothing_is_read_of_what_a_length_only_claims(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes((99_999_999).to_bytes(8, "little") + b"{")
-    with Source.open(path) as source, pytest.raises(CorruptError, match="and 1 are there"):
+    with File.open(path) as source, pytest.raises(CorruptError, match="and 1 are there"):
         read_header(source)
 
 

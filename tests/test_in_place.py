@@ -34,7 +34,7 @@ from ckptmove import (
 from ckptmove.in_place import InPlace
 from ckptmove.placement import place
 from ckptmove.rules import rules_of
-from ckptmove.source import Source
+from ckptmove.source import File
 from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
 from tests.conftest import RunCli
 from tests.injecting import command
@@ -274,7 +274,7 @@ def test_a_full_disk_leaves_it_as_it_was(run_pt: Path, tmp_path: Path) -> None:
 @contextmanager
 def changing(path: Path) -> Iterator[InPlace]:
     """A change in place, as the verb makes it, step by step; to the CPU."""
-    with Source.open(path) as source:
+    with File.open(path) as source:
         checkpoint = formats.read(source)
         plan = checkpoint.plan_relocate(place(checkpoint.manifest, rules_of(to="cpu")))
         with InPlace(source, plan, force=False) as change:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 import ckptmove
-from ckptmove.source import Source
+from ckptmove.source import File
 from ckptmove.zips.archive import Archive
 from ckptmove.zips.layout import LaidOut, Member, directory, lay_out
 from tests.building import Part, build_zip
@@ -46,7 +46,7 @@ def relaid(archive: Archive, alignment: int) -> list[LaidOut]:
 
 def assert_laid_out_as(path: Path, alignment: int = 64) -> None:
     """Every byte of the file but the contents is where, and as, we would have written it."""
-    with Source.open(path) as source, path.open("rb") as file:
+    with File.open(path) as source, path.open("rb") as file:
         archive = Archive(source)
         placed = relaid(archive, alignment)
         end = 0

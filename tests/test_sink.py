@@ -12,7 +12,7 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.source import Source
+from ckptmove.source import File
 from tests.checkpoints import rezip
 from tests.oracles import assert_same_checkpoint, pid_locations, record_name, storage_records
 from tests.staging import (
@@ -230,11 +230,11 @@ def test_holes_are_looked_for_once(sparse: Path, monkeypatch: pytest.MonkeyPatch
     extents = [(at, min(at + step, nbytes)) for at in range(0, nbytes, step)]
     alone = []
     for start, end in extents:
-        with Source.open(sparse) as source:
+        with File.open(sparse) as source:
             alone.append(list(source.data_ranges(start, end)))
     asked, lseek = count(), os.lseek
     monkeypatch.setattr(os, "lseek", lambda *args: (next(asked), lseek(*args))[1])
-    with Source.open(sparse) as source:
+    with File.open(sparse) as source:
         assert [list(source.data_ranges(*extent)) for extent in extents] == alone
         assert next(asked) < 10 < len(extents)
         assert [list(source.data_ranges(*extent)) for extent in extents[::-1]] == alone[::-1]

@@ -9,7 +9,6 @@ import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from ..contents.streams import Container
@@ -20,6 +19,7 @@ from ..journal import MAGIC as JOURNAL_MAGIC
 from ..journal import file_of
 from ..manifest import Manifest
 from ..source import Readable, Source
+from ..stores import is_folder, open_source
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
 from .bundle import ZipBundle
@@ -193,13 +193,13 @@ def opened(path: StrPath) -> Iterator[Opened]:
         InputError: as `read`, or it can't be opened.
     """
     notes: list[str] = []
-    if Path(path).is_dir():
+    if is_folder(path):
         weights = weights_of(path)
         path = weights.path
         notes += weights.warnings
     notes += settle(path)
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(Source.open(path))
+        source = stack.enter_context(open_source(path))
         if is_json(_head(source)):
             index = read_index(source)
             shards, more = open_shards(index, stack)

@@ -22,7 +22,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import InputError, StrPath, UnsupportedError
+from ..errors import StrPath, UnsupportedError
+from ..stores import inside, joined
 
 _INDEX = ".index.json"
 #: The weights as one file each, in order of preference: those of a line are the same weights.
@@ -86,14 +87,11 @@ def weights_of(folder: StrPath) -> Weights:
         InputError: it can't be read.
     """
     path = os.fspath(folder)
-    try:
-        inside = sorted(Path(path).iterdir())
-    except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path=path) from error
-    names = [each.name for each in inside if each.is_file()]
+    found_inside = inside(path)
+    names = [each.name for each in found_inside if each.is_file]
     found = next((name for name in _WANTED if name in names), None)
     if found is None:
-        found = _only_one(path, names, [each.name for each in inside])
+        found = _only_one(path, names, [each.name for each in found_inside])
     whole = _whole_of(found)
     family = next((each for each in _FAMILIES if whole in each), (whole,))
     others = [
@@ -107,7 +105,7 @@ def weights_of(folder: StrPath) -> Weights:
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         warnings.append(f"{found} is taken for the weights, {others[0]}{more} for the same again")
-    return Weights(str(Path(path) / found), Path(whole).stem, tuple(others), tuple(warnings))
+    return Weights(joined(path, found), Path(whole).stem, tuple(others), tuple(warnings))
 
 
 def has_weights(names: Collection[str]) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 from ..drafts.trees import TREE
@@ -27,6 +26,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..headers import LONGEST, read_json, shown
 from ..in_place import settle
 from ..source import Source
+from ..stores import folder_of, joined, open_source
 
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name
@@ -103,13 +103,13 @@ def open_shards(index: Index, stack: ExitStack) -> tuple[dict[str, Source], list
     Raises:
         InputError: one is missing, can't be read, or there are too many.
     """
-    folder, opened = Path(index.source.path).parent, dict[str, Source]()
+    folder, opened = folder_of(index.source.path), dict[str, Source]()
     notes: list[str] = []
     for name in index.files:
-        path = folder / name
+        path = joined(folder, name)
         notes += (f"{name}: {note}" for note in settle(path))
         try:
-            opened[name] = source = Source.open(path)
+            opened[name] = source = open_source(path)
         except InputError as error:
             raise _without(name, len(index.files), error) from error
         stack.callback(source.__exit__, None, None, None)  # it blames itself for no error

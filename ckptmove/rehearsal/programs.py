@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 
 from ..errors import InputError, StrPath
-from ..source import Source
+from ..source import File
 from ..zips.archive import Archive, Record
 
 _MADE_BY = b"__setstate__"
@@ -35,7 +35,7 @@ def makes_itself(path: StrPath) -> bool:
     Raises:
         InputError: it can't be read.
     """
-    with Source.open(path) as source:
+    with File.open(path) as source:
         archive = Archive(source)
         # torch looks records up without regard to case.
         code = [each for each in archive.records.values() if each.name.lower().endswith(".py")]
@@ -48,7 +48,7 @@ def danger(path: StrPath) -> str | None:
     Raises:
         InputError: it can't be read.
     """
-    with Source.open(path) as source:
+    with File.open(path) as source:
         archive = Archive(source)
         for name, record in archive.records.items():
             if _COMPILED in name.lower():

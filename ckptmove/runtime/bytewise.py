@@ -21,7 +21,7 @@ from ..drafts.draft import View
 from ..dtypes import BITS, nbytes_of
 from ..errors import UnsupportedError
 from ..plan import Gather
-from ..source import Source
+from ..source import File, Source
 from .runs import Gathered, Run, plain, span
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Comparison:
         trace: TracebackType | None,
     ) -> None:
         for source, _ in self.held.values():
-            os.close(source.fd)
+            source.close()
 
     def compare(self, old: Shown, new: Shown) -> Outcome:
         """How two tensors of one shape differ, the old one as the new one's dtype has it.
@@ -215,7 +215,7 @@ class Comparison:
             with tempfile.TemporaryFile() as file:
                 file.write(stored.content)
                 file.flush()
-                made = Source(os.dup(file.fileno()), shown.draft.path)
+                made = File(os.dup(file.fileno()), shown.draft.path)
             self.held[id(stored.content)] = made, stored.content
         return self.held[id(stored.content)][0]
 
@@ -248,7 +248,9 @@ def _is_same(old: Shown, new: Shown) -> bool:
     ):
         return False
     files = old.draft.sources[mine.source], new.draft.sources[other.source]
-    return os.path.sameopenfile(files[0].fd, files[1].fd)
+    if isinstance(files[0], File) and isinstance(files[1], File):
+        return os.path.sameopenfile(files[0].fd, files[1].fd)
+    return files[0].path == files[1].path
 
 
 class _Tally:

@@ -159,7 +159,7 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
     before = at % mmap.ALLOCATIONGRANULARITY if source is not None else at
     try:
         held = gather.content or mmap.mmap(
-            -1 if source is None else source.fd,
+            -1 if source is None else source.mappable(at, nbytes),
             before + nbytes,
             mmap.MAP_PRIVATE,
             mmap.PROT_READ,

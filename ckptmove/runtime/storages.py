@@ -85,6 +85,7 @@ class Storages:
         if whole is None:
             source = self._sources[stored.source]
             whole = self._files[stored.source] = _whole(source)
+        self._sources[stored.source].mappable(stored.start, stored.nbytes)
         part = whole[stored.start : stored.start + stored.nbytes]
         assert isinstance(part, torch.UntypedStorage)
         return part
@@ -94,7 +95,7 @@ def _whole(source: Source) -> Any:
     """A file, mapped so that writing changes memory alone."""
     try:
         pages = mmap.mmap(
-            source.fd,
+            source.mappable(0, 0),
             source.nbytes,
             mmap.MAP_PRIVATE | _NORESERVE,
             mmap.PROT_READ | mmap.PROT_WRITE,

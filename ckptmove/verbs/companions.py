@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
-from ..folder import StagedFolder
 from ..in_place import settle
 from ..plan import Copy, Plan
-from ..source import Source
+from ..stores import is_url, joined, open_source
+from ..uploads import StagedFolder, StagedPrefix
 from ..verifier import Progress
 
 _MOST = 100_000  # files, and folders
@@ -35,7 +35,7 @@ class Companion(NamedTuple):
         """Whether it is a folder, in which nothing is."""
         return self.name.endswith("/")
 
-    def copy_into(self, folder: StagedFolder, progress: Progress | None) -> None:
+    def copy_into(self, folder: StagedFolder | StagedPrefix, progress: Progress | None) -> None:
         """Write a copy of it, and verify that.
 
         Raises:
@@ -45,7 +45,7 @@ class Companion(NamedTuple):
         if self.is_folder:
             folder.make(self.name.rstrip("/"))
             return
-        with Source.open(self.path) as source, folder.file(self.name, [source]) as file:
+        with open_source(self.path) as source, folder.file(self.name, [source]) as file:
             if source.nbytes != self.nbytes:
                 raise CorruptError("the file was changed while it was read", path=self.path)
             copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
@@ -68,6 +68,8 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
         UnsupportedError: something is no file.
         RefusedError: there is too much.
     """
+    if is_url(folder):
+        return _in_store(folder, weights)
     found, todo = list[Companion](), [""]
     while todo:
         inside = todo.pop()
@@ -91,6 +93,19 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
             if len(found) + len(todo) > _MOST:
                 raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
     return sorted(found)
+
+
+def _in_store(folder: str, weights: Collection[str]) -> list[Companion]:
+    from ..stores.trees import tree
+
+    found = [
+        Companion(each.name, each.path, each.nbytes)
+        for each in tree(folder)
+        if each.name not in weights
+    ]
+    if len(found) > _MOST:
+        raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
+    return found
 
 
 def _settled(folder: str, inside: str, warnings: list[str]) -> list[str]:
@@ -118,7 +133,10 @@ def _about(path: str) -> os.stat_result:
 
 def check_apart(source: str, destination: str) -> None:
     """Raises RefusedError if one of two folders is, or lies in, the other."""
-    ours, theirs = (os.path.join(os.path.realpath(each), "") for each in (source, destination))
+    ours, theirs = (
+        joined(each if is_url(each) else os.path.realpath(each), "")
+        for each in (source, destination)
+    )
     if ours == theirs:
         raise RefusedError("the destination is the source itself", path=destination)
     if theirs.startswith(ours):

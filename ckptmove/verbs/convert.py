@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from .. import formats
@@ -20,6 +20,7 @@ from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Writing
 from ..placement import Kept, place
 from ..rules import Device, rules_of
+from ..stores import is_folder
 from ..verifier import Progress
 from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
@@ -182,7 +183,7 @@ def convert(
     to = preset_.get("to") if to is None else to
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
     bare = bool(preset_.get("bare") if bare is None else bare)
-    weights = weights_of(src) if Path(src).is_dir() else None
+    weights = weights_of(src) if is_folder(src) else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(dst, format, sharded=limit is not None, stem=weights and weights.stem)
     whole = weights if target.is_folder else None

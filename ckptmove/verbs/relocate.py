@@ -10,17 +10,17 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
-from ..destination import check_destination, check_room
 from ..device import parse
-from ..errors import InputError, StrPath, UnsupportedError, UsageError, WriteError
+from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
 from ..in_place import InPlace, check_in_place, settle
 from ..manifest import Manifest, NamedDevice
 from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
 from ..plan import Plan
 from ..rules import Device, rules_of
-from ..sink import Staged
-from ..source import Source
+from ..source import File, Source
+from ..stores import folder_of, is_folder, is_url, joined, open_source
+from ..uploads import check_destination, check_room, staged
 from ..verifier import Progress
 
 SCHEMA = 1
@@ -38,7 +38,8 @@ class RelocateReport:
         method: `patch` (a clone of the file with another pickle of the same length), `relay` (the
             zip laid out anew), `clone` (nothing had to change), `in-place` (a pickle of the same
             length, written over the old one), or `none` (nothing to write).
-        copied: `reflink`, `kernel` or `read`: how the bytes came over; None where they didn't.
+        copied: how the bytes came over: `reflink`, `kernel` or `read`; `fetch` from a store,
+            `upload` to one; None where they didn't.
         moved: `cpu→cuda:0` → storages and bytes, and tensors that name their device themselves.
         kept: tensors that the rules named and that stay, with the reason.
         values_naming_devices: the user's own values that name a device and were left as they are.
@@ -165,10 +166,10 @@ def relocate(
     if in_place and dst is not None:
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
-    if os.path.isdir(src):
+    if is_folder(src):
         raise UnsupportedError("is a directory", path=src, hint="relocate each file in it")
     notes = settle(src)
-    with Source.open(src) as source:
+    with open_source(src) as source:
         before = formats.read(source)
         manifest = before.manifest
         if strict:
@@ -179,10 +180,13 @@ def relocate(
         copied, bytes_written = None, 0
         if target is None:
             pass
-        elif in_place and dry_run:
-            check_in_place(source, plan, force=force)
         elif in_place:
-            bytes_written = _change(source, before, moves, plan, force)
+            if not isinstance(source, File):
+                raise RefusedError("is in a store: nothing there can be changed in place")
+            if dry_run:
+                check_in_place(source, plan, force=force)
+            else:
+                bytes_written = _change(source, before, moves, plan, force)
         elif dry_run:
             check_destination(target, [source], force=force)
             check_room(target, [plan], [source])
@@ -232,16 +236,14 @@ def _write(
     progress: Progress | None,
 ) -> str:
     """Write, verify, commit; gives how the bytes were copied."""
-    with Staged(target, [source], force=force) as staged:
-        copied = staged.write(plan, progress)
-        _check(staged.reopen(), before, moves)
-        staged.commit()
+    with staged(target, [source], force=force) as made:
+        copied = made.write(plan, progress)
+        _check(made.reopen(), before, moves)
+        made.commit()
     return copied
 
 
-def _change(
-    source: Source, before: formats.Checkpoint, moves: Moves, plan: Plan, force: bool
-) -> int:
+def _change(source: File, before: formats.Checkpoint, moves: Moves, plan: Plan, force: bool) -> int:
     """Change in place, verify, commit; gives how many bytes were written."""
     with InPlace(source, plan, force=force) as changed:
         bytes_written = changed.write()
@@ -274,4 +276,5 @@ def _beside(source: str, to: Device | None) -> str:
     """The default destination: `in.pt` for cuda:0 → `in.cuda-0.pt`."""
     path = PurePath(source)
     label = "relocated" if to is None else parse(to).replace(":", "-")
-    return str(path.with_name(f"{path.stem}.{label}{path.suffix}"))
+    name = f"{path.stem}.{label}{path.suffix}"
+    return joined(folder_of(source), name) if is_url(source) else str(path.with_name(name))

@@ -7,18 +7,25 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import isfinite
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import NamedTuple
 
 from .. import formats
-from ..destination import check_destination, check_room
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
-from ..folder import StagedFolder, check_folder
 from ..formats import WritableFormat
 from ..formats.model_folder import is_weights
 from ..formats.writing import Manner, Writing, check_metadata, check_shared
-from ..sink import Staged
 from ..source import Source
+from ..stores import is_url, joined
+from ..uploads import (
+    check_destination,
+    check_folder,
+    check_room,
+    is_folder_there,
+    names_in,
+    staged,
+    staged_folder,
+)
 from ..verifier import Progress
 from .companions import Companion
 
@@ -44,7 +51,9 @@ class Target(NamedTuple):
 
     def file(self, name: str) -> str:
         """The path of a file that is written."""
-        return str(PurePath(self.path) / name) if name else self.path
+        if not name:
+            return self.path
+        return joined(self.path, name) if is_url(self.path) else str(PurePath(self.path) / name)
 
     def manner(
         self,
@@ -104,13 +113,13 @@ class Target(NamedTuple):
             RefusedError, WriteError: as `sink` and `folder` say.
         """
         if not self.is_folder:
-            with Staged(self.path, sources, force=force) as staged:
-                staged.write(writing.files[""], progress)
-                with staged.reopen() as written:
+            with staged(self.path, sources, force=force) as made:
+                made.write(writing.files[""], progress)
+                with made.reopen() as written:
                     _check(writing, {"": written})
-                staged.commit()
+                made.commit()
             return
-        with StagedFolder(self.path, sources, force=force) as folder, ExitStack() as stack:
+        with staged_folder(self.path, sources, force=force) as folder, ExitStack() as stack:
             self._check_replaced(writing, companions)
             files: dict[str, Source] = {}
             for name, plan in writing.files.items():
@@ -125,15 +134,13 @@ class Target(NamedTuple):
     def _check_replaced(self, writing: Writing, companions: Sequence[Companion]) -> None:
         """Raises RefusedError if a folder has files that are neither weights nor written again."""
         again = {*writing.files, *(each.name for each in companions)}
-        for folder, _, names in os.walk(self.path):
-            for name in names:
-                inside = str((PurePath(folder) / name).relative_to(self.path))
-                if inside not in again and not (inside == name and is_weights(name)):
-                    raise RefusedError(
-                        f"{inside!r} in it would be gone",
-                        path=self.path,
-                        hint="remove it first, or name another folder",
-                    )
+        for name in names_in(self.path):
+            if name not in again and ("/" in name or not is_weights(name)):
+                raise RefusedError(
+                    f"{name!r} in it would be gone",
+                    path=self.path,
+                    hint="remove it first, or name another folder",
+                )
 
 
 def _check(writing: Writing, written: Mapping[str, Source]) -> None:
@@ -162,11 +169,11 @@ def target_of(
     suffix = PurePath(path).suffix.lower()
     writable = {each.name: each for each in formats.WRITABLE}
     known = any(suffix in each.suffixes for each in writable.values())
-    is_folder = path.endswith("/") or Path(path).is_dir()
+    is_folder = path.endswith("/") or is_folder_there(path)
     if sharded and known and not is_folder:
         raise UsageError(
             f"{path!r} is called like a file, and --max-shard-size makes a folder",
-            hint=f"name one, e.g. {PurePath(path).with_suffix('')}/",
+            hint=f"name one, e.g. {path.removesuffix(PurePath(path).suffix)}/",
         )
     is_folder = is_folder or sharded or (stem is not None and not known)
     if format is None:

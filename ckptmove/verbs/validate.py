@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .. import formats
@@ -14,6 +13,7 @@ from ..drafts.differing import Difference, Kind
 from ..errors import CheckFailed, CorruptError, InputError, StrPath
 from ..manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
+from ..stores import exists
 from ..verifier import Progress
 from ..words import counted, listed
 from .diff import diff
@@ -203,7 +203,7 @@ def _container(
             if manifest.format.startswith("safetensors"):
                 faults += [fault for file in files for fault in _second_opinion(file)]
     except InputError as error:
-        if not Path(path).exists():
+        if not exists(path):
             raise
         return Finding("container", FAILED, str(error)), None, ()
     what = f"{manifest.format}, {counted(len(manifest.tensors), 'tensor')}"
@@ -238,7 +238,7 @@ def _against(path: str, against: StrPath | None, part: bool, progress: Progress 
     try:
         found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
     except InputError as error:
-        if not Path(against).exists():
+        if not exists(against):
             raise
         return Finding("against", FAILED, f"it can't be compared: {error}")
     unlike = [each for each in found.differences if not (part and each.kind in _LEFT_OUT)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
@@ -278,11 +279,20 @@ class Archive:
         Raises:
             CorruptError: they contradict the directory, or overlap.
         """
+        self.source.expect(self._beside_content())
         end, before = 0, ""
         for record in sorted(self.records.values(), key=lambda record: record.header_at):
             if record.header_at < end:
                 raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
             end, before = self.data_at(record) + record.stored_nbytes, record.name
+
+    def _beside_content(self) -> Iterator[tuple[int, int]]:
+        """Where headers lie, and descriptors, as far as the directory tells."""
+        for record in self.records.values():
+            guess = LOCAL.size + len(record.name) + _USUAL_EXTRA
+            yield record.header_at, guess
+            if record.flags & HAS_DESCRIPTOR:
+                yield record.header_at + guess + record.stored_nbytes, _DESCRIPTOR_NBYTES
 
     def oddities(self) -> list[str]:
         """What is odd about any zip file, a sentence each."""

@@ -1,0 +1,109 @@
+"""Trees in stores: all objects below a prefix, and small objects that are read and written whole."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import InputError, RefusedError, WriteError
+from .filesystem import asked, info_of, place_of, stamp_of
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_AT_ONCE = 16  # requests
+
+
+class Listed(NamedTuple):
+    """An object in a tree.
+
+    Attributes:
+        name: relative to the tree, with `/` between its parts.
+        path: its URL.
+        nbytes: its size.
+        stamp: a text that changes if the object does.
+    """
+
+    name: str
+    path: str
+    nbytes: int
+    stamp: str
+
+
+def tree(url: str) -> list[Listed]:
+    """Every object below a prefix, in the order of names.
+
+    Raises:
+        InputError: it can't be listed, or nothing is there.
+    """
+    place = place_of(url)
+    root = place.path.rstrip("/")
+
+    def find() -> Mapping[str, Mapping[str, Any]]:
+        place.fs.invalidate_cache()
+        found: Mapping[str, Mapping[str, Any]] = place.fs.find(root, detail=True)
+        return found
+
+    within, base = f"{root}/", url.rstrip("/")
+    listed = list[Listed]()
+    for path, about in asked(find, url).items():
+        if path.startswith(within) and not path.endswith("/"):
+            name = path[len(within) :]
+            nbytes = int(about.get("size") or 0)
+            listed.append(Listed(name, f"{base}/{name}", nbytes, stamp_of(about)))
+    if not listed:
+        raise InputError("can't be read: there is nothing below it", path=url)
+    return sorted(listed)
+
+
+def facts(url: str) -> tuple[int, str]:
+    """The size and the stamp of an object.
+
+    Raises:
+        InputError: there is no such object, or it can't be told.
+    """
+    about = info_of(place_of(url))
+    return int(about.get("size") or 0), stamp_of(about)
+
+
+def many(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
+    """What a call gives for each, in their order; several are asked for at once."""
+    with ThreadPoolExecutor(_AT_ONCE, "ckptmove-ask") as pool:
+        yield from pool.map(call, given)
+
+
+def small(url: str, most: int) -> bytes:
+    """The content of a small object.
+
+    Raises:
+        InputError: it can't be read, or has more than `most` bytes.
+    """
+    place = place_of(url)
+    data: bytes = asked(lambda: place.fs.cat_file(place.path, start=0, end=most + 1), url)
+    if len(data) > most:
+        raise InputError(f"has more than {most:,} bytes", path=url)
+    return data
+
+
+def put_small(url: str, data: bytes) -> None:
+    """Write a small object, at once, whatever was there.
+
+    Raises:
+        RefusedError, WriteError: it can't be written.
+    """
+    place = place_of(url)
+    try:
+        asked(lambda: place.fs.pipe_file(place.path, data), url)
+    except InputError as error:
+        cause = error.__cause__
+        said = str(error).replace("can't be read", "can't be written")
+        kind = RefusedError if isinstance(cause, PermissionError) else WriteError
+        raise kind(said, path=url) from error
+
+
+def remove(url: str) -> None:
+    """Remove an object, if it is there."""
+    place = place_of(url)
+    with contextlib.suppress(InputError):
+        asked(lambda: place.fs.rm_file(place.path), url)

@@ -1,0 +1,94 @@
+"""Destinations, here and in stores: whichever a path or a URL names.
+
+What is written to a store is streamed to it in parts, in bounded memory and without a copy here. It
+is seen once all of it was verified.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..destination import check_destination as check_file
+from ..destination import check_room as check_room_here
+from ..errors import StrPath
+from ..folder import StagedFolder
+from ..folder import check_folder as check_folder_here
+from ..plan import Plan
+from ..sink import Staged
+from ..source import Source
+from ..stores import is_url
+from .prefix import StagedPrefix, check_prefix, names_below
+from .staged import StagedObject, Uploaded, about, check_object, place_to
+
+__all__ = [
+    "StagedFolder",
+    "StagedPrefix",
+    "Uploaded",
+    "check_destination",
+    "check_folder",
+    "check_room",
+    "is_folder_there",
+    "names_in",
+    "staged",
+    "staged_folder",
+]
+
+
+def staged(
+    destination: StrPath, sources: Sequence[Source], *, force: bool
+) -> Staged | StagedObject:
+    """A file in the making, here or in a store. Raises as these say."""
+    if is_url(destination):
+        return StagedObject(destination, sources, force=force)
+    return Staged(destination, sources, force=force)
+
+
+def staged_folder(
+    destination: StrPath, sources: Sequence[Source], *, force: bool
+) -> StagedFolder | StagedPrefix:
+    """A folder in the making, here or in a store. Raises as these say."""
+    if is_url(destination):
+        return StagedPrefix(destination, sources, force=force)
+    return StagedFolder(destination, sources, force=force)
+
+
+def check_destination(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+    """Raises RefusedError if the file must not be written, before anything is."""
+    if is_url(destination):
+        check_object(str(destination), sources, force=force)
+    else:
+        check_file(destination, sources, force=force)
+
+
+def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+    """Raises RefusedError if the folder must not be written, before anything is."""
+    if is_url(destination):
+        check_prefix(str(destination), sources, force=force)
+    else:
+        check_folder_here(destination, sources, force=force)
+
+
+def check_room(
+    destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
+) -> None:
+    """Raises RefusedError where writing would fail for want of room: stores have that."""
+    if not is_url(destination):
+        check_room_here(destination, plans, sources, besides)
+
+
+def is_folder_there(destination: StrPath) -> bool:
+    """Whether a folder is there already. Raises RefusedError if a store can't tell."""
+    if is_url(destination):
+        return about(place_to(str(destination))) == "directory"
+    return os.path.isdir(destination)
+
+
+def names_in(folder: StrPath) -> list[str]:
+    """What is in a folder, however deep, by names relative to it; nothing if there is none."""
+    if is_url(folder):
+        return names_below(str(folder))
+    found = list[str]()
+    for inside, _, names in os.walk(folder):
+        found += [os.path.relpath(os.path.join(inside, name), folder) for name in names]
+    return sorted(found)

@@ -1,0 +1,104 @@
+"""Sources that gathers read from the start to the end: fetched ahead, and added up on the way."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ..dtypes import nbytes_of
+from ..errors import StrPath
+from ..plan import Gather, Proof
+from ..source import Source
+from ..verifier import damaged
+
+
+class Proofs:
+    """What sources must add up to, from what is read of them anyway; the rest is read for it."""
+
+    def __init__(self, proofs: Sequence[Proof], sources: Sequence[Source]) -> None:
+        self._proofs = proofs
+        self._sources = sources
+        self._sums = {each: [each.source_at, 0] for each in proofs}  # up to where; so far
+        self._of = dict[int, list[Proof]]()
+        for each in proofs:
+            self._of.setdefault(each.source, []).append(each)
+
+    def heard(self, source: int, start: int, data: memoryview) -> None:
+        """These bytes were read."""
+        end = start + len(data)
+        for proof in self._of.get(source, ()):
+            so_far = self._sums[proof]
+            if start <= so_far[0] < min(end, proof.source_at + proof.nbytes):
+                stop = min(end, proof.source_at + proof.nbytes)
+                so_far[1] = zlib.crc32(data[so_far[0] - start : stop - start], so_far[1])
+                so_far[0] = stop
+
+    def check(self) -> None:
+        """Read what was not heard to its end.
+
+        Raises:
+            CorruptError: a source is damaged.
+        """
+        for proof, (at, crc32) in self._sums.items():
+            source = self._sources[proof.source]
+            for _, data in source.chunks(at, proof.source_at + proof.nbytes - at):
+                crc32 = zlib.crc32(data, crc32)
+            if crc32 != proof.crc32:
+                raise damaged(proof.name, source)
+
+
+class Ahead(Source):
+    """A source as one gather reads it: what it reads in a row is asked for at once."""
+
+    __slots__ = ("_at", "_coming", "_gather", "_held", "_proofs", "_source")
+
+    def __init__(self, source: Source, gather: Gather, proofs: Proofs) -> None:
+        self.path, self.nbytes = source.path, source.nbytes
+        self._source = source
+        self._gather = gather
+        self._proofs = proofs
+        self._coming: Iterator[tuple[int, bytes]] | None = None
+        self._at, self._held = 0, memoryview(b"")  # where the next byte lies; what came of it
+
+    def close(self) -> None:
+        """As `Source.close`: nothing more is asked for; the source stays open."""
+        self._coming = None
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """As `Source.read_into`."""
+        view = memoryview(buffer)
+        if self._coming is None:
+            nbytes = nbytes_of(prod(self._gather.shape), self._gather.dtype)
+            self._at = start
+            self._coming = self._source.chunks(start, nbytes)
+        if start != self._at:
+            self._source.read_into(start, view)
+            return
+        self._at += len(view)
+        done = 0
+        while done < len(view):
+            if not self._held:
+                _, data = next(self._coming)
+                self._held = memoryview(data)
+            taken = self._held[: len(view) - done]
+            view[done : done + len(taken)] = taken
+            self._held = self._held[len(taken) :]
+            done += len(taken)
+        self._proofs.heard(self._gather.source, start, view)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Source.read`."""
+        return self._source.read(start, nbytes)
+
+    def check_unchanged(self) -> None:
+        """As `Source.check_unchanged`."""
+        self._source.check_unchanged()
+
+    def same_file(self, path: StrPath) -> bool:
+        """As `Source.same_file`."""
+        return self._source.same_file(path)
+
+    def mappable(self, start: int, nbytes: int) -> int:
+        """As `Source.mappable`."""
+        return self._source.mappable(start, nbytes)

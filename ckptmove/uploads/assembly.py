@@ -1,0 +1,260 @@
+"""What a plan makes of its sources, read in parts without being written anywhere.
+
+The parts come one after the other, each assembled in memory and checked before it is given away:
+what has a checksum must add up to it. What a plan seals, which needs checksums of what lies before,
+is put in as soon as these are known.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import accumulate, islice
+from operator import attrgetter
+
+from ..errors import CorruptError, StrPath, UnsupportedError, WriteError
+from ..plan import Copy, Gather, Plan, Write
+from ..source import Source, check_range
+from ..unnamed import gathered_at
+from ..verifier import Measured, damaged
+from .ahead import Ahead, Proofs
+
+
+class Assembled(Source):
+    """What a plan makes, as a source that is nowhere.
+
+    Any range of it can be read, which is cheap for what is written or copied. It closes none of the
+    sources.
+
+    Attributes:
+        settled: whether the parts that were taken last are right, once all of them were; else they
+            have to be taken again.
+    """
+
+    __slots__ = ("_pieces", "_plan", "_sealed", "_sources", "_starts", "_writes", "settled")
+
+    def __init__(self, plan: Plan, sources: Sequence[Source], path: str) -> None:
+        self.path = path
+        self.nbytes = plan.nbytes
+        self.settled = False
+        self._plan = plan
+        self._sources = sources
+        pieces: list[Copy | Gather] = [*plan.copies, *plan.gathers]
+        self._pieces = sorted((each for each in pieces if each.nbytes), key=attrgetter("at"))
+        self._starts = [piece.at for piece in self._pieces]
+        self._writes = _Overlay(plan.writes)
+        self._sealed: list[Write] | None = None  # once all checksums are known
+
+    # -- all of it, part by part ---------------------------------------------------------------
+
+    def parts(self, nbytes: int) -> Iterator[BytesIO]:
+        """All of it in parts of this size; the last may be smaller. Each is forgotten here.
+
+        Raises:
+            CorruptError: a source is damaged, by its own checksums, or was changed meanwhile.
+            InputError: it can't be read.
+            WriteError: what was gathered is not what was planned.
+        """
+        self.settled = False
+        plan, proofs = self._plan, Proofs(self._plan.proofs, self._sources)
+        measured, summed = Measured(plan.measures), Measured(plan.checksums)
+        sealed = list[tuple[int, bytes]]()
+        places = _Overlay(self._seals(measured.crcs))
+        for at, part in self._filled(nbytes, proofs):
+            view = part.getbuffer()
+            self._writes.paint(at, view)
+            measured.add(at, view)
+            summed.add(at, view)
+            self._check_sums(summed.crcs, at, at + len(view))
+            if places.meets(at, at + len(view)):
+                known = _Overlay(self._sealed or self._seals(measured.crcs))
+                sealed += ((low, bytes(data)) for low, data in known.pieces(at, at + len(view)))
+                known.paint(at, view)
+            view.release()
+            yield part
+            del part  # who took it may be done with it before there is another
+        proofs.check()
+        seals = self._seals(measured.crcs)
+        if self._sealed is not None and seals != self._sealed:
+            raise CorruptError("a source was changed while it was read", path=self.path)
+        self.settled = _runs(sealed) == _runs(seals)
+        self._sealed = seals
+
+    def _seals(self, crcs: Sequence[int]) -> list[Write]:
+        """What is put in last, in order, as far as checksums are known."""
+        if self._plan.seal is None:
+            return []
+        return sorted(self._plan.seal(crcs), key=attrgetter("at"))
+
+    def _filled(self, nbytes: int, proofs: Proofs) -> Iterator[tuple[int, BytesIO]]:
+        """Parts with what is copied and gathered, and zeros between."""
+        start, end, part = 0, min(nbytes, self.nbytes), _zeros(min(nbytes, self.nbytes))
+        for at, data in self._made(proofs):
+            while data:
+                while at >= end:
+                    yield start, part
+                    start, end = end, min(end + nbytes, self.nbytes)
+                    part = _zeros(end - start)
+                taken = data[: end - at]
+                part.getbuffer()[at - start : at - start + len(taken)] = taken
+                at, data = at + len(taken), data[len(taken) :]
+        while start < end:
+            yield start, part
+            start, end = end, min(end + nbytes, self.nbytes)
+            part = _zeros(end - start)
+
+    def _made(self, proofs: Proofs) -> Iterator[tuple[int, memoryview]]:
+        for piece in self._pieces:
+            if isinstance(piece, Copy):
+                shift = piece.at - piece.source_at
+                source = self._sources[piece.source]
+                for start, data in source.chunks(piece.source_at, piece.nbytes):
+                    yield start + shift, memoryview(data)
+            else:
+                yield from self._gathered(piece, proofs)
+
+    def _gathered(self, gather: Gather, proofs: Proofs) -> Iterator[tuple[int, memoryview]]:
+        sources = list(self._sources)
+        if gather.content is None:
+            sources[gather.source] = Ahead(sources[gather.source], gather, proofs)
+        yield from gathered_at(sources, gather, self.path)
+
+    def _check_sums(self, crcs: Sequence[int], start: int, end: int) -> None:
+        """Raises CorruptError if a record that ends within this range is not what it was."""
+        sums = self._plan.checksums
+        n = bisect_right(sums, start, key=lambda each: each.at + each.nbytes)
+        while n < len(sums) and sums[n].at + sums[n].nbytes <= end:
+            if crcs[n] != sums[n].crc32:
+                self._blame(n)
+            n += 1
+
+    def _blame(self, n: int) -> None:
+        """Say who is at fault where a checksum does not match."""
+        each = self._plan.checksums[n]
+        source = self._sources[each.source]
+        crc32 = 0
+        for _, data in source.chunks(each.source_at, each.nbytes):
+            crc32 = zlib.crc32(data, crc32)
+        if crc32 != each.crc32:
+            raise damaged(each.name, source)
+        raise WriteError(f"the record {each.name!r} is not as it is in its source", path=self.path)
+
+    # -- as a source ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """As `Source.close`: there is nothing to let go of."""
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Source.read`. What is gathered is gathered again, from its start."""
+        check_range(self, start, nbytes)
+        made, end = bytearray(nbytes), start + nbytes
+        view = memoryview(made)
+        for piece in self._within(start, end):
+            low, high = max(start, piece.at), min(end, piece.at + piece.nbytes)
+            if isinstance(piece, Copy):
+                source_at = piece.source_at + low - piece.at
+                view[low - start : high - start] = self._sources[piece.source].read(
+                    source_at, high - low
+                )
+                continue
+            for at, data in gathered_at(self._sources, piece, self.path):
+                if at + len(data) > low:
+                    since, until = max(at, low), min(at + len(data), high)
+                    view[since - start : until - start] = data[since - at : until - at]
+                if at + len(data) >= high:
+                    break
+        self._writes.paint(start, view)
+        seals = self._sealed or self._seals([0] * len(self._plan.measures))
+        _Overlay(seals).paint(start, view)
+        return bytes(made)
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """As `Source.read_into`."""
+        memoryview(buffer).cast("B")[:] = self.read(start, memoryview(buffer).nbytes)
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`: what of it is copied."""
+        wanted = dict[int, list[tuple[int, int]]]()
+        for start, nbytes in ranges:
+            for piece in self._within(start, start + nbytes):
+                if isinstance(piece, Copy):
+                    low = max(start, piece.at)
+                    high = min(start + nbytes, piece.at + piece.nbytes)
+                    source_at = piece.source_at + low - piece.at
+                    wanted.setdefault(piece.source, []).append((source_at, high - low))
+        for source, those in wanted.items():
+            self._sources[source].expect(those)
+
+    def _within(self, start: int, end: int) -> Iterator[Copy | Gather]:
+        """The pieces that a range meets."""
+        for piece in self._pieces[max(0, bisect_right(self._starts, start) - 1) :]:
+            if piece.at >= end:
+                return
+            if piece.at + piece.nbytes > start:
+                yield piece
+
+    def check_unchanged(self) -> None:
+        """As `Source.check_unchanged`, of all that it is made of."""
+        for source in self._sources:
+            source.check_unchanged()
+
+    def same_file(self, path: StrPath) -> bool:
+        """As `Source.same_file`: it is in no file."""
+        del path
+        return False
+
+    def mappable(self, start: int, nbytes: int) -> int:
+        """As `Source.mappable`, which it isn't."""
+        raise UnsupportedError("can't be mapped: it is not there yet", path=self.path)
+
+
+def _zeros(nbytes: int) -> BytesIO:
+    """A part, in a form that can be both changed and sent without another copy."""
+    return BytesIO(bytes(nbytes))
+
+
+class _Overlay:
+    """Bytes that lie over others, in their order; they are not copied."""
+
+    def __init__(self, writes: Iterable[Write]) -> None:
+        self._writes = sorted(writes, key=attrgetter("at"))
+        ends = (write.at + len(write.data) for write in self._writes)
+        self._ends = list(accumulate(ends, max))  # of each, or of one before it that goes beyond
+
+    def meets(self, start: int, end: int) -> bool:
+        """Whether a range has something of it."""
+        return any(True for _ in self._within(start, end))
+
+    def paint(self, at: int, view: memoryview) -> None:
+        """Put it over the bytes from an offset on."""
+        for low, data in self.pieces(at, at + len(view)):
+            view[low - at : low - at + len(data)] = data
+
+    def pieces(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """What lies in a range."""
+        for at, data in self._within(start, end):
+            low, high = max(start, at), min(end, at + len(data))
+            yield low, memoryview(data)[low - at : high - at]
+
+    def _within(self, start: int, end: int) -> Iterator[Write]:
+        for write in islice(self._writes, bisect_right(self._ends, start), None):
+            if write.at >= end:
+                return
+            if write.at + len(write.data) > start:
+                yield write
+
+
+def _runs(pieces: Iterable[tuple[int, bytes | memoryview]]) -> list[tuple[int, bytes]]:
+    """Pieces in order; those that touch are one."""
+    runs = list[tuple[int, list[bytes | memoryview]]]()
+    end = -1
+    for at, data in pieces:
+        if not data:
+            continue
+        if at != end:
+            runs.append((at, []))
+        runs[-1][1].append(data)
+        end = at + len(data)
+    return [(at, b"".join(data)) for at, data in runs]

@@ -1,0 +1,64 @@
+"""What stores say when something can't be written, as errors of ours; and calls that nothing breaks
+off in the middle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..errors import CkptmoveError, RefusedError, WriteError
+from ..stores.filesystem import asked
+from ..words import told
+
+_T = TypeVar("_T")
+_UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, NotADirectoryError)
+
+
+def failure(error: BaseException, url: str) -> CkptmoveError:
+    """What a store said of something to be written."""
+    if isinstance(error, PermissionError):
+        return RefusedError(f"can't be written: access is denied ({told(error)})", path=url)
+    if "Credentials" in type(error).__name__:
+        return RefusedError("can't be written: there are no credentials for it", path=url)
+    if isinstance(error, FileNotFoundError):
+        return RefusedError(
+            f"can't be written: what it is in is not there ({told(error)})", path=url
+        )
+    if isinstance(error, _UNWRITABLE):
+        return RefusedError(f"can't be written there: {told(error)}", path=url)
+    return WriteError(f"writing failed: {told(error)}", path=url)
+
+
+def told_to(call: Callable[[], _T], url: str) -> _T:
+    """What a store answers to a request to write; where it falters, it is asked again.
+
+    Raises:
+        RefusedError: nothing can be written there.
+        WriteError: it falters still, or says something else.
+    """
+    return asked(call, url, failure)
+
+
+def unbroken(call: Callable[[], _T]) -> _T:
+    """What a call gives. A signal that comes meanwhile has to wait until it has ended: only then is
+    it known what there is to undo."""
+    given = list[_T]()
+    raised = list[BaseException]()
+
+    def run() -> None:
+        try:
+            given.append(call())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="ckptmove-ask", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        thread.join()
+        raise
+    if raised:
+        raise raised[0]
+    return given[0]

@@ -1,0 +1,336 @@
+"""Objects in S3, and in what speaks its language: uploaded in parts, seen once they are complete.
+
+    create_multipart_upload        nothing is to be seen yet, whatever happens
+    upload_part, several at once   each with its MD5, which the server checks; what it answers, too
+    complete_multipart_upload      the object is there, whole; or
+    abort_multipart_upload         its parts are gone
+
+Who dies before either (kill -9, a power cut) leaves parts that nobody sees, but that take room
+until they are aborted: a rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`, does so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from io import BytesIO
+from typing import Any, Protocol
+
+from ..destination import exists
+from ..errors import CkptmoveError, InputError, RefusedError, WriteError
+from ..stores.filesystem import Place, info_of
+from .failing import told_to
+
+PART_NBYTES = 16 << 20
+_MOST_PARTS = 10_000
+_ABORTS = 3  # what was on its way when an upload was aborted may come in after that
+_KMS = ("aws:kms", "aws:kms:dsse")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_ETAG = re.compile(r"[0-9a-f]{32}(|-\d+)")  # an MD5; or one of MD5s, and how many
+
+
+class Upload(Protocol):
+    """An object in the making, that nobody sees.
+
+    Attributes:
+        part_nbytes: the size of its parts, but for the last.
+        at_once: how many may be put at the same time, in any order; where it is one, in theirs.
+    """
+
+    part_nbytes: int
+    at_once: int
+
+    def begin(self) -> None:
+        """Get ready for parts; those that there are, if any, are forgotten.
+
+        Raises:
+            RefusedError, WriteError: it can't be written, here and below.
+        """
+
+    def put(self, number: int, data: BytesIO) -> None:
+        """Bring a part there; the first has the number 1. What had its number is replaced."""
+
+    def stop(self) -> None:
+        """Have parts that are on their way fail soon."""
+
+    def complete(self, *, exclusive: bool) -> None:
+        """Make of the parts an object, at once.
+
+        Args:
+            exclusive: whether nothing must be there yet, as far as the store can promise that.
+
+        Raises:
+            RefusedError: something is there.
+            WriteError: what is there then is not what was sent; it was removed, or the message says
+                why not.
+        """
+
+    def abort(self) -> None:
+        """Forget all parts; nothing happens if it was completed, or never begun."""
+
+
+def part_nbytes_for(nbytes: int, least: int = PART_NBYTES) -> int:
+    """The size of parts that makes them few enough."""
+    return max(least, -(-nbytes // _MOST_PARTS))
+
+
+class Multipart:
+    """An `Upload` to S3."""
+
+    at_once = 4
+
+    def __init__(self, place: Place, nbytes: int) -> None:
+        self.part_nbytes = part_nbytes_for(nbytes)
+        self._nbytes = nbytes
+        self._place = place
+        bucket, key, _ = place.fs.split_path(place.path)
+        self._where = {"Bucket": bucket, "Key": key}
+        self._id: str | None = None
+        self._tags = dict[int, str]()
+        self._plain = True  # whether the tags are MD5s
+        self._guard = threading.Lock()
+        self._running = set[Future[Any]]()
+        self._stopped = False
+
+    def begin(self) -> None:
+        """As `Upload.begin`. Parts keep their numbers, so that nothing needs to be forgotten."""
+        if self._id is None:
+            self._id = self._ask("create_multipart_upload")["UploadId"]
+
+    def _ask(self, method: str, **given: Any) -> Mapping[str, Any]:
+        return told_to(
+            lambda: self._place.fs.call_s3(method, **self._where, **given), self._place.url
+        )
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def put(self, number: int, data: BytesIO) -> None:
+        """As `Upload.put`."""
+        md5 = hashlib.md5(data.getbuffer(), usedforsecurity=False)
+        given = {
+            **self._where,
+            "PartNumber": number,
+            "UploadId": self._id,
+            "Body": data,
+            "ContentMD5": base64.b64encode(md5.digest()).decode(),
+        }
+
+        def send() -> None:
+            data.seek(0)
+            answer = self._sent(given)
+            tag = str(answer["ETag"]).strip('"')
+            plain = not _is_encrypted(answer) and _MD5.fullmatch(tag) is not None
+            if plain and tag != md5.hexdigest():
+                raise ConnectionError(f"part {number} did not arrive as it was sent")
+            with self._guard:
+                self._tags[number] = tag
+                self._plain = self._plain and plain
+
+        told_to(send, self._place.url)
+
+    def _sent(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is answered to a part, unless nobody wants to know any more."""
+        with self._guard:
+            if self._stopped:
+                raise WriteError("the upload was stopped", path=self._place.url)
+            fs = self._place.fs
+            future = asyncio.run_coroutine_threadsafe(fs._call_s3("upload_part", **given), fs.loop)
+            self._running.add(future)
+        try:
+            answer: Mapping[str, Any] = future.result()
+        finally:
+            with self._guard:
+                self._running.discard(future)
+        return answer
+
+    def stop(self) -> None:
+        """As `Upload.stop`."""
+        with self._guard:
+            self._stopped = True
+            running = list(self._running)
+        for future in running:
+            future.cancel()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def complete(self, *, exclusive: bool) -> None:
+        """As `Upload.complete`."""
+        numbers = sorted(self._tags)
+        parts = [{"PartNumber": number, "ETag": f'"{self._tags[number]}"'} for number in numbers]
+        tag = _tag_of([self._tags[number] for number in numbers])
+        made = None
+        try:
+            answer = self._ask(
+                "complete_multipart_upload",
+                UploadId=self._id,
+                MultipartUpload={"Parts": parts},
+                **_condition(exclusive),
+            )
+            made = _tag_in(answer)
+        except CkptmoveError as error:
+            if tag is None or _tag_there(self._place) != tag:  # else only the answer got lost
+                raise _refused(error, self._place.url) from error
+        self._id = None
+        check_arrived(self._place, self._nbytes, tag if self._plain else None, made)
+
+    def abort(self) -> None:
+        """As `Upload.abort`."""
+        self.stop()
+        for _ in range(_ABORTS):
+            if self._id is None:
+                return
+            try:
+                self._ask("abort_multipart_upload", UploadId=self._id)
+            except RefusedError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                self._id = None
+                return
+            try:
+                self._place.fs.call_s3("list_parts", **self._where, UploadId=self._id)
+            except Exception:  # it is gone, or we mayn't ask
+                self._id = None
+
+
+class Single:
+    """An `Upload` of an object that is small enough to be sent at once, and held until then."""
+
+    at_once = 1
+
+    def __init__(self, place: Place, nbytes: int) -> None:
+        self.part_nbytes = max(1, nbytes)
+        self._place = place
+        self._data = BytesIO()
+
+    def begin(self) -> None:
+        """As `Upload.begin`."""
+        self._data = BytesIO()
+
+    def put(self, number: int, data: BytesIO) -> None:
+        """As `Upload.put`: there is one."""
+        assert number == 1
+        self._data = data
+
+    def stop(self) -> None:
+        """As `Upload.stop`: nothing is on its way."""
+
+    def complete(self, *, exclusive: bool) -> None:
+        """As `Upload.complete`."""
+        fs, url = self._place.fs, self._place.url
+        bucket, key, _ = fs.split_path(self._place.path)
+        md5 = hashlib.md5(self._data.getbuffer(), usedforsecurity=False)
+        given = {
+            "Bucket": bucket,
+            "Key": key,
+            "Body": self._data,
+            "ContentMD5": base64.b64encode(md5.digest()).decode(),
+            **_condition(exclusive),
+        }
+        tag, made, plain = md5.hexdigest(), None, True
+
+        def send() -> Mapping[str, Any]:
+            self._data.seek(0)
+            answer: Mapping[str, Any] = fs.call_s3("put_object", **given)
+            return answer
+
+        try:
+            answer = told_to(send, url)
+            made, plain = _tag_in(answer), not _is_encrypted(answer)
+        except CkptmoveError as error:
+            if _tag_there(self._place) != tag:  # else only the answer got lost
+                raise _refused(error, url) from error
+        check_arrived(self._place, self._data.getbuffer().nbytes, tag if plain else None, made)
+
+    def abort(self) -> None:
+        """As `Upload.abort`."""
+        self._data = BytesIO()
+
+
+# -- what a store says of it -----------------------------------------------------------------------
+
+
+def check_arrived(place: Place, nbytes: int, tag: str | None, made: str | None) -> None:
+    """See that an object is what was sent; what isn't, and is ours, is removed.
+
+    Args:
+        place: where it is.
+        nbytes: its size.
+        tag: its ETag, if that can be told.
+        made: the ETag that the store said it has when it was made, if it said so.
+
+    Raises:
+        WriteError: it is something else.
+    """
+    try:
+        about = info_of(place)
+    except InputError as error:
+        raise WriteError(f"it was written, but can't be seen: {error}", path=place.url) from error
+    there = _tag_in(about)
+    if about.get("size") != nbytes:
+        said = f"it has {about.get('size'):,} bytes, not {nbytes:,}"
+    elif tag is not None and tag != there and _shape(tag) == _shape(there):
+        said = "its ETag is not that of what was sent"
+    else:
+        return
+    if made is None or made != there:
+        raise WriteError(f"{said}: something else took its place", path=place.url)
+    try:
+        told_to(lambda: place.fs.rm_file(place.path), place.url)
+    except CkptmoveError as error:
+        raise WriteError(f"{said}, and it can't be removed: {error}", path=place.url) from error
+    raise WriteError(f"{said}; it was removed", path=place.url)
+
+
+def _refused(error: CkptmoveError, url: str) -> CkptmoveError:
+    """Why an object could not be made: something may be there."""
+    cause = error.__cause__
+    code = _code(cause)
+    if isinstance(cause, FileExistsError) or code == "PreconditionFailed":
+        return exists(url)
+    return error
+
+
+def _code(error: BaseException | None) -> str | None:
+    """What S3 calls an error that s3fs made one of Python of."""
+    response = getattr(getattr(error, "__cause__", None), "response", None)
+    return response["Error"].get("Code") if isinstance(response, dict) else None
+
+
+def _is_encrypted(answer: Mapping[str, Any]) -> bool:
+    """Whether ETags are no MD5s, by how the content is kept."""
+    return answer.get("ServerSideEncryption") in _KMS or "SSECustomerAlgorithm" in answer
+
+
+def _condition(exclusive: bool) -> Mapping[str, str]:
+    return {"IfNoneMatch": "*"} if exclusive else {}
+
+
+def _tag_there(place: Place) -> str:
+    """The ETag of what is there, if anything is."""
+    with contextlib.suppress(InputError):
+        return _tag_in(info_of(place))
+    return ""
+
+
+def _tag_in(about: Mapping[str, Any]) -> str:
+    return str(about.get("ETag") or "").strip('"')
+
+
+def _tag_of(tags: Sequence[str]) -> str | None:
+    """The ETag that S3 gives to what is made of parts, if theirs are MD5s."""
+    if not all(_MD5.fullmatch(tag) for tag in tags):
+        return None
+    digest = hashlib.md5(bytes.fromhex("".join(tags)), usedforsecurity=False).hexdigest()
+    return f"{digest}-{len(tags)}"
+
+
+def _shape(tag: str) -> str:
+    """What kind of ETag it is; only those of a kind can be compared."""
+    found = _ETAG.fullmatch(tag)
+    return "?" + tag if found is None else found[1]

@@ -1,0 +1,166 @@
+"""Folders in stores, which are what objects have in front of their names.
+
+All files are uploaded and verified before the first of them is completed. That they appear at once
+no store can promise, so they are completed in an order that tells when all are there: what lies
+beside the weights first, then these, and their index last. Where there is an old index, it is
+removed before the files that it names are replaced, so that it never names a mixture. Who is killed
+between the two leaves a folder without one, and has to do it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from ..destination import exists
+from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
+from ..source import Source
+from ..stores import joined
+from ..stores.filesystem import Place, place_of
+from ..stores.objects import Object
+from ..stores.trees import tree
+from .failing import told_to, unbroken
+from .multipart import PART_NBYTES
+from .staged import Room, Uploaded, about, place_to, to_write
+from .transacted import check_writable
+
+_INDEX = ".index.json"
+
+
+class StagedPrefix:
+    """A folder in the making. Used as a context, nothing of it is left unless it was committed.
+
+    Attributes:
+        path: its URL, without a slash at the end.
+    """
+
+    def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+        """Raises RefusedError as `check_prefix` does."""
+        self._place = to_write(check_prefix(str(destination), sources, force=force))
+        self.path = str(destination).rstrip("/")
+        self.sources = sources
+        self.force = force
+        self._old = names_below(self.path) if force else []
+        self._files = dict[str, Uploaded]()
+        self._room = Room(PART_NBYTES)
+
+    def __enter__(self) -> StagedPrefix:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        failed: CkptmoveError | None = None
+        for file in self._files.values():
+            try:
+                file.abort(error)
+            except CkptmoveError as one:
+                failed = one
+        if failed is not None:
+            raise failed
+
+    def file(self, name: str, sources: Sequence[Source] | None = None) -> Uploaded:
+        """A new file in it, to be written.
+
+        Args:
+            name: relative to the folder, with `/` between its parts.
+            sources: what its plan copies from, if that is not what the others do.
+
+        Raises:
+            RefusedError: the name leads elsewhere, or nowhere.
+            WriteError: there is one of this name already.
+        """
+        if not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
+        if name in self._files:
+            raise WriteError("is written twice", path=joined(self.path, name))
+        file = Uploaded(
+            self._at(name),
+            self.sources if sources is None else sources,
+            self._room,
+            force=self.force,
+        )
+        self._files[name] = file
+        return file
+
+    def _at(self, name: str) -> Place:
+        path = f"{self._place.path.rstrip('/')}/{name}"
+        return self._place._replace(url=joined(self.path, name), path=path)
+
+    def make(self, name: str) -> None:
+        """Stores have no folders in which nothing is: there is nothing to make."""
+
+    def commit(self) -> None:
+        """Have the files appear, one after the other, the index last; what is left of an old one is
+        removed after that.
+
+        Raises:
+            RefusedError: something appeared there meanwhile.
+            WriteError: the store refused; the message says what is there.
+        """
+        order = sorted(reversed(self._files), key=lambda name: name.endswith(_INDEX))
+        stale = [name for name in self._old if name.endswith(_INDEX)]
+        for name in stale:
+            self._remove(name)
+        for done, name in enumerate(order):
+            try:
+                self._files[name].complete()
+            except CkptmoveError as error:
+                if done:
+                    error.hint = f"{done:,} of {len(order):,} files are there already, whole"
+                raise
+        for name in self._old:
+            if name not in self._files and name not in stale:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        place = self._at(name)
+
+        def remove() -> None:
+            try:
+                place.fs.rm_file(place.path)
+            except FileNotFoundError:
+                return
+
+        unbroken(lambda: told_to(remove, place.url))
+
+
+def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> Place:
+    """Raises RefusedError if a folder must not be written, before anything is; gives its place."""
+    path = url.rstrip("/")
+    place = place_to(path)
+    check_writable(place)
+    if about(place) == "file":
+        raise RefusedError("the destination exists and is no directory", path=path)
+    if any(_lies_in(source, place) for source in sources):
+        raise RefusedError("the source lies in the destination", path=path)
+    if not force and names_below(path):
+        raise exists(path)
+    return place
+
+
+def _lies_in(source: Source, folder: Place) -> bool:
+    if not isinstance(source, Object):
+        return False
+    within = f"{folder.path.rstrip('/')}/"
+    return bool(source.place.fs == folder.fs and source.place.path.startswith(within))
+
+
+def names_below(url: str) -> list[str]:
+    """What is in a folder, however deep, by names relative to it; nothing if there is none.
+
+    Raises:
+        RefusedError: it can't be told.
+    """
+    place = place_of(url)
+    if about(place) != "directory":
+        return []
+    try:
+        return [each.name for each in tree(url)]
+    except InputError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise RefusedError(str(error), path=url) from error

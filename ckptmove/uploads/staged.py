@@ -1,0 +1,258 @@
+"""Carry out a plan so that an object appears whole and verified in a store, or not at all.
+
+Parts are assembled one by one and sent several at a time, and nothing is written here. Until the
+object is committed nobody sees any of it; unless it is, its parts are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from io import BytesIO
+from itertools import count
+from types import TracebackType
+
+from ..destination import exists
+from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
+from ..plan import Plan
+from ..source import Source
+from ..stores.filesystem import Place, asked, place_of
+from ..unnamed import Report
+from ..verifier import Progress
+from .assembly import Assembled
+from .failing import failure, unbroken
+from .multipart import PART_NBYTES, Multipart, Single, Upload
+from .transacted import Transacted, check_writable, protocols_of
+
+
+class Room:
+    """Bytes that small objects may take in memory, all together.
+
+    Attributes:
+        left: how many of them are free.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+
+
+class Uploaded:
+    """An object in the making, in a store. Used as a context, its upload goes on when that ends."""
+
+    def __init__(self, place: Place, sources: Sequence[Source], room: Room, *, force: bool) -> None:
+        """Nothing is asked of the store yet.
+
+        Args:
+            place: where it will be.
+            sources: what plans copy from.
+            room: for what is sent when it is committed, as it is small.
+            force: whether it may replace what is there.
+        """
+        self.path = place.url
+        self.place = place
+        self.sources = sources
+        self.force = force
+        self._room = room
+        self._upload: Upload | None = None
+        self._assembled: Assembled | None = None
+
+    def __enter__(self) -> Uploaded:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing ends with it."""
+
+    def write(self, plan: Plan, progress: Progress | None = None) -> str:
+        """Upload what the plan makes, verified but not complete; gives `upload`.
+
+        Args:
+            plan: what to write.
+            progress: called with bytes as they have arrived; they add up to the size.
+
+        Raises:
+            CorruptError: a source is damaged, by its own checksums, or changed meanwhile.
+            RefusedError: nothing can be written there.
+            WriteError: it can't be uploaded.
+        """
+        report = Report(progress)
+        assembled = Assembled(plan, self.sources, self.path)
+        self._upload = upload = self._upload_of(plan.nbytes)
+        for _ in range(2):  # once more if a plan seals what lies before what it measures
+            unbroken(upload.begin)
+            _send(upload, assembled.parts(upload.part_nbytes), report)
+            if assembled.settled:
+                break
+            report = Report(None)
+        assembled.check_unchanged()
+        self._assembled = assembled
+        return "upload"
+
+    def _upload_of(self, nbytes: int) -> Upload:
+        if not is_s3(self.place):
+            return Transacted(self.place, nbytes, exclusive=not self.force)
+        if nbytes <= self._room.left or not nbytes:
+            self._room.left -= nbytes
+            return Single(self.place, nbytes)
+        return Multipart(self.place, nbytes)
+
+    def reopen(self) -> Source:
+        """What was uploaded, to be read like any other: assembled again, where it is read."""
+        assert self._assembled is not None
+        return self._assembled
+
+    def complete(self) -> None:
+        """Make of the parts an object.
+
+        Raises:
+            RefusedError: something is there, or it can't be written.
+            WriteError: it failed, and is not there; or what is there is said.
+        """
+        upload = self._upload
+        assert upload is not None
+        if not self.force and about(self.place) is not None:
+            raise exists(self.path)
+        unbroken(lambda: upload.complete(exclusive=not self.force))
+        self._upload = None
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Remove its parts, unless it was completed.
+
+        Args:
+            error: why, to which it is added if even that fails.
+
+        Raises:
+            WriteError: it fails, and there is no such error.
+        """
+        upload, self._upload = self._upload, None
+        if upload is None:
+            return
+        try:
+            unbroken(upload.abort)
+        except CkptmoveError as failed:
+            said = f"parts of it that nobody sees are left in the store: {failed}"
+            if isinstance(error, CkptmoveError):
+                error.hint = said if error.hint is None else f"{error.hint}; {said}"
+            elif error is None:
+                raise WriteError(said, path=self.path) from failed
+
+
+class StagedObject(Uploaded):
+    """An object in the making. Used as a context, nothing of it is left unless it was committed."""
+
+    def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+        """Raises RefusedError as `check_object` does."""
+        place = check_object(str(destination), sources, force=force)
+        super().__init__(to_write(place), sources, Room(PART_NBYTES), force=force)
+
+    def __enter__(self) -> StagedObject:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort(error)
+
+    def commit(self) -> None:
+        """Have the object appear, at once and for good. Raises as `complete`."""
+        self.complete()
+
+
+def _send(upload: Upload, parts: Iterator[BytesIO], report: Report) -> None:
+    """Put all parts, as many at once as may be; tells when they have arrived."""
+    running = dict[Future[None], int]()
+
+    def settle(most: int) -> None:
+        while len(running) > most:
+            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                each.result()
+                report(running.pop(each))
+
+    pool = ThreadPoolExecutor(upload.at_once, "ckptmove-upload")
+    try:
+        for number in count(1):
+            part = next(parts, None)  # a loop over them would hold on to one while it waits
+            if part is None:
+                break
+            settle(upload.at_once - 1)
+            running[pool.submit(upload.put, number, part)] = part.getbuffer().nbytes
+            del part
+        settle(0)
+    except BaseException:
+        upload.stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# -- before anything is written --------------------------------------------------------------------
+
+
+def place_to(url: str) -> Place:
+    """Open the store that a destination is in.
+
+    Raises:
+        UsageError: nothing knows such URLs, or what does isn't installed.
+        RefusedError: it can't be reached.
+    """
+    try:
+        return place_of(url)
+    except InputError as error:
+        raise RefusedError(str(error), path=url) from error
+
+
+def about(place: Place) -> str | None:
+    """What is at a place: `file`, `directory`, or None.
+
+    Raises:
+        RefusedError, WriteError: that can't be told.
+    """
+
+    def ask() -> str | None:
+        place.fs.invalidate_cache()
+        try:
+            return str(place.fs.info(place.path).get("type") or "file")
+        except FileNotFoundError:
+            return None
+
+    return asked(ask, place.url, failure)
+
+
+def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
+    """Raises RefusedError if an object must not be written, before anything is; gives its place."""
+    place = place_to(url)
+    check_writable(place)
+    is_bucket = "/" not in place.path.strip("/") and is_s3(place)
+    if url.endswith("/") or is_bucket:
+        raise RefusedError("the destination is a directory", path=url)
+    if any(source.same_file(url) for source in sources):
+        raise RefusedError("the destination is the source itself", path=url)
+    found = about(place)
+    if found == "directory":
+        raise RefusedError("the destination is a directory", path=url)
+    if found is not None and not force:
+        raise exists(url)
+    return place
+
+
+def to_write(place: Place) -> Place:
+    """The same place, of a store that is asked by nobody else."""
+    if not is_s3(place):
+        return place
+    fs = type(place.fs)(
+        *place.fs.storage_args, skip_instance_cache=True, **place.fs.storage_options
+    )
+    fs.retries = 1  # it would send a part again from where it was read to; we begin anew
+    return place._replace(fs=fs)
+
+
+def is_s3(place: Place) -> bool:
+    """Whether a store speaks the language of S3."""
+    return bool(protocols_of(place) & {"s3", "s3a"})

@@ -1,0 +1,169 @@
+"""Objects in any other store: written from the start to the end in a transaction of fsspec's.
+
+    file = fs.open(path, "wb")     in a transaction: it is not seen
+    file.write, again and again
+    file.close()                   which sends what is left, and commits nothing
+    file.commit(), or file.discard()
+
+It is never used as a context: `__exit__` of these files would commit what was cut off. What Azure
+has closes a file by committing it, so there closing comes last; blocks that were never committed it
+forgets after a week.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+from io import BytesIO
+from typing import Any
+
+from ..destination import exists
+from ..errors import InputError, RefusedError, WriteError
+from ..stores.filesystem import Place, info_of
+from .failing import failure, told_to
+from .multipart import PART_NBYTES
+
+_AZURE = {"abfs", "abfss", "az"}
+#: Where a file that is opened with `x` is made only if nothing is there when it is committed.
+_EXCLUSIVE = {*_AZURE, "gs", "gcs"}
+#: What fsspec reads, and can't write, or not without a copy here.
+_READ_ONLY = {
+    *("http", "https", "hf", "data", "github", "git", "gist", "reference", "jupyter"),
+    *("zip", "tar", "libarchive", "cached", "blockcache", "filecache", "simplecache"),
+}
+
+
+def protocols_of(place: Place) -> set[str]:
+    """What URLs of a store begin with."""
+    names = place.fs.protocol
+    return {names} if isinstance(names, str) else set(names)
+
+
+def check_writable(place: Place) -> None:
+    """Raises RefusedError where nothing can be written, as far as that is known from its kind."""
+    if protocols_of(place) & _READ_ONLY:
+        raise RefusedError(
+            "can't be written there",
+            path=place.url,
+            hint="name a file here, or an object in a store such as s3://",
+        )
+
+
+class Transacted:
+    """An `Upload` to a store that has transactions."""
+
+    part_nbytes = PART_NBYTES
+    at_once = 1
+
+    def __init__(self, place: Place, nbytes: int, *, exclusive: bool) -> None:
+        self._nbytes = nbytes
+        self._place = place
+        self._mode = "xb" if exclusive and protocols_of(place) & _EXCLUSIVE else "wb"
+        self._file: Any = None
+        self._fs: Any = None
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    @property
+    def _commits_by_closing(self) -> bool:
+        return bool(protocols_of(self._place) & _AZURE)
+
+    def begin(self) -> None:
+        """As `Upload.begin`."""
+        self.abort()
+        fs = self._place.fs
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        try:  # with an instance of its own: a transaction is one of all that is written with it
+            self._fs = type(fs)(*fs.storage_args, skip_instance_cache=True, **fs.storage_options)
+            self._fs.start_transaction()
+            self._file = told_to(
+                lambda: self._fs.open(self._place.path, self._mode, block_size=PART_NBYTES),
+                self._place.url,
+            )
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise failure(error, self._place.url) from error
+        if not self._commits_by_closing and not _has_transactions(self._file):
+            self._forget()
+            raise RefusedError(
+                "can't be written there: what is not complete would be seen", path=self._place.url
+            )
+
+    def put(self, number: int, data: BytesIO) -> None:
+        """As `Upload.put`. It is not tried again: how much of it arrived is not known."""
+        try:
+            self._file.write(data.getvalue())
+        except Exception as error:
+            raise failure(error, self._place.url) from error
+        self._md5.update(data.getbuffer())
+
+    def stop(self) -> None:
+        """As `Upload.stop`: what is on its way arrives."""
+
+    def complete(self, *, exclusive: bool) -> None:
+        """As `Upload.complete`. Most of these stores can't promise that nothing is there."""
+        place = self._place
+        if exclusive and told_to(lambda: place.fs.exists(place.path), place.url):
+            raise exists(place.url)
+        try:
+            self._file.close()
+            if not self._commits_by_closing:
+                self._file.commit()
+        except FileExistsError as error:
+            raise exists(place.url) from error
+        except Exception as error:
+            raise failure(error, place.url) from error
+        self._file = None
+        self._check()
+
+    def _check(self) -> None:
+        """See that it is there, as far as the store tells.
+
+        Raises:
+            WriteError: it isn't.
+        """
+        try:
+            about = info_of(self._place)
+        except InputError as error:
+            raise WriteError(
+                f"it was written, but can't be seen: {error}", path=self._place.url
+            ) from error
+        md5 = about.get("md5Hash")  # of Google's
+        if about.get("size") != self._nbytes:
+            said = f"it has {about.get('size')} bytes, not {self._nbytes:,}"
+        elif md5 is not None and md5 != base64.b64encode(self._md5.digest()).decode():
+            said = "its MD5 is not that of what was sent"
+        else:
+            return
+        raise WriteError(f"{said}: remove it", path=self._place.url)
+
+    def abort(self) -> None:
+        """As `Upload.abort`."""
+        file = self._file
+        if file is None:
+            return
+        self._forget()
+        try:
+            if not self._commits_by_closing:
+                with contextlib.suppress(Exception):
+                    file.close()  # temporary files have to be, and it commits nothing
+                file.discard()
+        except Exception as error:
+            raise failure(error, self._place.url) from error
+
+    def _forget(self) -> None:
+        """Keep the file from committing itself when nobody has it any more."""
+        with contextlib.suppress(AttributeError):
+            self._file.closed = True
+        self._file = None
+
+
+def _has_transactions(file: Any) -> bool:
+    """Whether committing and discarding a file does anything."""
+    from fsspec.spec import AbstractBufferedFile
+
+    if not hasattr(file, "commit") or not hasattr(file, "discard"):
+        return False
+    return (
+        not isinstance(file, AbstractBufferedFile)
+        or type(file).commit is not AbstractBufferedFile.commit
+    )

@@ -259,7 +259,11 @@ def test_links_to_folders_are_not_followed_and_told(model: Path, tmp_path: Path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "x").write_text("x")
     before = tree(model)
-    for name, target in (("folder", tmp_path / "elsewhere"), ("here", "."), ("above", "../../model")):
+    for name, target in (
+        ("folder", tmp_path / "elsewhere"),
+        ("here", "."),
+        ("above", "../../model"),
+    ):
         (model / "sub" / name).symlink_to(target)
     report = convert(model, tmp_path / "out")
     assert report.warnings == tuple(

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..errors import StrPath, UsageError
+from ..errors import InputError, StrPath, UsageError
 from ..rules import rules_of
+from ..stores import folder_of, inside, is_url, joined
 from ..verbs.convert import check_options, convert
 from ..verbs.relocate import relocate
 from ..verbs.validate import validate
@@ -87,11 +88,16 @@ def code_of(model: object) -> str | None:
     return next((each for each in (model, model.rpartition(":")[0]) if os.path.exists(each)), None)
 
 
+def absolute(path: StrPath) -> str:
+    """A path from the root, such that it can be found from any folder; a URL is one."""
+    return str(path) if is_url(path) else os.path.abspath(path)
+
+
 def from_root(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, such that the files that they name can be found from any folder."""
     found = dict(options)
     if isinstance(found.get("against"), (str, os.PathLike)):
-        found["against"] = os.path.abspath(found["against"])
+        found["against"] = absolute(found["against"])
     code = code_of(found.get("model"))
     if code is not None:
         found["model"] = os.path.abspath(code) + str(found["model"])[len(code) :]
@@ -107,14 +113,12 @@ class Against:
 
     def of(self, name: str) -> str:
         """What has the same name there, or else that with another suffix if it is the only one."""
-        path = os.path.join(self._root, name)
-        if os.path.lexists(path):
-            return path
-        folder, last = os.path.split(path)
+        path = joined(self._root, name)
+        folder, last = folder_of(path), name.rpartition("/")[2]
         if folder not in self._alike:
             alike = self._alike[folder] = dict[str, list[str]]()
-            with contextlib.suppress(OSError):
-                for each in os.listdir(folder):
-                    alike.setdefault(bare_name(each), []).append(each)
+            with contextlib.suppress(InputError):
+                for each in inside(folder):
+                    alike.setdefault(bare_name(each.name), []).append(each.name)
         found = self._alike[folder].get(bare_name(last), [])
-        return os.path.join(folder, found[0]) if len(found) == 1 else path
+        return joined(folder, found[0]) if len(found) == 1 and last not in found else path

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import StrPath, UsageError
 from ..verifier import Progress
-from .asking import from_root
+from .asking import absolute, from_root
 from .planning import plan_batch
 from .running import Batch
 
@@ -73,7 +73,7 @@ def batch(
     if jobs is not None and jobs < 1:
         raise UsageError("there must be at least one job")
     if executor is not None:  # it may be in another folder
-        src, dst = os.path.abspath(src), None if dst is None else os.path.abspath(dst)
+        src, dst = absolute(src), None if dst is None else absolute(dst)
         options = from_root(options)
     plan = plan_batch(
         verb,

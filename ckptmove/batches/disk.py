@@ -12,14 +12,16 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from ..destination import HIDDEN
 from ..errors import InputError
 from ..journal import SUFFIX, UNFINISHED
-from .ledger import LEDGER
+from .ledger import LEDGER, MARKS
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 FILE, FOLDER, LINKED, NOTHING, UNREADABLE = "file", "folder", "linked", "nothing", "unreadable"
 _BUFFER = 1 << 20
 _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
@@ -43,6 +45,20 @@ class Listed(NamedTuple):
     kind: str
     nbytes: int = 0
     stamp: str = ""
+
+
+def each(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
+    """What a call gives for each, in their order."""
+    return map(call, given)
+
+
+def listings(root: str) -> Callable[[str], list[Listed]]:
+    """What says what is in a folder of a tree, as `listing` does.
+
+    Raises:
+        InputError: the tree is in a store, and can't be listed.
+    """
+    return listing
 
 
 def listing(folder: str) -> list[Listed]:
@@ -74,7 +90,7 @@ def _listed(entry: os.DirEntry[str]) -> Listed | None:
 
 def is_ours(name: str) -> bool:
     """Whether ckptmove has left something so called, and will mind it."""
-    return name == LEDGER or (name.startswith(".") and name.endswith(_OURS))
+    return name in (LEDGER, MARKS) or (name.startswith(".") and name.endswith(_OURS))
 
 
 def _stamp(about: os.stat_result) -> str:

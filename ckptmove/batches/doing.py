@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from ..destination import EXISTS_HINT
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plan import Copy, Plan, Write
-from ..sink import Staged
-from ..source import Source
+from ..stores import folder_of, open_source
+from ..uploads import staged
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate
 from ..verbs.validate import validate
 from ..verifier import Progress
-from .disk import holds, is_taken, make_folder, same, sizes_of
 from .items import Item, Task
 from .keys import is_ours
 from .ledger import Entry
 from .leftovers import beside
+from .places import at
 from .room import refuse_long_name
 
 #: Who wants to know of progress within an item.
@@ -60,12 +60,13 @@ def made_or_there(task: Task, known: Entry | None) -> Made | None:
         CkptmoveError, OSError: it can't be done.
     """
     item, force = task.item, bool(task.options.get("force"))
+    place = at(item.output)
     if item.output and not task.in_place:
         refuse_long_name(item.output)
-        make_folder(os.path.dirname(item.output))
+        place.make_folder(folder_of(item.output))
     if task.verb == "validate":
         return _validated(task, known, force=force)
-    if task.in_place or force or not is_taken(item.output):
+    if task.in_place or force or not place.is_taken(item.output):
         return _made(task, item.output, force=force)
     _refuse_other_sizes(task)
     with beside(item.output) as other:
@@ -75,7 +76,7 @@ def made_or_there(task: Task, known: Entry | None) -> Made | None:
             if error.path is not None and error.path.startswith(other):
                 error.path = item.output
             raise
-        if not same(item.output, other):
+        if not place.same(item.output, other):
             raise _other(task)
     return None
 
@@ -85,7 +86,9 @@ def _refuse_other_sizes(task: Task) -> None:
     if task.verb == "convert" and task.item.kind in ("file", "index", "folder"):
         output = task.item.output
         files = _converted(task, output, force=True, dry_run=True).files
-        if {each[len(output) :].lstrip("/"): n for each, n in files.items()} != sizes_of(output):
+        if {each[len(output) :].lstrip("/"): n for each, n in files.items()} != at(output).sizes_of(
+            output
+        ):
             raise _other(task)
 
 
@@ -132,13 +135,13 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> Made:
     output, nbytes = task.item.output, 0
     if output:
         data = _timeless(report)
-        taken = is_taken(output)
-        if not taken or not holds(output, data):
+        taken = at(output).is_taken(output)
+        if not taken or not at(output).holds(output, data):
             if taken and not force and not is_ours(known, output):
                 raise _other(task)
-            with Staged(output, [], force=taken) as staged:
-                staged.write(Plan("relay", len(data), (), (Write(0, data),)))
-                staged.commit()
+            with staged(output, [], force=taken) as file:
+                file.write(Plan("relay", len(data), (), (Write(0, data),)))
+                file.commit()
             nbytes = len(data)
     return Made(report, nbytes)
 
@@ -154,12 +157,12 @@ def _timeless(report: Mapping[str, Any]) -> bytes:
 
 def _copied(item: Item, output: str, force: bool) -> Made:
     """A file as it is."""
-    with Source.open(item.path) as source:
+    with open_source(item.path) as source:
         nbytes = source.nbytes
         copies = (Copy(0, nbytes, 0),) if nbytes else ()
-        with Staged(output, [source], force=force) as staged:
-            staged.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
-            staged.commit()
+        with staged(output, [source], force=force) as file:
+            file.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
+            file.commit()
     return Made(None, nbytes)
 
 
@@ -169,7 +172,7 @@ def _unreadable(item: Item) -> InputError:
         if os.path.isdir(item.path):
             os.listdir(item.path)
         else:
-            with Source.open(item.path) as source:
+            with open_source(item.path) as source:
                 source.read(0, min(source.nbytes, 1))
     except InputError as error:
         return error

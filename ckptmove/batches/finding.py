@@ -6,21 +6,23 @@ A folder of a model is one item, and so are an index and the files that it names
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
 from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
-from ..source import Source
-from .disk import FILE, FOLDER, LINKED, UNREADABLE, Listed, files_of, listing, nbytes_of, stamp_of
+from ..stores import folder_of, is_folder, is_url, joined, open_source
+from .disk import FILE, FOLDER, LINKED, UNREADABLE, Listed
 from .items import Item
+from .places import at
 from .wanted import Wanted
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", ".index.json")
 _HEAD_NBYTES = 512
+_Kind = tuple[str, tuple[str, ...]]
 
 
 @dataclass
@@ -67,6 +69,7 @@ def find(root: str, wanted: Wanted, *, whole: bool) -> Found:
     """
     found = Found()
     folders = _folders(root, wanted, found)
+    kind_of = _kinds(root, folders)
     for folder in reversed(folders):  # those within come before those that they are in
         names = [each.name for each in folder.files]
         if whole and folder.name and not folder.holds and has_weights(names):
@@ -74,7 +77,7 @@ def find(root: str, wanted: Wanted, *, whole: bool) -> Found:
             if wanted.includes(folder.name, *map(folder.named, names)):
                 found.items.append(_item(folder.name, folder.path, "folder"))
         else:
-            _look_into(folder, wanted, found, whole=whole)
+            _look_into(folder, wanted, found, kind_of, whole=whole)
         if folder.holds and folder.above >= 0:
             folders[folder.above].holds = True
     covered = {each.name for each in found.items if each.kind == "folder"}
@@ -93,7 +96,7 @@ def _above(name: str) -> Iterable[str]:
 
 def _folders(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
     """All folders, each before those in it."""
-    folders = [_Folder("", root, -1)]
+    folders, listing = [_Folder("", root, -1)], at(root).listings(root)
     for n, folder in enumerate(folders):
         try:
             entries = listing(folder.path)
@@ -118,13 +121,28 @@ def _folders(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
     return folders
 
 
-def _look_into(folder: _Folder, wanted: Wanted, found: Found, *, whole: bool) -> None:
+def _kinds(root: str, folders: Iterable[_Folder]) -> Callable[[str], _Kind]:
+    """What says what a file is; of those in a store, all are looked at now, several at once."""
+    if not is_url(root):
+        return _kind_of
+    paths = [each.path for folder in folders for each in folder.files]
+    return dict(zip(paths, at(root).each(_kind_of, paths), strict=True)).__getitem__
+
+
+def _look_into(
+    folder: _Folder,
+    wanted: Wanted,
+    found: Found,
+    kind_of: Callable[[str], _Kind],
+    *,
+    whole: bool,
+) -> None:
     """Tell the files in a folder apart."""
     items, others = list[Item](), list[Item]()
     parts: set[str] = set()
     for each in folder.files:
         name = folder.named(each.name)
-        kind, files = _kind_of(each.path) if each.kind == FILE else ("unreadable", ())
+        kind, files = kind_of(each.path) if each.kind == FILE else ("unreadable", ())
         if kind == "index" and whole:
             items.append(_item(name, each.path, kind, files))
             parts.update(files[:-1])
@@ -140,10 +158,11 @@ def _look_into(folder: _Folder, wanted: Wanted, found: Found, *, whole: bool) ->
 def _item(name: str, path: str, kind: str, files: Iterable[str] = ()) -> Item:
     """An item of several files: those given, or all in a folder."""
     try:
-        files = tuple(files or files_of(path))
-        return Item(name, path, kind, files, nbytes_of(files), stamp_of(files, path))
+        files = tuple(files or at(path).files_of(path))
+        nbytes, stamp = at(path).nbytes_of(files), at(path).stamp_of(files, path)
+        return Item(name, path, kind, files, nbytes, stamp)
     except InputError:  # the verb will say so
-        return Item(name, path, kind, tuple(files), nbytes_of(files))
+        return Item(name, path, kind, tuple(files), at(path).nbytes_of(files))
 
 
 def parts_of(path: str) -> tuple[str, ...]:
@@ -152,19 +171,18 @@ def parts_of(path: str) -> tuple[str, ...]:
     Raises:
         InputError: a folder can't be read.
     """
-    return tuple(files_of(path)) if os.path.isdir(path) else _kind_of(path)[1] or (path,)
+    return tuple(at(path).files_of(path)) if is_folder(path) else _kind_of(path)[1] or (path,)
 
 
-def _kind_of(path: str) -> tuple[str, tuple[str, ...]]:
+def _kind_of(path: str) -> _Kind:
     """What a file is, as `Item.kind` has it; of an index also its files, itself the last."""
     named, head = path.endswith(_NAMED), b""
     try:
-        with Source.open(path) as source:
+        with open_source(path) as source:
             head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
             if is_json(head):
-                folder = os.path.dirname(path)
-                names = read_index(source).files
-                return "index", (*(os.path.join(folder, each) for each in names), path)
+                folder, names = folder_of(path), read_index(source).files
+                return "index", (*(joined(folder, each) for each in names), path)
             known = bool(head) and formats.sniffed(source) is not None
     except UnsupportedError:
         known = False

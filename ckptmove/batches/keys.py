@@ -8,18 +8,18 @@ stamp after the change, and no version: nothing is to be changed twice since ckp
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
 from ..verbs.inspect import inspect
 from ..version import __version__
-from .asking import code_of, from_root
-from .disk import files_of, inode_of, output_of, stamp_of
+from .asking import absolute, code_of, from_root
+from .disk import Output, inode_of
 from .finding import parts_of
 from .items import Item, Task
 from .ledger import Entry
+from .places import at
 
 
 def request_of(verb: str, options: Mapping[str, Any]) -> str:
@@ -27,7 +27,7 @@ def request_of(verb: str, options: Mapping[str, Any]) -> str:
     named = from_root(options).items()
     said = {name: each for name, each in named if name not in ("force", "against")}
     code = code_of(options.get("model"))
-    stamp = None if code is None else stamp_of(files_of(code), code)
+    stamp = None if code is None else at(code).stamp_of(at(code).files_of(code), code)
     version = None if options.get("in_place") else __version__
     return _digest([version, verb, said, stamp])
 
@@ -73,18 +73,19 @@ def source_stamp(item: Item) -> str:
     Raises:
         InputError: a file is gone.
     """
-    files = files_of(item.path) if item.kind == "folder" else item.files or (item.path,)
-    return stamp_of(files, item.path)
+    place, path = at(item.path), item.path
+    files = place.files_of(path) if item.kind == "folder" else item.files or (path,)
+    return place.stamp_of(files, path)
 
 
 def _stamp_against(path: object) -> str | None:
     if not isinstance(path, str):
         return None
     try:
-        stamp = stamp_of(parts_of(path), path)
+        stamp = at(path).stamp_of(parts_of(path), path)
     except InputError:
         stamp = ""  # which will be a finding
-    return f"{os.path.abspath(path)}: {stamp}"
+    return f"{absolute(path)}: {stamp}"
 
 
 def _digest(said: object) -> str:
@@ -107,7 +108,8 @@ def is_done(entry: Entry, task: Task, key: str) -> bool:
     if task.in_place:
         return True
     try:
-        return output_of(task.item.output, summed=False).stamp == entry.stamp
+        there = at(task.item.output).output_of(task.item.output, summed=False)
+        return there.stamp == entry.stamp
     except (OSError, InputError):
         return False
 
@@ -119,14 +121,21 @@ def read_again(entry: Entry, task: Task, key: str) -> Entry | None:
     """
     if entry.outcome != "done" or entry.key != key or task.in_place:
         return None
+    output, place = task.item.output, at(task.item.output)
     try:
-        there = output_of(task.item.output, summed=False)
+        there = place.output_of(output, summed=False)
         if there.nbytes != entry.nbytes:
             return None
-        there = output_of(task.item.output, summed=True)
+        there = place.output_of(output, summed=True)
     except (OSError, InputError):
         return None
-    return entry._replace(stamp=there.stamp) if there.crc32 == entry.crc32 else None
+    return entry._replace(stamp=there.stamp) if _is_equal(entry, there) else None
+
+
+def _is_equal(entry: Entry, there: Output) -> bool:
+    """Whether what is there is what was written; in a store its stamp has to tell that."""
+    told = there.crc32 == entry.crc32 if entry.crc32 else there.stamp == entry.stamp
+    return there.nbytes == entry.nbytes and told
 
 
 def is_ours(entry: Entry | None, output: str) -> bool:
@@ -137,5 +146,4 @@ def is_ours(entry: Entry | None, output: str) -> bool:
     """
     if entry is None or entry.outcome == "begun":
         return False
-    there = output_of(output, summed=True)
-    return (there.nbytes, there.crc32) == (entry.nbytes, entry.crc32)
+    return _is_equal(entry, at(output).output_of(output, summed=True))

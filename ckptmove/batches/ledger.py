@@ -32,6 +32,7 @@ from ..destination import failure_of
 from ..errors import RefusedError
 
 LEDGER = ".ckptmove-batch.jsonl"  # its name
+MARKS = ".ckptmove-batch"  # that of the folder which is in its place in a store
 _LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits
 _PIECE = 1 << 20
 _LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
@@ -121,7 +122,7 @@ class Ledger:
             whole = line.endswith(b"\n")
             if not whole and len(line) < _LONGEST_LINE:
                 return
-            entry = _entry(line) if whole and not within else None
+            entry = entry_of(line) if whole and not within else None
             if entry is not None:
                 self.entries[entry.name] = entry
             within = not whole
@@ -214,7 +215,8 @@ def _lock(fd: int, at: int, *, wait: bool) -> bool:
         time.sleep(_PATIENCE if at != _TAIL else 0.001)
 
 
-def _entry(line: bytes) -> Entry | None:
+def entry_of(line: bytes) -> Entry | None:
+    """What a line says, or None where it says nothing of the kind."""
     try:
         said = json.loads(line)
         if not isinstance(said, dict):

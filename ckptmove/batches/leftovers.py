@@ -6,10 +6,12 @@ import contextlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 
 from ..destination import HIDDEN, hidden_name, is_hidden
 from ..held import is_open_for_writing
+from ..stores.urls import is_url, name_of
 from .items import Item
 from .ledger import LEDGER, Ledger
 
@@ -21,6 +23,10 @@ def beside(path: str) -> Iterator[str]:
     Raises:
         OSError: it can't be made.
     """
+    if is_url(path):  # what is only compared need not be there
+        with tempfile.TemporaryDirectory() as here:
+            yield os.path.join(here, name_of(path))
+        return
     folder, name = os.path.split(path.rstrip("/"))
     hidden = os.path.join(folder, hidden_name(name))
     try:
@@ -41,6 +47,8 @@ def remove_leftovers(folder: str, items: Iterable[Item], ledger: str = "") -> No
     Raises:
         RefusedError, WriteError: the ledger can't be used.
     """
+    if is_url(folder):
+        return
     left = _leftovers(folder)
     if not left:
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import formats
 from ..errors import RefusedError
+from ..stores import joined
 from .items import Item
 
 _REPORT = ".validation.json"
@@ -37,7 +38,7 @@ def naming(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[
                 name = bare_name(name)
             elif not name.endswith(suffixes):
                 name = bare_name(name) + suffixes[0]
-        return os.path.join(root, name)
+        return joined(root, name)
 
     return named
 

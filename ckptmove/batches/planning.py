@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..destination import failure_of
-from ..errors import InputError, StrPath, UsageError
+from ..errors import InputError, RefusedError, StrPath, UsageError
+from ..stores import is_folder, is_url, joined
 from ..verbs.companions import check_apart
 from .asking import Against, checked_options
-from .disk import is_taken, make_folder
 from .finding import Found, find, once
 from .items import SCHEMA, Item, Task
 from .keys import is_done, key_of, request_of
-from .ledger import LEDGER, Entry, Ledger
 from .leftovers import remove_leftovers
+from .marks import book_in
 from .naming import naming, refuse_clashes
+from .places import at
 from .room import free_nbytes, obstacles, refuse_if_full
 from .wanted import Wanted, is_in_share, names_to_retry, share_of
 
@@ -101,11 +102,13 @@ def plan_batch(
     source = os.fspath(src)
     options = checked_options(verb, dst, options)
     in_place = bool(options.get("in_place"))
+    if in_place and is_url(source):
+        raise RefusedError("is in a store: nothing there can be changed in place", path=source)
     if copy_others and (dst is None or verb == "validate"):
         raise UsageError("other files are copied only where a new tree is written")
     shard = share_of(shard_of)
     only = None if retry is None else names_to_retry(retry)
-    if not os.path.isdir(source):
+    if not is_folder(source):
         raise InputError("is no directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:
         check_apart(source, os.fspath(dst))
@@ -117,14 +120,16 @@ def plan_batch(
     left = len(found.others) - len(copied)
     named = naming(verb, root, options)
     items = [item._replace(output=named(item)) for item in found.items]
-    items += [item._replace(output=os.path.join(root or "", item.name)) for item in copied]
+    items += [item._replace(output=joined(root or "", item.name)) for item in copied]
     if dst is not None:
         refuse_clashes(items)
     items = [item for item in items if shard is None or is_in_share(item.name, *shard)]
     items = [item for item in items if only is None or item.name in only]
     tasks, done = list[Task](), list[Item]()
-    for task in _tasks(verb, items, root, options, verify=verify):
-        if task.known is not None and not verify and _is_done(task.known, task):
+    place = at(root or "")
+    asked = list(_tasks(verb, items, root, options, verify=verify))
+    for task, finished in zip(asked, place.each(_is_done, asked), strict=True):
+        if finished:
             done.append(task.item)
         else:
             tasks.append(task)
@@ -132,11 +137,11 @@ def plan_batch(
     free = None
     if dst is not None:
         free = free_nbytes(os.fspath(dst))
+        found_there = place.each(_there, tasks)
+        in_the_way = obstacles(task.item.output for task in tasks)
         tasks = [
-            task._replace(there=_there(task), obstacle=obstacle)
-            for task, obstacle in zip(
-                tasks, obstacles(task.item.output for task in tasks), strict=True
-            )
+            task._replace(there=there, obstacle=obstacle)
+            for task, there, obstacle in zip(tasks, found_there, in_the_way, strict=True)
         ]
         if verb != "validate":
             refuse_if_full(source, os.fspath(dst), tasks, free)
@@ -157,7 +162,7 @@ def _tasks(
     verb: str, items: Iterable[Item], root: str | None, options: Mapping[str, Any], *, verify: bool
 ) -> Iterator[Task]:
     request = request_of(verb, options)
-    ledger = None if root is None else Ledger(os.path.join(root, LEDGER))
+    ledger = None if root is None else book_in(root)
     against = Against(str(options["against"])) if "against" in options else None
     for item in items:
         own = options if against is None else {**options, "against": against.of(item.name)}
@@ -168,16 +173,19 @@ def _tasks(
         yield task
 
 
-def _is_done(known: Entry, task: Task) -> bool:
-    return bool(task.item.stamp) and is_done(known, task, key_of(task, task.item.stamp))
+def _is_done(task: Task) -> bool:
+    known, stamp = task.known, task.item.stamp
+    if known is None or task.verify or not stamp:
+        return False
+    return is_done(known, task, key_of(task, stamp))
 
 
 def _there(task: Task) -> str:
     """What becomes of an output that is there."""
     try:
-        if not is_taken(task.item.output):
+        if not at(task.item.output).is_taken(task.item.output):
             return ""
-    except OSError:  # a folder that can't be read
+    except (OSError, InputError):  # a folder that can't be read
         return "compared"
     known, stamp = task.known, task.item.stamp
     if known is not None and known.outcome == "done" and stamp and known.key == key_of(task, stamp):
@@ -188,7 +196,7 @@ def _there(task: Task) -> str:
 def _prepare(dst: str, items: Iterable[Item]) -> None:
     """Make the destination, and remove what killed runs left there."""
     try:
-        make_folder(dst)
+        at(dst).make_folder(dst)
     except OSError as error:
         raise failure_of(error, dst) from error
     remove_leftovers(dst, items)

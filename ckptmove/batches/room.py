@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from ..destination import failure_of
 from ..errors import RefusedError
+from ..stores.urls import is_url
 from .items import Task
 
 _FICLONE = 0x40049409  # linux/fs.h
@@ -25,12 +26,14 @@ def _existing(path: str) -> str:
     return path
 
 
-def free_nbytes(dst: str) -> int:
-    """What is free where the destination is, or will be.
+def free_nbytes(dst: str) -> int | None:
+    """What is free where the destination is, or will be; None in a store, which has room for all.
 
     Raises:
         RefusedError, WriteError: that can't be told, or it can't be written at all.
     """
+    if is_url(dst):
+        return None
     try:
         _check_writable(dst)
         room = os.statvfs(_existing(dst))
@@ -53,7 +56,7 @@ def _check_writable(folder: str) -> None:
 def refuse_long_name(output: str) -> None:
     """Raises RefusedError if no file system has such names."""
     nbytes = len(os.fsencode(os.path.basename(output)))
-    if nbytes > _LONGEST_NAME:
+    if nbytes > _LONGEST_NAME and not is_url(output):
         raise RefusedError(
             f"its name would have {nbytes} bytes in the destination, and {_LONGEST_NAME} is the "
             "most"
@@ -77,6 +80,8 @@ def obstacles(outputs: Iterable[str]) -> list[str]:
 
 
 def _folder_obstacle(folder: str) -> str:
+    if is_url(folder):
+        return ""
     try:
         _check_writable(folder)
     except OSError as error:
@@ -84,9 +89,11 @@ def _folder_obstacle(folder: str) -> str:
     return ""
 
 
-def refuse_if_full(source: str, dst: str, tasks: Sequence[Task], free: int) -> None:
+def refuse_if_full(source: str, dst: str, tasks: Sequence[Task], free: int | None) -> None:
     """Raises RefusedError if there can't be room for all that is not there yet."""
-    if any(any(task.options.get(each) for each in _SHRINKING) for task in tasks[:1]):
+    if free is None or any(
+        any(task.options.get(each) for each in _SHRINKING) for task in tasks[:1]
+    ):
         return
     nbytes = sum(task.item.nbytes for task in tasks if not task.there and not task.obstacle)
     if nbytes > free and not _shares_blocks(source, dst):

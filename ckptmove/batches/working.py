@@ -8,11 +8,12 @@ from functools import lru_cache
 from ..destination import failure_of, syncing_later
 from ..errors import CkptmoveError, RefusedError, UnsupportedError, UsageError
 from ..in_place import settle
-from .disk import output_of
 from .doing import Made, made_or_there
 from .items import BUSY, DONE, FAILED, REFUSED, SKIPPED, Item, Result, Task, result_of
 from .keys import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
-from .ledger import Entry, Ledger
+from .ledger import Entry
+from .marks import Book, book_at
+from .places import at
 
 _REFUSALS = (RefusedError, UnsupportedError, UsageError)
 _LEDGERS = 4  # that a process remembers what it has read of
@@ -56,12 +57,12 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 
 
 @lru_cache(_LEDGERS)
-def _ledger(path: str, since: int) -> Ledger:
+def _ledger(path: str, since: int) -> Book:
     """Shared by all items of a batch that this process does: none reads what another has read."""
-    return Ledger(path, since)
+    return book_at(path, since)
 
 
-def _entered(task: Task, ledger: Ledger) -> Result:
+def _entered(task: Task, ledger: Book) -> Result:
     """Do an item that nobody else is at, and enter it into the ledger."""
     item, notes = task.item, list[str]()
     if task.in_place:
@@ -91,7 +92,7 @@ def _entered(task: Task, ledger: Ledger) -> Result:
     return result
 
 
-def _is_changed(task: Task, ledger: Ledger, known: Entry | None) -> bool:
+def _is_changed(task: Task, ledger: Book, known: Entry | None) -> bool:
     """Whether a change in place was made that was entered as begun only; if not, now it is begun.
 
     Raises:
@@ -107,18 +108,20 @@ def _is_changed(task: Task, ledger: Ledger, known: Entry | None) -> bool:
     return False
 
 
-def _add(ledger: Ledger, entry: Entry, notes: list[str]) -> None:
+def _add(ledger: Book, entry: Entry, notes: list[str]) -> None:
     try:
         ledger.add(entry)
-    except OSError as error:
-        notes.append(f"it is done, but could not be entered as such: {error.strerror}")
+    except (OSError, CkptmoveError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        notes.append(f"it is done, but could not be entered as such: {why}")
 
 
 def _entry(task: Task, key: str, outcome: str) -> Entry:
     """What the ledger is to know of an item that is done."""
     if task.in_place:
         return Entry(task.item.name, key_of(task, source_stamp(task.item)), outcome)
-    return Entry(task.item.name, key, outcome, *output_of(task.item.output, summed=True))
+    output = task.item.output
+    return Entry(task.item.name, key, outcome, *at(output).output_of(output, summed=True))
 
 
 def _result(item: Item, made: Made) -> Result:

@@ -1,4 +1,4 @@
-"""Trees in stores: all objects below a prefix, and small objects that are read and written whole."""
+"""Trees in stores: all objects below a prefix; and small objects, read and written whole."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""A tree in a store: what `disk` says of one here. What several are asked is asked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import InputError
+from ..stores import exists, is_folder, joined, open_source
+from ..stores.trees import facts, many, tree
+from .disk import FILE, FOLDER, Listed, Output, is_ours
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def each(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
+    """As `disk.each`, several at once."""
+    return many(call, given)
+
+
+def listings(root: str) -> Callable[[str], list[Listed]]:
+    """As `disk.listings`: the whole tree is listed at once."""
+    base = root.rstrip("/")
+    found: dict[str, list[Listed]] = {base: []}
+    for name, path, nbytes, stamp in tree(root):
+        parts = name.split("/")
+        if any(map(is_ours, parts)):
+            continue
+        above = base
+        for part in parts[:-1]:
+            folder = joined(above, part)
+            if folder not in found:
+                found[folder] = []
+                found[above].append(Listed(part, folder, FOLDER))
+            above = folder
+        found[above].append(Listed(parts[-1], path, FILE, nbytes, stamp))
+    return lambda folder: sorted(found[folder.rstrip("/")])
+
+
+def stamp_of(files: Sequence[str], root: str = "") -> str:
+    """As `disk.stamp_of`, by what the store says of each."""
+    stamps = [stamp for _, stamp in many(facts, files)]
+    if len(files) == 1:
+        return stamps[0]
+    import hashlib  # only here: it takes a while to import
+
+    lines = [f"{path[len(root) :]}:{stamp}" for path, stamp in zip(files, stamps, strict=True)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def files_of(path: str) -> Sequence[str]:
+    """As `disk.files_of`."""
+    if not is_folder(path):
+        return (path,)
+    return [each.path for each in tree(path) if not any(map(is_ours, each.name.split("/")))]
+
+
+def nbytes_of(files: Iterable[str]) -> int:
+    """As `disk.nbytes_of`."""
+
+    def size(path: str) -> int:
+        try:
+            return facts(path)[0]
+        except InputError:
+            return 0
+
+    return sum(many(size, files))
+
+
+def output_of(path: str, *, summed: bool) -> Output:
+    """As `disk.output_of`. It is never read: what the store says of it changes with its bytes."""
+    files = files_of(path)
+    return Output(nbytes_of(files), stamp_of(files, path))
+
+
+def sizes_of(path: str) -> dict[str, int]:
+    """As `disk.sizes_of`."""
+    files = files_of(path)
+    sizes = (nbytes for nbytes, _ in many(facts, files))
+    return {each[len(path) :].lstrip("/"): size for each, size in zip(files, sizes, strict=True)}
+
+
+def same(one: str, other: str) -> bool:
+    """As `disk.same`; the other is a file or a folder here."""
+    here = Path(other)
+    theirs = sizes_of(one)
+    ours = {
+        str(each.relative_to(here)) if each != here else "": each.stat().st_size
+        for each in ([here] if here.is_file() else here.rglob("*"))
+        if each.is_file()
+    }
+    if theirs != ours:
+        return False
+    return all(_same_bytes(joined(one, name) if name else one, str(here / name)) for name in theirs)
+
+
+def _same_bytes(one: str, other: str) -> bool:
+    with open_source(one) as first, open_source(other) as second:
+        return all(data == second.read(at, len(data)) for at, data in first.chunks(0, first.nbytes))
+
+
+def holds(path: str, data: bytes) -> bool:
+    """As `disk.holds`."""
+    if sizes_of(path) != {"": len(data)}:
+        return False
+    with open_source(path) as source:
+        return source.read(0, source.nbytes) == data
+
+
+def is_taken(path: str) -> bool:
+    """As `disk.is_taken`."""
+    return exists(path)
+
+
+def make_folder(path: str) -> None:
+    """As `disk.make_folder`: there is nothing to be made."""

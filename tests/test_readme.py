@@ -28,6 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, str(script), str(path / "run.pt")], check=True, capture_output=True
     )
     shutil.copy(script, path / "train.py")
+    for name in "abc":
+        (path / "runs" / name).mkdir(parents=True)
+        shutil.copy(path / "run.pt", path / "runs" / name / "last.ckpt")
+    os.truncate(path / "runs" / "c" / "last.ckpt", 1_000_000)
     return path
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from .device import kind_of, parse
 from .errors import CheckFailed
 from .pickles.nodes import Node
+from .source import Fetched
 from .words import counted, listed
 
 SCHEMA = 1
@@ -207,6 +208,7 @@ class Manifest:
         meshes: of each device mesh, the kind of its devices.
         remotes: the devices that sharded tensors say their shards are on, on whatever machine.
         warnings: what is odd about the file, a sentence each.
+        fetched: what was fetched of it to know this, if it lies in a store.
         writer: what is known of who wrote it, e.g. `torch 1.6 to 2.0`; may be empty.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
         nested: what is saved in bytes within it: `id()` of the node that stands for them → paths
@@ -228,6 +230,7 @@ class Manifest:
     remotes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     writer: str = ""
+    fetched: Fetched | None = field(default=None, compare=False)
     tree: Node = field(default=None, repr=False, compare=False)
     nested: Mapping[int, Sequence[tuple[Path, Node]]] = field(
         default_factory=dict, repr=False, compare=False
@@ -387,6 +390,7 @@ class Manifest:
             "globals": list(self.globals),
             "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
+            **({} if self.fetched is None else {"fetched": self.fetched._asdict()}),
         }
 
 

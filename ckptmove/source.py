@@ -10,7 +10,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from .errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 
@@ -19,6 +19,18 @@ MAX_NBYTES = 512 << 20
 
 _CHUNK = 1 << 20
 _Self = TypeVar("_Self", bound="Source")
+
+
+class Fetched(NamedTuple):
+    """What was fetched of a file that is not here.
+
+    Attributes:
+        nbytes: bytes of it.
+        requests: how many it took, those that were answered.
+    """
+
+    nbytes: int
+    requests: int
 
 
 class Readable(Protocol):
@@ -182,6 +194,11 @@ class Source(ABC):
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `Readable.expect`: unless it is far away, nothing is gained."""
         del ranges
+
+    @property
+    def fetched(self) -> Fetched | None:
+        """What was fetched of it so far; None of what is here."""
+        return None
 
     @property
     def mode(self) -> int:

@@ -13,6 +13,10 @@ from typing import Protocol
 import pytest
 from hypothesis import settings
 
+from tests.object_store import s3_server, store, web
+
+__all__ = ["s3_server", "store", "web"]  # fixtures for all
+
 ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile("dev", deadline=None)

@@ -27,8 +27,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "stores.urls",
         "stores.filesystem",
+        "stores.ranges",
+        "stores.fetching",
+        "stores.spans",
+        "stores.holes",
         "stores.objects",
         "stores.folders",
+        "stores.copies",
         "stores.trees",
         "stores",
     ),

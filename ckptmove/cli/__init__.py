@@ -19,6 +19,7 @@ import click
 from .. import __version__
 from ..errors import CkptmoveError, UsageError
 from ..render.text import cut, printable
+from ..stores import masked
 from .batch import batch
 from .convert import convert
 from .diff import diff
@@ -138,4 +139,4 @@ def _say(error: CkptmoveError) -> int:
 
 def _complain(message: str) -> None:
     with contextlib.suppress(OSError):
-        click.echo(f"ckptmove: {cut(printable(message), _LONGEST_LINE)}", err=True)
+        click.echo(f"ckptmove: {cut(masked(printable(message)), _LONGEST_LINE)}", err=True)

@@ -7,6 +7,7 @@ import click
 from ..errors import UsageError
 from ..render.diff import differences
 from ..render.text import printable
+from ..stores import masked
 from ..verbs.diff import diff as diff_checkpoints
 from .options import emit, emit_json, needs_source, output_options, progress_bar
 
@@ -66,5 +67,5 @@ def diff(
         emit(differences(found, full=verbose))
     if not quiet:
         for message in found.warnings:
-            click.echo(printable(f"ckptmove: {message}"), err=True)
+            click.echo(masked(printable(f"ckptmove: {message}")), err=True)
     found.raise_if_different()

@@ -7,13 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ..errors import StrPath
 from ..render.text import printable
+from ..stores import masked, nbytes_of
 from ..verifier import Progress
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,7 +51,7 @@ def needs_source(src: str | None) -> str:
 def emit(lines: Iterable[str]) -> None:
     """Print a result."""
     for line in lines:
-        click.echo(line)
+        click.echo(masked(line))
 
 
 def emit_json(value: object) -> None:
@@ -62,7 +62,7 @@ def emit_json(value: object) -> None:
 def warn(path: StrPath, messages: Iterable[str]) -> None:
     """Say on stderr what the user should know about a file."""
     for message in messages:
-        click.echo(printable(f"ckptmove: {os.fspath(path)}: {message}"), err=True)
+        click.echo(masked(printable(f"ckptmove: {os.fspath(path)}: {message}")), err=True)
 
 
 @contextlib.contextmanager
@@ -73,10 +73,7 @@ def progress_bar(label: str, src: str, *, shown: bool) -> Iterator[Progress | No
         return
     from tqdm import tqdm  # only here: it takes a while to import
 
-    try:
-        total = 0 if Path(src).is_dir() else Path(src).stat().st_size
-    except OSError:
-        total = 0
+    total = nbytes_of(src)
     with tqdm(
         total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, leave=False
     ) as bar:

@@ -18,7 +18,7 @@ from ..in_place import settle
 from ..journal import MAGIC as JOURNAL_MAGIC
 from ..journal import file_of
 from ..manifest import Manifest
-from ..source import Readable, Source
+from ..source import Fetched, Readable, Source
 from ..stores import is_folder, open_source
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
@@ -45,6 +45,7 @@ __all__ = [
     "Checkpoint",
     "Format",
     "Glimpse",
+    "Opened",
     "WritableFormat",
     "opened",
     "read",
@@ -165,6 +166,13 @@ class Opened(NamedTuple):
     def files(self) -> Sequence[Source]:
         """Those that hold tensors: all but the index, which is last."""
         return self.sources[:-1] or self.sources
+
+    @property
+    def fetched(self) -> Fetched | None:
+        """What was fetched of its files so far, or None if they are here."""
+        parts = [source.fetched for source in self.sources]
+        away = [part for part in parts if part is not None]
+        return Fetched(*map(sum, zip(*away, strict=True))) if away else None
 
     @property
     def manifest(self) -> Manifest:

@@ -26,7 +26,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..headers import LONGEST, read_json, shown
 from ..in_place import settle
 from ..source import Source
-from ..stores import folder_of, joined, open_source
+from ..stores import Missing, folder_of, joined, open_source
 
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name
@@ -119,7 +119,7 @@ def open_shards(index: Index, stack: ExitStack) -> tuple[dict[str, Source], list
 def _without(name: str, count: int, error: InputError) -> InputError:
     """What to say of a file that can't be opened."""
     number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-    if number == errno.ENOENT:
+    if number == errno.ENOENT or isinstance(error, Missing):
         return InputError(f"its file {shown(name)} is missing", hint="fetch it again")
     if number in (errno.EMFILE, errno.ENFILE):
         return InputError(

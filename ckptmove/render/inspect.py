@@ -22,6 +22,8 @@ from ..pickles.nodes import (
     Text,
     Tuple,
 )
+from ..stores.urls import masked
+from ..words import counted
 from .blocks import Block, text_of
 from .groups import groups_of
 from .text import cut, listed, printable, shape, size, table
@@ -52,7 +54,12 @@ def blocks(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     """The summary as blocks; the arguments are those of `summary`."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
     said = f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
-    yield Block((manifest.verdict, said))
+    lines = [manifest.verdict, masked(said)]
+    if manifest.fetched is not None:
+        count = counted(manifest.fetched.requests, "request")
+        told = f"{size(manifest.fetched.nbytes)} of {size(manifest.nbytes)}"
+        lines.append(f"fetched {told} in {count}")
+    yield Block(lines)
     if manifest.tensors:
         yield Block(head=_TOTALS, rows=list(_total_rows(manifest)), right=(3, 4, 5))
         rows = []

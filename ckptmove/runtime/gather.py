@@ -106,6 +106,8 @@ def _read(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
     end = at + nbytes_of(prod(gather.shape), gather.dtype)
+    if source is not None:
+        source.expect([(at, end - at)])
     while at < end:
         raw = bytearray(min(_READ_NBYTES, end - at))
         if source is None:

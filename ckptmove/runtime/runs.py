@@ -30,6 +30,7 @@ class Range:
         self.start, self.end = start, end
         self.dense = source.allocated_nbytes >= source.nbytes
         self.known = start, start
+        source.expect([(start, end - start)])
 
     def data_from(self, at: int) -> int:
         """As `Run.data_from`."""

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from ..errors import StrPath
+from ..errors import InputError, StrPath
 from ..source import File, Source
-from .folders import exists, inside, is_folder
-from .urls import folder_of, is_url, joined
+from .filesystem import Missing
+from .folders import exists, inside, is_folder, nbytes_of
+from .urls import folder_of, is_url, joined, looks_like_url, masked
 
-__all__ = ["exists", "folder_of", "inside", "is_folder", "is_url", "joined", "open_source"]
+__all__ = [
+    "Missing",
+    "exists",
+    "folder_of",
+    "inside",
+    "is_folder",
+    "is_url",
+    "joined",
+    "masked",
+    "nbytes_of",
+    "open_source",
+]
 
 
 def open_source(path: StrPath) -> Source:
@@ -18,7 +30,12 @@ def open_source(path: StrPath) -> Source:
         UsageError: what the URL needs isn't installed.
     """
     if not is_url(path):
-        return File.open(path)
+        try:
+            return File.open(path)
+        except InputError as error:
+            if looks_like_url(path):
+                error.hint = "a URL is text, and has two slashes"
+            raise
     from .objects import Object  # what has no URL needs none of this
 
     return Object(str(path))

@@ -7,16 +7,20 @@ environment, `~/.aws`, `~/.config/fsspec`.
 
 from __future__ import annotations
 
+import errno
 import random
-import time
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
 from ..words import told
+from .urls import masked
 
 _T = TypeVar("_T")
-_PAUSES = (0.2, 0.6, 1.8)  # seconds before it is asked again, or up to half as much more
+_PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before it is asked again, or up to half as much more
+#: Seconds in which something has to come: a connection, or the next bytes of an answer.
+PATIENCE = 30.0
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -24,10 +28,20 @@ _FINAL = (
     NotADirectoryError,
     FileExistsError,
 )
+#: Of an OSError: what is wrong with the request, or with where it is sent.
+_WRONG = {errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENAMETOOLONG, errno.EMSGSIZE} | {
+    getattr(errno, "EREMCHG", errno.EINVAL)
+}
 #: Where exceptions that tell of a network come from; of all else, only OSErrors are tried again.
-_NETWORKS = {"aiohttp", "aiobotocore", "botocore", "requests", "urllib3", "httpx", "httpcore"}
+_NETWORKS = {
+    *("aiohttp", "aiobotocore", "botocore", "requests", "urllib3", "httpx", "httpcore"),
+    *("asyncio", "fsspec"),
+}
 #: Of these, what no second try will mend.
-_HOPELESS = ("NoCredentials", "PartialCredentials", "ProfileNotFound", "InvalidURL", "ParamValid")
+_HOPELESS = (
+    *("NoCredentials", "PartialCredentials", "ProfileNotFound", "InvalidURL", "ParamValid"),
+    *("ClientConnectorCertificate", "ClientConnectorSSL", "SSLError"),
+)
 _BUSY = {408, 425, 429}
 #: What is to be installed for a protocol, as an extra of ours.
 _EXTRAS = {
@@ -44,8 +58,18 @@ _EXTRAS = {
 }
 #: What of an entry changes with the content of an object, in one store or another, and is told by
 #: listings too.
-_TELLING = ("size", "ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id")
-_TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
+_TELLING = (
+    *("size", "ETag", "etag", "generation", "md5Hash", "blob_id"),
+    *("content_md5", "Content-MD5"),
+)
+_TIMES = (
+    *("LastModified", "Last-Modified", "last_modified", "last_commit"),
+    *("updated", "mtime", "created"),
+)
+
+
+class Missing(InputError):
+    """There is no such object, or nothing that could hold it."""
 
 
 class Place(NamedTuple):
@@ -77,14 +101,44 @@ def place_of(url: str) -> Place:
     except ImportError as error:
         raise _missing(protocol, url) from error
     try:
-        fs, path = url_to_fs(url, use_listings_cache=False)
+        fs, path = url_to_fs(url, use_listings_cache=False, **_options(protocol))
     except ImportError as error:
         raise _missing(protocol, url) from error
     except ValueError as error:
         raise UsageError(f"is no URL that can be opened: {told(error)}", path=url) from error
     except Exception as error:
         raise refusal(error, url) from error
+    if is_s3(fs):
+        fs.retries = 1  # `asked` tries again, and nobody else
     return Place(url, fs, path)
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    """How a file system is to be made: as the user has it, but to give up in time."""
+    if protocol not in ("s3", "s3a"):
+        return {}
+    from fsspec.config import conf
+
+    ours = {
+        "connect_timeout": PATIENCE,
+        "read_timeout": PATIENCE,
+        "retries": {"total_max_attempts": 1},
+    }
+    return {"config_kwargs": ours | dict(conf.get(protocol, {}).get("config_kwargs", {}))}
+
+
+def is_s3(fs: Any) -> bool:
+    """Whether this is s3fs."""
+    return "s3" in _protocols(fs) and hasattr(fs, "_call_s3")
+
+
+def is_web(fs: Any) -> bool:
+    """Whether this is what fsspec has for HTTP."""
+    return "http" in _protocols(fs) and hasattr(fs, "encode_url")
+
+
+def _protocols(fs: Any) -> Sequence[str]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
 
 
 def _missing(protocol: str, url: str) -> UsageError:
@@ -97,6 +151,7 @@ def asked(
     call: Callable[[], _T],
     url: str,
     said: Callable[[BaseException, str], CkptmoveError] | None = None,
+    stopped: threading.Event | None = None,
 ) -> _T:
     """What a store answers; where it falters, it is asked again, at longer and longer intervals.
 
@@ -104,20 +159,39 @@ def asked(
         call: asks it.
         url: what it is asked about.
         said: makes an error of ours of what it says; `refusal` unless told otherwise.
+        stopped: set once nobody wants to know any more.
 
     Raises:
         InputError: it refuses, or falters still.
     """
+    stopped = stopped or threading.Event()
     for pause in (*_PAUSES, None):
         try:
             return call()
         except CkptmoveError:
             raise
         except Exception as error:
-            if pause is None or not is_passing(error):
-                raise (said or refusal)(error, url) from error
-            time.sleep(pause * random.uniform(1.0, 1.5))
+            why = _reason(error)
+            if pause is None or not is_passing(why):
+                refused = (said or refusal)(why, url)
+                if pause is None:
+                    refused.hint = f"it was tried {len(_PAUSES) + 1} times"
+                raise refused from why
+            if stopped.wait(pause * random.uniform(1.0, 1.5)):
+                raise (said or refusal)(why, url) from why
     raise AssertionError
+
+
+def _reason(error: Exception) -> Exception:
+    """What an error came of: fsspec says of every failure of the web that there is no such file."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and _is_of_net(cause):
+        return cause
+    return error
+
+
+def _is_of_net(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _NETWORKS
 
 
 def is_passing(error: BaseException) -> bool:
@@ -127,27 +201,33 @@ def is_passing(error: BaseException) -> bool:
         return status in _BUSY or status >= 500
     if isinstance(error, _FINAL) or type(error).__name__.startswith(_HOPELESS):
         return False
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORKS
+    if isinstance(error, OSError) and not _is_of_net(error):
+        return error.errno not in _WRONG
+    return isinstance(error, OSError) or _is_of_net(error)
 
 
 def _status(error: BaseException) -> int | None:
     """The status of HTTP that an error tells of."""
-    status = getattr(error, "status", None) or getattr(
-        getattr(error, "response", None), "status_code", None
-    )
+    answer = getattr(error, "response", None)
+    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
+    if isinstance(answer, Mapping):  # as botocore has it
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status if type(status) is int and status >= 400 else None
 
 
 def refusal(error: BaseException, url: str) -> InputError:
     """What a store said, as an error of ours."""
     status = _status(error)
+    strerror = getattr(error, "strerror", None)
+    said = masked(strerror if strerror and type(error) is OSError else told(error))
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return InputError("can't be read: there is no such object", path=url)
+        what = "bucket" if "bucket does not exist" in said else "object"
+        return Missing(f"can't be read: there is no such {what}", path=url)
     if isinstance(error, PermissionError) or status in (401, 403):
-        return InputError(f"can't be read: access is denied ({told(error)})", path=url)
+        return InputError(f"can't be read: access is denied ({said})", path=url)
     if "Credentials" in type(error).__name__:
         return InputError("can't be read: there are no credentials for it", path=url)
-    return InputError(f"can't be read: {told(error)}", path=url)
+    return InputError(f"can't be read: {said}", path=url)
 
 
 def info_of(place: Place) -> Mapping[str, Any]:

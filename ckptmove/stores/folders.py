@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..errors import InputError, StrPath
+from ..errors import CkptmoveError, InputError, StrPath
 from .urls import is_url, name_of
 
 
@@ -30,7 +31,7 @@ def is_folder(path: StrPath) -> bool:
     """Whether this is a folder, or a prefix in a store below which something is."""
     if not is_url(path):
         return os.path.isdir(path)
-    from .filesystem import asked, place_of
+    from .filesystem import Missing, asked, place_of
 
     place = place_of(str(path))
     if str(path).endswith("/"):
@@ -38,7 +39,7 @@ def is_folder(path: StrPath) -> bool:
     try:
         about: Mapping[str, Any] = asked(lambda: place.fs.info(place.path), place.url)
     except InputError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if isinstance(error, Missing):
             return False
         raise
     return about.get("type") == "directory"
@@ -56,6 +57,19 @@ def exists(path: StrPath) -> bool:
 
     place = place_of(str(path))
     return bool(asked(lambda: place.fs.exists(place.path), place.url))
+
+
+def nbytes_of(path: StrPath) -> int:
+    """The size of a file; 0 of a folder, of what is not there, and where nobody knows."""
+    try:
+        if not is_url(path):
+            about = os.stat(path)
+            return about.st_size if stat.S_ISREG(about.st_mode) else 0
+        from .filesystem import info_of, place_of
+
+        return int(info_of(place_of(str(path))).get("size") or 0)
+    except (OSError, ValueError, CkptmoveError):
+        return 0
 
 
 def inside(path: StrPath) -> list[Inside]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import threading
-from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from functools import partial
 
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
-from ..source import Source, check_range
-from .filesystem import asked, info_of, place_of, stamp_of
+from ..source import Fetched, Source, check_range
+from .fetching import Fetchers
+from .filesystem import Missing, asked, info_of, place_of, stamp_of
+from .holes import Holed
+from .ranges import CHANGED, part_of
+from .spans import Spans
 from .urls import is_url
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 8 << 20  # … and at most
-_APART = 1 << 14  # ranges that are no farther apart are fetched as one
+_APART = 1 << 17  # ranges that are no farther apart are fetched as one
 _AT_ONCE = 8  # requests
-_KEPT = 64 << 20  # bytes that were fetched and may be wanted again
+_EXPECTED = 32 << 20  # bytes that are fetched before they are read
 
 
 class Object(Source):
@@ -29,20 +30,23 @@ class Object(Source):
 
     Attributes:
         place: where it lies.
-        requests, fetched_nbytes: what was fetched of it so far.
     """
 
     __slots__ = (
+        "_ahead",
         "_copy",
         "_end",
+        "_etag",
+        "_expected",
+        "_fetched",
+        "_fetchers",
         "_guard",
-        "_pool",
         "_spans",
         "_stamp",
         "_step",
-        "fetched_nbytes",
+        "_stopped",
+        "_tally",
         "place",
-        "requests",
     )
 
     def __init__(self, url: str) -> None:
@@ -61,19 +65,25 @@ class Object(Source):
             raise UnsupportedError("its size is not known: it can't be read by ranges", path=url)
         self.nbytes = size
         self._stamp = stamp_of(about)
-        self.requests = self.fetched_nbytes = 0
-        self._spans = _Spans()
-        self._end, self._step = 0, _LEAST  # where the last read ended; what to fetch if it goes on
-        self._guard = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._copy: _Copy | None = None
+        self._etag = str(about.get("ETag") or "")
+        self._fetched = Fetched(0, 0)
+        self._spans = Spans()
+        self._end, self._step = -1, _LEAST  # where the last read ended; what to fetch if it goes on
+        self._expected = range(0)  # where reads are known to go on
+        self._ahead = deque[tuple[int, Future[bytes]]]()  # what is on its way, in a row
+        self._guard, self._tally = threading.RLock(), threading.Lock()
+        self._stopped = threading.Event()
+        self._fetchers: Fetchers | None = None
+        self._copy: Holed | None = None
 
     def close(self) -> None:
-        """As `Source.close`."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        """As `Source.close`. It waits for no answer that is still on its way."""
+        self._stopped.set()
+        if self._fetchers is not None:
+            self._fetchers.close()
         if self._copy is not None:
             self._copy.close()
+        self._spans.clear()
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -87,9 +97,27 @@ class Object(Source):
             if found is None:
                 self._step = min(_MOST, 2 * self._step) if start == self._end else _LEAST
                 wanted = min(max(nbytes, self._step), self.nbytes - start)
-                found = self._spans.add(start, self._fetch(start, wanted))[:nbytes]
+                found = self._spans.add(start, self._next(start, wanted, nbytes))[:nbytes]
             self._end = start + nbytes
             return found
+
+    def _next(self, start: int, wanted: int, nbytes: int) -> bytes:
+        """A piece from an offset on, of `nbytes` at least; those after it are on their way then."""
+        if not self._ahead or self._ahead[0][0] != start:
+            for _, future in self._ahead:
+                future.cancel()
+            self._ahead.clear()
+        at = self._ahead[-1][0] + _MOST if self._ahead else start
+        if start in self._expected:
+            while at < self._expected.stop and len(self._ahead) < _AT_ONCE // 2:
+                step = min(_MOST, self._expected.stop - at)
+                self._ahead.append((at, self._submit(at, step)))
+                at += step
+        if self._ahead:
+            data = self._ahead.popleft()[1].result()
+            if len(data) >= nbytes:
+                return data
+        return self._fetch(start, wanted)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
         """As `Source.read_into`."""
@@ -107,6 +135,9 @@ class Object(Source):
             for start, nbytes in ranges
             if start < self.nbytes and self._spans.find(start, nbytes) is None
         ]
+        if len(wanted) == 1 and wanted[0][1] - wanted[0][0] > _MOST:
+            self._expected = range(*wanted[0])  # it is fetched as it is read
+            return
         runs = list[list[int]]()
         total = 0
         for start, end in sorted(wanted):
@@ -116,64 +147,86 @@ class Object(Source):
             else:
                 total += end - start
                 runs.append([start, end])
-            if total > _KEPT // 2:  # the rest is fetched when it is read
+            if total > _EXPECTED:  # the rest is fetched when it is read
                 break
-        if len(runs) < 2:
+        if total <= _LEAST and len(runs) < 2:  # whoever reads it first fetches all
             return
-        pool = self._threads()
-        fetched = [pool.submit(self._fetch, start, end - start) for start, end in runs]
-        for (start, _), future in zip(runs, fetched, strict=True):
-            data = future.result()
-            with self._guard:
-                self._spans.add(start, data)
+        coming = [self._submit(start, end - start) for start, end in runs]
+        try:
+            for (start, _), future in zip(runs, coming, strict=True):
+                self._spans.add(start, future.result())
+        finally:
+            for future in coming:
+                future.cancel()
 
     def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
         """The bytes of a range piece by piece, with their offsets; some are fetched ahead."""
         check_range(self, start, nbytes)
-        pool, end = self._threads(), start + nbytes
+        end = start + nbytes
         coming = deque[tuple[int, Future[bytes]]]()
         at = start
         try:
             while at < end or coming:
                 while at < end and len(coming) < _AT_ONCE:
                     step = min(_MOST, end - at)
-                    coming.append((at, pool.submit(self._fetch, at, step)))
+                    coming.append((at, self._submit(at, step)))
                     at += step
                 where, future = coming.popleft()
                 yield where, future.result()
+                del future  # what it holds may go while the next is waited for
         finally:
             for _, future in coming:
                 future.cancel()
 
+    def _submit(self, start: int, nbytes: int) -> Future[bytes]:
+        with self._tally:
+            if self._fetchers is None:
+                self._fetchers = Fetchers(_AT_ONCE)
+        return self._fetchers.submit(partial(self._fetch, start, nbytes))
+
     def _fetch(self, start: int, nbytes: int) -> bytes:
         """Ask the store for a range."""
-        fs, path = self.place.fs, self.place.path
         if not nbytes:
             return b""
-        data: bytes = asked(
-            lambda: _whole(fs.cat_file(path, start=start, end=start + nbytes), nbytes), self.path
-        )
-        if len(data) > nbytes:
-            raise UnsupportedError("its server can't send parts of it", path=self.path)
-        self.requests += 1
-        self.fetched_nbytes += len(data)
+        try:
+            data = asked(
+                lambda: part_of(self.place, start, nbytes, self.nbytes, self._etag),
+                self.path,
+                stopped=self._stopped,
+            )
+        except (CorruptError, UnsupportedError):
+            raise
+        except InputError as error:
+            if self._is_another():
+                raise CorruptError(CHANGED, path=self.path) from error
+            raise
+        with self._tally:
+            self._fetched = Fetched(self._fetched.nbytes + nbytes, self._fetched.requests + 1)
         return data
 
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_AT_ONCE, "ckptmove-fetch")
-        return self._pool
+    def _is_another(self) -> bool:
+        """Whether the object was replaced, as far as the store tells at once."""
+        try:
+            return stamp_of(self.place.fs.info(self.place.path)) != self._stamp
+        except Exception:  # why it can't be read is known already
+            return False
 
     # -- the rest of what a source is ----------------------------------------------------------
+
+    @property
+    def fetched(self) -> Fetched:
+        """As `Source.fetched`."""
+        return self._fetched
 
     def check_unchanged(self) -> None:
         """As `Source.check_unchanged`, by what the store says of it now."""
         try:
             now = stamp_of(info_of(self.place))
-        except InputError as error:
-            raise CorruptError(f"can't be found any more: {error}", path=self.path) from error
+        except Missing as error:
+            what = "the object was removed while it was read"
+            raise CorruptError(what, path=self.path) from error
         if now != self._stamp:
-            raise CorruptError("the object was changed while it was read", path=self.path)
+            raise CorruptError(CHANGED, path=self.path)
 
     def same_file(self, path: StrPath) -> bool:
         """As `Source.same_file`, by where its URL leads."""
@@ -187,99 +240,11 @@ class Object(Source):
         check_range(self, start, nbytes)
         with self._guard:
             if self._copy is None:
-                self._copy = _Copy(self.nbytes, self.path)
-            copy = self._copy
-        low = start // _MOST * _MOST
-        high = min(self.nbytes, -(-(start + nbytes) // _MOST) * _MOST)
-        for at, end in copy.missing(low, high):
-            for where, data in self.chunks(at, end - at):
-                copy.put(where, data)
-        return copy.fd
-
-
-def _whole(data: bytes, nbytes: int) -> bytes:
-    """An answer, unless it was cut off, which is worth another try."""
-    if len(data) < nbytes:
-        raise ConnectionError(f"{len(data):,} bytes came of {nbytes:,}")
-    return data
-
-
-class _Spans:
-    """Parts of an object that were fetched; the oldest go when there are too many."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._held: dict[int, bytes] = {}
-        self._nbytes = 0
-
-    def find(self, start: int, nbytes: int) -> bytes | None:
-        """The bytes of a range, if one span has them all."""
-        n = bisect_right(self._starts, start) - 1
-        if n < 0:
-            return None
-        at = self._starts[n]
-        held = self._held[at]
-        if start + nbytes > at + len(held):
-            return None
-        return held[start - at : start - at + nbytes]
-
-    def add(self, start: int, data: bytes) -> bytes:
-        """Keep a span; gives it back."""
-        known = self._held.pop(start, None)
-        if known is None:
-            insort(self._starts, start)
-        else:
-            self._nbytes -= len(known)
-        self._held[start] = data
-        self._nbytes += len(data)
-        while self._nbytes > _KEPT and len(self._held) > 1:
-            oldest = next(iter(self._held))
-            self._nbytes -= len(self._held.pop(oldest))
-            self._starts.remove(oldest)
-        return data
-
-
-class _Copy:
-    """A file without a name, with holes for what was not fetched."""
-
-    def __init__(self, nbytes: int, path: str) -> None:
-        try:
-            with tempfile.TemporaryFile() as file:
-                self.fd = os.dup(file.fileno())
-            os.truncate(self.fd, nbytes)
-        except OSError as error:
-            raise InputError(f"can't be copied here: {error.strerror}", path=path) from error
-        self._path = path
-        self._there: list[tuple[int, int]] = []  # in order, no two touch
-
-    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts of a range that are not there yet; they count as there from now on."""
-        gaps, kept, at = list[tuple[int, int]](), list[tuple[int, int]](), start
-        low, high = start, end
-        for since, until in self._there:
-            if until < start or since > end:
-                kept.append((since, until))
-                continue
-            if since > at:
-                gaps.append((at, since))
-            at = max(at, until)
-            low, high = min(low, since), max(high, until)
-        if at < end:
-            gaps.append((at, end))
-        kept.append((low, high))
-        self._there = sorted(kept)
-        return gaps
-
-    def put(self, at: int, data: bytes) -> None:
-        """Take what was fetched."""
-        view: Any = memoryview(data)
-        try:
-            while view:
-                done = os.pwrite(self.fd, view, at)
-                view, at = view[done:], at + done
-        except OSError as error:
-            raise InputError(f"can't be copied here: {error.strerror}", path=self._path) from error
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+                self._copy = Holed(self.nbytes, self.path)
+            if nbytes:
+                low = start // _LEAST * _LEAST
+                high = min(self.nbytes, -(-(start + nbytes) // _LEAST) * _LEAST)
+                for at, end in self._copy.missing(low, high):
+                    for where, data in self.chunks(at, end - at):
+                        self._copy.put(where, data)
+            return self._copy.fd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from .. import formats
 from ..errors import StrPath
@@ -33,6 +34,7 @@ def inspect(
         manifest = found.manifest
         for source in found.sources:
             source.check_unchanged()
+        manifest = replace(manifest, fetched=found.fetched)
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:

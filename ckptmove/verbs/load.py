@@ -63,4 +63,7 @@ def load(
             return storages.storage(draft.stored[said.id])
 
         with restoring.rebuilding():
-            return built(draft.graph.root, storage_of, strict=strict)
+            loaded = built(draft.graph.root, storage_of, strict=strict)
+        for source in found.sources:
+            source.check_unchanged()
+        return loaded

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CkptmoveError, InputError, StrPath
+from ..errors import CkptmoveError, InputError, RefusedError, StrPath
 from ..in_place import Recovered, undo
 from ..journal import SUFFIX, UNFINISHED, journal_name
+from ..stores import is_url
 
 SCHEMA = 1
 
@@ -54,6 +55,8 @@ def recover(path: StrPath) -> RecoverReport:
         WriteError: undoing it failed, and can be tried again.
     """
     path = os.fspath(path)
+    if is_url(path):
+        raise RefusedError("is in a store: nothing there is changed in place", path=path)
     if not os.path.isdir(path):
         if path.endswith((SUFFIX, SUFFIX + UNFINISHED)):
             raise InputError("is a journal", path=path, hint="name the file that it is beside")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import formats
 from ..device import numbered
 from ..drafts.differing import Difference, Kind
-from ..errors import CheckFailed, CorruptError, InputError, StrPath
+from ..errors import CheckFailed, CorruptError, InputError, RefusedError, StrPath, UnsupportedError
 from ..manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
-from ..stores import exists
+from ..stores import exists, is_folder, is_url
+from ..stores.copies import Copies
 from ..verifier import Progress
 from ..words import counted, listed
 from .diff import diff
@@ -105,7 +106,8 @@ def validate(
     """Check a checkpoint, from its bytes to a step of training. Nothing is written.
 
     A check that fails is a finding, not an error, and those after it are still made where they can
-    be. Without `model` and `step` the last three are left out.
+    be. Without `model` and `step` the last three are left out. What lies in a store is copied into
+    a temporary folder for those who can open only files: torch, and the model.
 
     Args:
         src: the checkpoint.
@@ -129,45 +131,53 @@ def validate(
         DeviceError: it is no device; or a model is to run there, and it isn't there and isn't to
             be played.
         InputError: a file is missing or can't be opened, or would have to be trusted.
+        RefusedError: it can't be copied here, and a model is to take it.
     """
     path = os.fspath(src)
     device = device if device == "auto" else numbered(device)
     specs = (input,) if isinstance(input, str) else tuple(input)
-    container, manifest, files = _container(path, progress)
-    if manifest is None:
-        unread = _skipped(CHECKS[1:], "it can't be read")
-        return ValidationReport(path, _text(against), device, False, (container, *unread))
-    compared = _against(path, against, part, progress)
-    rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
-    if model is not None or step is not None:
-        try:
-            from ..rehearsal.rehearse import rehearse
-        except ImportError:
-            rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
-        else:
+    rehearsed = model is not None or step is not None
+    with Copies() as copies:
+        container, manifest, files = _container(path, progress, copies, rehearsed=rehearsed)
+        if manifest is None:
+            unread = _skipped(CHECKS[1:], "it can't be read")
+            return ValidationReport(path, _text(against), device, False, (container, *unread))
+        compared = _against(path, against, part, progress)
+        rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
+        if rehearsed:
             try:
-                rehearsal = rehearse(
-                    path,
-                    model=model,
-                    inputs=specs,
-                    step=step,
-                    optimizer=optimizer,
-                    device=device,
-                    simulate=simulate,
-                    against=against,
-                    trust_pickle=trust_pickle,
-                )
-            except CorruptError as error:
-                unfit = Finding("model", FAILED, f"the state can't be read: {error}")
-                rest = _skipped(CHECKS[4:], "not reached")
-                rehearsal = Rehearsal(device, False, (unfit, *rest))
-    where, loaded = _reload(files, manifest, rehearsal.device)
+                from ..rehearsal.rehearse import rehearse
+            except ImportError:
+                rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
+            else:
+                other = None if step is None else _here(against, copies)
+                try:
+                    rehearsal = rehearse(
+                        copies.here(path),
+                        model=model,
+                        inputs=specs,
+                        step=step,
+                        optimizer=optimizer,
+                        device=device,
+                        simulate=simulate,
+                        against=other,
+                        trust_pickle=trust_pickle,
+                    )
+                except CorruptError as error:
+                    unfit = Finding("model", FAILED, f"the state can't be read: {error}")
+                    rest = _skipped(CHECKS[4:], "not reached")
+                    rehearsal = Rehearsal(device, False, (unfit, *rest))
+                except InputError as error:
+                    raise _renamed(error, copies) from error
+        where, loaded = _reload(files, manifest, rehearsal.device)
+        rest = (loaded, *rehearsal.findings)
+        checks = (container, compared, *(_told_of(each, copies) for each in rest))
     return ValidationReport(
         source=path,
         against=_text(against),
         device=where,
         simulated=rehearsal.simulated,
-        checks=(container, compared, loaded, *rehearsal.findings),
+        checks=checks,
         warnings=manifest.warnings,
     )
 
@@ -184,9 +194,12 @@ def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
 
 
 def _container(
-    path: str, progress: Progress | None
-) -> tuple[Finding, Manifest | None, Sequence[str]]:
-    """Whether the file is what it says, to the last byte; what it holds; and where tensors lie."""
+    path: str, progress: Progress | None, copies: Copies, *, rehearsed: bool
+) -> tuple[Finding, Manifest | None, Sequence[str] | RefusedError]:
+    """Whether the file is what it says, to the last byte; what it holds; and the files of that.
+
+    They are copied, where they lie in a store; or why they can't be is told.
+    """
     summed = 0
 
     def report(nbytes: int) -> None:
@@ -199,11 +212,15 @@ def _container(
         with formats.opened(path) as found:
             manifest = found.manifest
             faults = list(found.checkpoint.damage(report))
-            files = [source.path for source in found.files]
-            if manifest.format.startswith("safetensors"):
+            files: Sequence[str] | RefusedError = [source.path for source in found.files]
+            for source in found.sources:
+                source.check_unchanged()
+            if is_url(path):
+                files = _fetched(path, found, copies, rehearsed)
+            if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
                 faults += [fault for file in files for fault in _second_opinion(file)]
     except InputError as error:
-        if not exists(path):
+        if _is_unreachable(error, path):
             raise
         return Finding("container", FAILED, str(error)), None, ()
     what = f"{manifest.format}, {counted(len(manifest.tensors), 'tensor')}"
@@ -213,6 +230,51 @@ def _container(
         return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest, files
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
     return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
+
+
+def _is_unreachable(error: InputError, path: StrPath) -> bool:
+    """Whether nothing is known of a file, rather than nothing good."""
+    known = isinstance(error, (CorruptError, UnsupportedError))
+    return not known if is_url(path) else not exists(path)
+
+
+def _fetched(
+    path: str, found: formats.Opened, copies: Copies, rehearsed: bool
+) -> Sequence[str] | RefusedError:
+    """Copies of the files that hold tensors, if anybody here is to open them."""
+    try:
+        from ..rehearsal import reloading
+    except ImportError:
+        return ()
+    del reloading  # whoever opens the files imports it again
+    try:
+        taken = copies.take(path, found.sources, folder=is_folder(path), beside=rehearsed)
+    except RefusedError as error:
+        if rehearsed:
+            raise
+        return error
+    return taken[: len(found.files)]
+
+
+def _here(against: StrPath | None, copies: Copies) -> str | None:
+    """What can be opened for what it is compared with."""
+    if against is not None and is_url(against):
+        with formats.opened(against) as found:
+            folder = is_folder(against)
+            copies.take(os.fspath(against), found.sources, folder=folder, beside=True)
+    return None if against is None else copies.here(against)
+
+
+def _renamed(error: InputError, copies: Copies) -> InputError:
+    """The same error, about what was copied."""
+    path = None if error.path is None else copies.told(error.path)
+    return type(error)(copies.told(str(error)), path=path, hint=error.hint)
+
+
+def _told_of(finding: Finding, copies: Copies) -> Finding:
+    """The same finding, about what was copied."""
+    details = [copies.told(each) for each in finding.details]
+    return replace(finding, title=copies.told(finding.title), details=details)
 
 
 def _second_opinion(path: str) -> list[str]:
@@ -238,7 +300,7 @@ def _against(path: str, against: StrPath | None, part: bool, progress: Progress 
     try:
         found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
     except InputError as error:
-        if not exists(against):
+        if _is_unreachable(error, against):
             raise
         return Finding("against", FAILED, f"it can't be compared: {error}")
     unlike = [each for each in found.differences if not (part and each.kind in _LEFT_OUT)]
@@ -274,8 +336,12 @@ def _line(difference: Difference) -> str:
     return told
 
 
-def _reload(files: Sequence[str], manifest: Manifest, device: str) -> tuple[str, Finding]:
+def _reload(
+    files: Sequence[str] | RefusedError, manifest: Manifest, device: str
+) -> tuple[str, Finding]:
     """Whether torch itself loads it, and where."""
+    if isinstance(files, RefusedError):
+        return device, Finding("reload", SKIPPED, str(files))
     try:
         from ..rehearsal.reloading import reloaded, there
     except ImportError:

@@ -289,10 +289,11 @@ class Archive:
     def _beside_content(self) -> Iterator[tuple[int, int]]:
         """Where headers lie, and descriptors, as far as the directory tells."""
         for record in self.records.values():
-            guess = LOCAL.size + len(record.name) + _USUAL_EXTRA
-            yield record.header_at, guess
-            if record.flags & HAS_DESCRIPTOR:
-                yield record.header_at + guess + record.stored_nbytes, _DESCRIPTOR_NBYTES
+            header = LOCAL.size + len(record.name)
+            yield record.header_at, header + _USUAL_EXTRA
+            if record.flags & HAS_DESCRIPTOR:  # how long the extra field is, nobody knows yet
+                end = record.header_at + header + record.stored_nbytes
+                yield end, _USUAL_EXTRA + _DESCRIPTOR_NBYTES
 
     def oddities(self) -> list[str]:
         """What is odd about any zip file, a sentence each."""

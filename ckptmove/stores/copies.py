@@ -1,0 +1,101 @@
+"""Copies of objects in a temporary folder, under their own names, for who can open only files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from types import TracebackType
+
+from ..errors import InputError, RefusedError, StrPath
+from ..source import Source
+from .folders import inside
+from .objects import Object
+from .urls import folder_of, joined, name_of
+
+_MOST_BESIDE = 16 << 20  # bytes of a file that is no weights, such as a model's configuration
+
+
+class Copies:
+    """What URLs stand for, on this machine. Used as a context, it is gone at the end."""
+
+    def __init__(self) -> None:
+        self._room: tempfile.TemporaryDirectory[str] | None = None
+        self._here: dict[str, str] = {}  # URL → path
+        self._origins: dict[str, str] = {}  # folder → what it was before
+
+    def __enter__(self) -> Copies:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._room is not None:
+            self._room.cleanup()
+
+    def here(self, path: StrPath) -> str:
+        """What stands for a path or URL here."""
+        return self._here.get(os.fspath(path), os.fspath(path))
+
+    def told(self, text: str) -> str:
+        """A text in which copies are called what they are copies of."""
+        for folder, origin in self._origins.items():
+            text = text.replace(folder, origin)
+        return text
+
+    def take(
+        self, url: str, sources: Sequence[Source], *, folder: bool, beside: bool
+    ) -> tuple[str, ...]:
+        """Copy what a URL stands for; gives the copies of its files, in their order.
+
+        Args:
+            url: as the user wrote it.
+            sources: its files, which lie in one folder.
+            folder: whether it names that folder.
+            beside: whether what else is in there is wanted too, if it is small.
+
+        Raises:
+            RefusedError: there is no room.
+            InputError: something can't be read, or was changed meanwhile.
+        """
+        try:
+            if self._room is None:
+                self._room = tempfile.TemporaryDirectory(prefix="ckptmove-")
+            room = os.path.join(self._room.name, str(len(self._origins)))
+            os.mkdir(room)
+            needed, free = sum(each.nbytes for each in sources), shutil.disk_usage(room).free
+            if needed > free:
+                raise _no_room(url, f"{needed:,} bytes are needed, {free:,} are free")
+            self._origins[room] = url.rstrip("/") if folder else folder_of(url)
+            copies = tuple(_copied(each, room) for each in sources)
+            if folder and beside:
+                names = {os.path.basename(each) for each in copies}
+                for each in inside(url):
+                    if each.is_file and each.name not in names and each.nbytes <= _MOST_BESIDE:
+                        with Object(joined(url, each.name)) as source:
+                            _copied(source, room)
+        except OSError as error:
+            raise _no_room(url, str(error.strerror)) from error
+        self._here[url] = room if folder else os.path.join(room, name_of(url))
+        return copies
+
+
+def _copied(source: Source, room: str) -> str:
+    name = name_of(source.path)
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise InputError("has no name that a file could have here", path=source.path)
+    path = os.path.join(room, name)
+    with open(path, "xb") as file:
+        for _, data in source.chunks(0, source.nbytes):
+            file.write(data)
+    source.check_unchanged()
+    return path
+
+
+def _no_room(url: str, why: str) -> RefusedError:
+    hint = "set TMPDIR to a folder with more room"
+    return RefusedError(f"can't be copied into {tempfile.gettempdir()}: {why}", path=url, hint=hint)

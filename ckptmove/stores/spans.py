@@ -1,0 +1,65 @@
+"""What was fetched and may be wanted again: of all objects together, some megabytes at most."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+
+_MOST = 64 << 20  # bytes
+
+
+class Spans:
+    """Parts of one object that were fetched."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._held: dict[int, bytes] = {}
+
+    def find(self, start: int, nbytes: int) -> bytes | None:
+        """The bytes of a range, if one span has them all."""
+        with _KEPT.guard:
+            n = bisect_right(self._starts, start) - 1
+            if n < 0:
+                return None
+            at = self._starts[n]
+            held = self._held[at]
+            if start + nbytes > at + len(held):
+                return None
+            return held[start - at : start - at + nbytes]
+
+    def add(self, start: int, data: bytes) -> bytes:
+        """Keep a span; gives it back. The oldest go, whosever they are."""
+        with _KEPT.guard:
+            if start in self._held:
+                self._drop(start)
+            insort(self._starts, start)
+            self._held[start] = data
+            _KEPT.order[self, start] = None
+            _KEPT.nbytes += len(data)
+            while _KEPT.nbytes > _MOST and len(_KEPT.order) > 1:
+                spans, oldest = next(iter(_KEPT.order))
+                spans._drop(oldest)
+        return data
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with _KEPT.guard:
+            for start in list(self._starts):
+                self._drop(start)
+
+    def _drop(self, start: int) -> None:
+        _KEPT.nbytes -= len(self._held.pop(start))
+        del _KEPT.order[self, start]
+        self._starts.remove(start)
+
+
+class _Kept:
+    """The spans of all objects, the oldest first."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.order: dict[tuple[Spans, int], None] = {}
+        self.nbytes = 0
+
+
+_KEPT = _Kept()

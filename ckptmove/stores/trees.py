@@ -48,7 +48,7 @@ def tree(url: str) -> list[Listed]:
     within, base = f"{root}/", url.rstrip("/")
     listed = list[Listed]()
     for path, about in asked(find, url).items():
-        if path.startswith(within) and not path.endswith("/"):
+        if path.startswith(within) and about.get("type") != "directory":
             name = path[len(within) :]
             nbytes = int(about.get("size") or 0)
             listed.append(Listed(name, f"{base}/{name}", nbytes, stamp_of(about)))

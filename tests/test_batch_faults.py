@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,13 @@ def test_in_place_a_new_version_changes_nothing_twice(
     assert run("relocate", tree, in_place=True, map=SWAP) == SKIPPED
 
 
+def test_in_place_a_tree_that_was_moved_is_not_changed_again(tree: Path, tmp_path: Path) -> None:
+    assert run("relocate", tree, in_place=True, map=SWAP) == THREE
+    moved = shutil.copytree(tree, tmp_path / "moved")  # with times, as cp -a does
+    assert run("relocate", moved, in_place=True, map=SWAP) == SKIPPED
+    assert contents(moved) == contents(tree)
+
+
 def test_in_place_a_file_of_several_names_is_changed_once(tree: Path, tmp_path: Path) -> None:
     one = tree / "run-0" / "step-000.pt"
     alone = shutil.copy(one, tmp_path / "alone.pt")
@@ -260,13 +268,14 @@ def test_a_ledger_that_is_a_trap_is_refused(tree: Path, tmp_path: Path) -> None:
     out.mkdir()
     elsewhere.write_text("precious\n")
     ledger = out / LEDGER
-    for make in (
+    traps: list[Callable[[], None]] = [
         lambda: ledger.symlink_to(elsewhere),
         lambda: ledger.symlink_to(tmp_path / "nowhere"),
         lambda: os.link(elsewhere, ledger),
         lambda: os.mkfifo(ledger),
         lambda: ledger.mkdir(),
-    ):
+    ]
+    for make in traps:
         make()
         for dry_run in (True, False):
             with pytest.raises(RefusedError, match="ledger"):
@@ -402,8 +411,8 @@ def test_a_dry_run_leaves_nothing_not_even_for_a_moment(tree: Path, tmp_path: Pa
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=16k", "none") as disk:
-        traced = ("strace", "-f", "-o", trace, "-e", "trace=openat,open,mkdir,mkdirat")
-        command = (*CLI, "convert", tree, disk, "--dry-run")
+        traced = ("strace", "-f", "-o", str(trace), "-e", "trace=openat,open,mkdir,mkdirat")
+        command = (*CLI, "convert", str(tree), str(disk), "--dry-run")
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run([*traced, *command], env=env, capture_output=True, check=False)
         made = [line for line in trace.read_text().splitlines() if str(disk) in line]

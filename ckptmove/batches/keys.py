@@ -2,7 +2,8 @@
 
 That is the version of ckptmove, the verb and its options, with what files they name hold, the stamp
 of the source, and that of what it is compared with. Of a file that was changed in place it is the
-stamp after the change, and no version: nothing is to be changed twice since ckptmove is another.
+stamp after the change, without the inode, and no version: nothing is to be changed twice since the
+tree was moved, or ckptmove is another.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def key_of(task: Task, stamp: str) -> str:
         task: the item, and how it is done.
         stamp: of what the item is made of.
     """
+    if task.in_place:  # the inode is another where the tree was moved
+        stamp = stamp.rpartition("-")[0]
     return _digest([task.request, stamp, _stamp_against(task.options.get("against"))])
 
 

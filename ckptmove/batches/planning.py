@@ -14,7 +14,7 @@ from ..verbs.companions import check_apart
 from .asking import Against, checked_options
 from .finding import Found, find, once
 from .items import SCHEMA, Item, Task
-from .keys import is_done, key_of, request_of
+from .keys import is_done, is_ours, key_of, request_of
 from .leftovers import remove_leftovers
 from .marks import book_in
 from .naming import naming, refuse_clashes
@@ -134,15 +134,16 @@ def plan_batch(
         else:
             tasks.append(task)
     tasks.sort(key=lambda task: (-task.item.nbytes, task.item.name))
+    if root is not None:
+        in_the_way = obstacles(task.item.output for task in tasks)
+        found_there = place.each(_there, tasks)
+        tasks = [
+            task._replace(obstacle=obstacle, there=there)
+            for task, obstacle, there in zip(tasks, in_the_way, found_there, strict=True)
+        ]
     free = None
     if dst is not None:
         free = free_nbytes(os.fspath(dst))
-        found_there = place.each(_there, tasks)
-        in_the_way = obstacles(task.item.output for task in tasks)
-        tasks = [
-            task._replace(there=there, obstacle=obstacle)
-            for task, there, obstacle in zip(tasks, found_there, in_the_way, strict=True)
-        ]
         if verb != "validate":
             refuse_if_full(source, os.fspath(dst), tasks, free)
         if not dry_run:
@@ -182,12 +183,14 @@ def _is_done(task: Task) -> bool:
 
 def _there(task: Task) -> str:
     """What becomes of an output that is there."""
+    known, stamp, output = task.known, task.item.stamp, task.item.output
     try:
-        if not at(task.item.output).is_taken(task.item.output):
+        if task.in_place or not at(output).is_taken(output):
             return ""
-    except (OSError, InputError):  # a folder that can't be read
+        if task.verb == "validate" and is_ours(known, output):
+            return "replaced"
+    except (OSError, InputError):  # it can't be read
         return "compared"
-    known, stamp = task.known, task.item.stamp
     if known is not None and known.outcome == "done" and stamp and known.key == key_of(task, stamp):
         return "checked"
     return "replaced" if task.options.get("force") else "compared"

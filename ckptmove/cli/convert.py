@@ -134,7 +134,7 @@ def convert(
     whole and verified, or not at all.
 
     SRC may be a folder of a model, or an index of several files: they are read as one. From a
-    folder to a folder all is converted: what else is in it is copied.
+    folder to a folder all is converted: what else is in it is copied, but for links to folders.
 
     GLOB speaks of dotted names, and of all that is below them; the name of a section (model,
     optimizer, scheduler, rng) will do where nothing is called so.

@@ -7,36 +7,60 @@ import heapq
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from operator import attrgetter
 from types import TracebackType
 
 from .copier import Copier, put, start_writeback
 from .destination import failure_of, mode_from, refuse_if_full
-from .errors import WriteError
+from .errors import CorruptError, WriteError
 from .plan import Copy, Gather, Plan
+from .ranges import divided
 from .source import File, Source
-from .verifier import Progress, Verifier
+from .spread import SPREAD, Part, parts_of, seen_of
+from .verifier import Progress, Verifier, damaged
 
 _FICLONE = 0x40049409  # linux/fs.h
+
+
+def write_part(part: Part, progress: Progress | None = None) -> Sequence[int]:
+    """Write a part of a file, and verify it; gives the CRC-32s of its measures.
+
+    Raises:
+        InputError: a source can't be read.
+        CorruptError: it is damaged, or was changed meanwhile.
+        RefusedError, WriteError: the file can't be written.
+    """
+    with ExitStack() as stack:
+        sources = [stack.enter_context(File.open(path)) for path, *_ in part.sources]
+        for source, seen in zip(sources, part.sources, strict=True):
+            if seen_of(source) != seen:
+                raise CorruptError("the file was changed while it was read", path=source.path)
+        try:
+            file = stack.enter_context(Unnamed(part.file, None, part.path, sources))
+        except OSError as error:
+            raise failure_of(error, part.path) from error
+        return file.write_part(part.plan, progress)
 
 
 class Unnamed:
     """A file in the making. Used as a context, it is closed at the end."""
 
-    def __init__(self, name: str, folder: int, path: str, sources: Sequence[Source]) -> None:
+    def __init__(self, name: str, folder: int | None, path: str, sources: Sequence[Source]) -> None:
         """Create the file.
 
         Args:
-            name: for the time being, in the open directory `folder`.
+            name: for the time being, in the open directory `folder`; without one, it was created
+                by somebody else, and a part of it is to be written.
             path: what it will be, for messages.
             sources: what plans copy from.
 
         Raises:
-            OSError: it can't be created.
+            OSError: it can't be created, or opened.
         """
         self.path = path
         self.sources = sources
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if folder is None else os.O_CREAT | os.O_EXCL)
         self.fd = os.open(name, flags, mode_from(sources) | 0o200, dir_fd=folder)
 
     def __enter__(self) -> Unnamed:
@@ -79,24 +103,19 @@ class Unnamed:
             WriteError: the bytes can't be written, or did not arrive.
         """
         report = Report(progress)
+        method = "reflink"
         try:
-            cloned = self._reflink(plan)
-            if not cloned:
+            if self._reflink(plan):
+                crcs = self._carry_out(plan, None, report)
+            else:
                 refuse_if_full(os.fstatvfs(self.fd), [plan], self.sources, self.path)
                 os.ftruncate(self.fd, plan.nbytes)
-            copier = Copier(self.sources, self.fd)
-            with Verifier(plan, self.sources, self.fd, self.path) as verifier:
-                writes = deque(sorted(plan.writes, key=attrgetter("at")))
-                for end in (plan.nbytes,) if cloned else self._fill(plan, copier, report):
-                    while writes and writes[0].at + len(writes[0].data) <= end:
-                        put(self.fd, *writes.popleft())
-                    verifier.written(min(end, writes[0].at) if writes else end)
-                    report(verifier.take_done())
-                assert not writes, "the plan writes beyond its end"
-                os.fsync(self.fd)
-                verifier.finish(report)
+                copier = Copier(self.sources, self.fd)
+                elsewhere = self._carried_out_elsewhere(plan, report)
+                crcs = self._carry_out(plan, copier, report) if elsewhere is None else elsewhere
+                method = copier.method
             if plan.seal is not None:
-                for write in plan.seal(verifier.crcs):
+                for write in plan.seal(crcs):
                     put(self.fd, *write)
                 os.fsync(self.fd)
             report(plan.nbytes - report.nbytes)
@@ -104,7 +123,53 @@ class Unnamed:
             raise failure_of(error, self.path) from error
         for source in self.sources:
             source.check_unchanged()
-        return "reflink" if cloned else copier.method
+        return method
+
+    def write_part(self, plan: Plan, progress: Progress | None = None) -> Sequence[int]:
+        """Carry out a part of a plan, and verify it; the file has its size already.
+
+        Args, Raises: as `write`.
+
+        Returns:
+            The CRC-32s of its measures.
+        """
+        try:
+            crcs = self._carry_out(plan, Copier(self.sources, self.fd), Report(progress))
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        for source in self.sources:
+            source.check_unchanged()
+        return crcs
+
+    def _carry_out(self, plan: Plan, copier: Copier | None, report: Report) -> Sequence[int]:
+        """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
+        with Verifier(plan, self.sources, self.fd, self.path) as verifier:
+            writes = deque(sorted(plan.writes, key=attrgetter("at")))
+            for end in (plan.nbytes,) if copier is None else self._fill(plan, copier, report):
+                while writes and writes[0].at + len(writes[0].data) <= end:
+                    put(self.fd, *writes.popleft())
+                verifier.written(min(end, writes[0].at) if writes else end)
+                report(verifier.take_done())
+            assert not writes, "the plan writes beyond its end"
+            os.fsync(self.fd)
+            verifier.finish(report)
+        return verifier.crcs
+
+    def _carried_out_elsewhere(self, plan: Plan, report: Report) -> Sequence[int] | None:
+        """The same, if somebody else takes parts of it; they tell of their progress themselves."""
+        spread = SPREAD.get()
+        if spread is None or plan.nbytes <= spread.nbytes:
+            return None
+        whole = divided(plan, spread.nbytes)
+        parts = parts_of(whole.parts, self.fd, self.path, self.sources)
+        if parts is None:
+            return None
+        crcs, of_cut = whole.crcs(spread.write(parts))
+        for cut, crc32 in zip(whole.cut, of_cut, strict=True):
+            if crc32 != cut.crc32:  # it is equal to the source
+                raise damaged(cut.name, self.sources[cut.source])
+        report.nbytes = plan.nbytes
+        return crcs
 
     def _reflink(self, plan: Plan) -> bool:
         if not plan.is_clone:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -80,7 +81,7 @@ def test_from_a_store_to_a_store(tree: Path, tmp_path: Path, store: Store) -> No
 def test_between_a_store_and_a_disk(
     verb: str, way: str, tree: Path, tmp_path: Path, store: Store
 ) -> None:
-    options = {"to": "cpu"} if verb == "relocate" else {}
+    options: dict[str, Any] = {"to": "cpu"} if verb == "relocate" else {}
     source = str(tree) if way == "up" else store.put_folder("runs", tree)
     out = store.url("out") if way == "up" else str(tmp_path / "out")
     with ThreadPoolExecutor(2) as executor:
@@ -126,7 +127,9 @@ def test_a_source_that_changed_is_done_anew(tmp_path: Path, store: Store) -> Non
         name = "run-1/step-001.pt"
         torch.save({"w": torch.ones(7)}, tree / name)
         store.put(f"runs/{name}", tree / name)
-        found = outcomes(ckptmove.batch("convert", source, out, executor=executor, force=True))
+        found = dict(
+            outcomes(ckptmove.batch("convert", source, out, executor=executor, force=True))
+        )
     assert found.pop(name) == "done"
     assert set(found.values()) == {"skipped"}
     assert ckptmove.inspect(f"{out}/run-1/step-001.safetensors").tensors[0].shape == (7,)
@@ -138,13 +141,13 @@ def test_validated_against_another_tree_in_a_store(tmp_path: Path, store: Store)
     with ThreadPoolExecutor(2) as executor:
         outcomes(ckptmove.batch("convert", source, out, executor=executor))
         reports = store.url("reports")
-        found = outcomes(
-            ckptmove.batch("validate", out, reports, against=source, executor=executor)
+        found = dict(
+            outcomes(ckptmove.batch("validate", out, reports, against=source, executor=executor))
         )
         assert set(found.values()) == {"done"}
         store.put("out/run-1/step-001.safetensors", tree / "run-0" / "step-000.pt")
-        found = outcomes(
-            ckptmove.batch("validate", out, reports, against=source, executor=executor)
+        found = dict(
+            outcomes(ckptmove.batch("validate", out, reports, against=source, executor=executor))
         )
     assert found.pop("run-1/step-001.safetensors") == "failed"
     assert set(found.values()) == {"skipped"}

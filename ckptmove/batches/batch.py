@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StrPath, UsageError
 from ..verifier import Progress
 from .asking import absolute, from_root
 from .planning import plan_batch
 from .running import Batch
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
 
 
 def batch(
@@ -24,6 +28,7 @@ def batch(
     copy_others: bool = False,
     jobs: int | None = None,
     executor: Executor | None = None,
+    ray: str | None = None,
     shard_of: str | None = None,
     retry: StrPath | None = None,
     verify: bool = False,
@@ -54,6 +59,10 @@ def batch(
         jobs: how many processes; by default as many as there are cores.
         executor: who does the work instead: threads, processes, or another machine. Calls of
             `executor.submit` with what can be pickled are all that it has to take; it stays open.
+        ray: the address of a Ray cluster that does the work, such as `auto` or `HOST:6379`. All its
+            nodes must see the tree and the destination under the same paths, and have the same
+            ckptmove. Each item takes one CPU, or a few in turn where it is so large that the others
+            would wait for it. What was at a node that died is done by another.
         shard_of: `i/N`, i from 1: do only the i-th of N shares of the tree.
         retry: a log that `ckptmove batch … --log` wrote: do only what was refused or failed there.
         verify: read also the outputs that are done already, to see that they are what was written.
@@ -65,30 +74,43 @@ def batch(
             `force` replaces reports that are not of a run before.
 
     Raises:
-        UsageError: the request makes no sense.
+        UsageError: the request makes no sense, or there is no such cluster.
         InputError: the tree can't be read.
         RefusedError: two items would get one name, there is no room, or nothing can be written.
         WriteError: a folder can't be made.
     """
     if jobs is not None and jobs < 1:
         raise UsageError("there must be at least one job")
-    if executor is not None:  # it may be in another folder
+    if ray is not None and (executor is not None or jobs is not None):
+        raise UsageError("a Ray cluster takes neither jobs nor an executor")
+    if executor is not None or ray is not None:  # they may be in another folder
         src, dst = absolute(src), None if dst is None else absolute(dst)
         options = from_root(options)
-    plan = plan_batch(
-        verb,
-        src,
-        dst,
-        include=(include,) if isinstance(include, str) else tuple(include),
-        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
-        copy_others=copy_others,
-        shard_of=shard_of,
-        retry=retry,
-        verify=verify,
-        dry_run=dry_run,
-        options=options,
-    )
-    return Batch(plan, jobs or _cores(), executor, progress, dry_run=dry_run)
+    cluster = _joined(ray) if ray is not None and not dry_run else None
+    with ExitStack() as failing:
+        if cluster is not None:
+            failing.callback(cluster.stop)
+        plan = plan_batch(
+            verb,
+            src,
+            dst,
+            include=(include,) if isinstance(include, str) else tuple(include),
+            exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+            copy_others=copy_others,
+            shard_of=shard_of,
+            retry=retry,
+            verify=verify,
+            dry_run=dry_run,
+            options=options,
+        )
+        failing.pop_all()
+    return Batch(plan, jobs or _cores(), executor, progress, cluster=cluster, dry_run=dry_run)
+
+
+def _joined(address: str) -> Cluster:
+    from .cluster import Cluster  # only here: it takes a while to import
+
+    return Cluster(address)
 
 
 def _cores() -> int:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..destination import sync_folder
 from ..errors import CkptmoveError
@@ -21,6 +21,9 @@ from .leftovers import remove_leftovers
 from .planning import BatchPlan
 from .workers import WorkerDied, Workers
 from .working import work
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
 
 _AHEAD = 2  # items handed out for each worker
 _FAR_AHEAD = 256  # where we don't know how many workers there are
@@ -96,11 +99,13 @@ class Batch(Iterator[Result]):
         executor: Executor | None,
         progress: Progress | None,
         *,
+        cluster: Cluster | None = None,
         dry_run: bool = False,
     ) -> None:
         self.plan = plan
         self._jobs = jobs
         self._executor = executor
+        self._cluster = cluster
         self._progress = progress
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._pending: dict[Future[Result], Task] = {}
@@ -125,6 +130,8 @@ class Batch(Iterator[Result]):
         close = getattr(self._results, "close", None)
         if close is not None:
             close()
+        if self._cluster is not None:  # it was joined, even if nothing has begun
+            self._cluster.stop()
 
     @property
     def current(self) -> list[str]:
@@ -152,9 +159,7 @@ class Batch(Iterator[Result]):
     def _run(self) -> Iterator[Result]:
         for item in self.plan.done:
             yield self._counted(result_of(item, SKIPPED, "done before", output=item.output or None))
-        if not self.plan.tasks:
-            return
-        workers = Workers(self._jobs, self._heard) if self._executor is None else None
+        workers = self._workers()
         executor = self._executor or workers
         assert executor is not None
         finished = False
@@ -169,14 +174,26 @@ class Batch(Iterator[Result]):
                 self._give_up()
             self._tidy_up()
 
+    def _workers(self) -> Workers | Cluster | None:
+        """Those that are ours."""
+        if self._cluster is not None:
+            self._cluster.listener, self._cluster.nbytes = self._heard, self.plan.nbytes
+            return self._cluster
+        return Workers(self._jobs, self._heard) if self._executor is None else None
+
+    def _window(self) -> int:
+        """How many items to hand out at once."""
+        if self._cluster is not None:
+            return self._cluster.ahead
+        return _FAR_AHEAD if self._executor is not None else _AHEAD * self._jobs
+
     def _heard(self, task: Task, nbytes: int) -> None:
         self._events.put((task, nbytes))
 
     def _gathered(self, executor: Executor) -> Iterator[Result]:
         todo, later = deque(self.plan.tasks), deque[Task]()
-        window = _FAR_AHEAD if self._executor is not None else _AHEAD * self._jobs
         while todo or later or self._pending:
-            while todo and len(self._pending) < window:
+            while todo and len(self._pending) < self._window():
                 self._submit(executor, todo.popleft())
             if not self._pending:  # only what another run is at is left
                 self._submit(executor, later.popleft()._replace(patient=True))
@@ -217,8 +234,9 @@ class Batch(Iterator[Result]):
             return result_of(task.item, FAILED, "was cancelled")
         except WorkerDied as error:
             self._mend(task)
-            hint = "was there not enough memory?" if error.code == -9 else None
-            return result_of(task.item, FAILED, str(error), hint=hint)
+            return result_of(task.item, FAILED, str(error), hint=error.hint)
+        except CkptmoveError:  # of those who do the work: it is no matter of this item
+            raise
         except Exception as error:
             why = f"the executor failed: {type(error).__name__}: {error}"
             return result_of(task.item, FAILED, " ".join(why.split()))

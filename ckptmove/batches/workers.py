@@ -40,11 +40,13 @@ class WorkerDied(Exception):
 
     Attributes:
         code: how, as `subprocess` has it: a signal is negative.
+        hint: what may be wrong, or None.
     """
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+        self.hint = "was there not enough memory?" if code == -signal.SIGKILL else None
 
     def __str__(self) -> str:
         if self.code < 0:

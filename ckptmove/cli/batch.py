@@ -85,6 +85,11 @@ def _batch_options(command: Function) -> Function:
             "-j", "--jobs", type=click.IntRange(1), help="Processes; by default one a core."
         ),
         click.option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Have a Ray cluster do it; auto is the one that this machine belongs to.",
+        ),
+        click.option(
             "--shard-of", metavar="I/N", help="Only the I-th of N shares of the tree, from 1."
         ),
         click.option(
@@ -117,6 +122,7 @@ def batch() -> None:
     ckptmove batch relocate runs/ out/ --to cpu --include '*/last.ckpt'
     ckptmove batch relocate runs/ --to cpu --in-place
     ckptmove batch validate out/ --against runs/
+    ckptmove batch convert runs/ out/ --ray auto
     """
 
 
@@ -184,7 +190,10 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
     bar, log, dry_run = not given.pop("no_progress"), given.pop("log"), given.pop("dry_run")
     ours = {
         name: given.pop(name)
-        for name in ("include", "exclude", "jobs", "shard_of", "retry", "verify", "copy_others")
+        for name in (
+            *("include", "exclude", "jobs", "ray", "shard_of", "retry", "verify"),
+            "copy_others",
+        )
         if name in given
     }
     if verb == "convert":

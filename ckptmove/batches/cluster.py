@@ -1,0 +1,223 @@
+"""An executor whose calls are tasks on a Ray cluster.
+
+Ray is in a process of its own. It prints where it likes, takes signals over, tries for minutes to
+reach what isn't there, and ends the process that loses its cluster: here, none of that matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from multiprocessing import Pipe
+from typing import Any
+
+from ..destination import failure_of
+from ..errors import UsageError, WriteError
+from ..stores import is_url
+from .driver import Call
+from .items import Task
+from .ledger import Entry, Ledger
+from .workers import Listener, WorkerDied
+
+_BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd}, {address!r})"
+_DRIVER = f"{__package__}.driver"
+_CONNECTING = 30.0  # seconds to reach a cluster
+_GRACE = 40.0  # seconds to break off
+_LEAST_AHEAD = 16  # tasks handed out, however small the cluster is now: it may grow
+_LARGE = 1 << 30  # bytes of an item that is worth being divided
+_PART = 256 << 20  # bytes of each part then
+_AHEAD = 2  # tasks handed out for each CPU
+
+
+class TaskLost(WorkerDied):
+    """What was at it died, and so it went again and again."""
+
+    def __init__(self, why: str, hint: str | None) -> None:
+        super().__init__(0)
+        self.why = why
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Cluster(Executor):
+    """A Ray cluster, joined. Each call takes one CPU of it; those of a node that dies are retried.
+
+    Attributes:
+        ahead: how many calls to hand out at once.
+        listener: told of progress.
+        nbytes: of all that there is to do, as far as is known: what is more than the share of a CPU
+            is done by several.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Join a cluster.
+
+        Args:
+            address: as Ray has it: `auto`, `HOST:PORT`, `ray://HOST:PORT`.
+
+        Raises:
+            UsageError: Ray is not installed, or no cluster is reached.
+        """
+        self.ahead = _LEAST_AHEAD
+        self.listener: Listener | None = None
+        self.nbytes = 0
+        self._cpus = 1
+        self._jobs: dict[int, tuple[Future[Any], Any]] = {}
+        self._count = 0
+        self._marks: dict[str, tuple[int, str]] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+        self._pipe, theirs = Pipe()
+        path = [os.path.abspath(each) for each in sys.path]
+        code = _BEGIN.format(path=path, module=_DRIVER, fd=theirs.fileno(), address=address)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us to pass on
+        )
+        theirs.close()
+        try:
+            self._join(address)
+        except BaseException:
+            self._process.kill()
+            self._end()
+            raise
+        self._thread = threading.Thread(target=self._listen, name="ckptmove-ray", daemon=True)
+        self._thread.start()
+
+    def _join(self, address: str) -> None:
+        why, hint = "nothing answers as a cluster does", None
+        with contextlib.suppress(EOFError):
+            if self._pipe.poll(_CONNECTING):
+                kind, *said = self._pipe.recv()
+                if kind == "connected":
+                    self._grown(said[0])
+                    return
+                why, hint = said
+                raise UsageError(why, hint=hint)
+        raise UsageError(f"no Ray cluster is reached at {address!r}: {why}", hint=hint)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As `Executor.submit`, but for keywords; the first argument is a task of a batch.
+
+        Raises:
+            RefusedError, WriteError: its ledger can't be written.
+        """
+        assert not kwargs, "nobody has needed them"
+        large = args[0].item.nbytes >= max(_LARGE, self.nbytes // self._cpus)
+        call = Call(fn, args, *self._mark(args[0]), _PART if large else 0)
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._ended:
+                future.set_exception(_gone())
+                return future
+            self._count += 1
+            self._jobs[self._count] = future, args[0]
+            with contextlib.suppress(OSError):  # whoever listens hears of it
+                self._pipe.send((self._count, pickle.dumps(call)))
+        return future
+
+    def _mark(self, task: Task) -> tuple[str, int, str]:
+        """What a node can tell by whether it sees the same destination as we."""
+        path = task.ledger
+        if not path or is_url(path):  # whoever sees a store sees the same
+            return "", 0, ""
+        if path not in self._marks:
+            mark = f"/{os.urandom(8).hex()}"  # no item is called so
+            try:
+                Ledger(path).add(Entry(mark, task.request, "run"))
+            except OSError as error:
+                raise failure_of(error, path) from error
+            self._marks[path] = task.since, mark
+        return path, *self._marks[path]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As `Executor.shutdown`."""
+        if not cancel_futures:
+            while wait and self._jobs:
+                time.sleep(0.01)
+        self.stop()
+
+    def stop(self) -> None:
+        """End now: what was not begun is cancelled, what was is broken off and cleaned up."""
+        if self._pipe.closed:
+            return
+        with contextlib.suppress(OSError), self._lock:
+            self._pipe.send(None)
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._thread.join()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait()
+        self._pipe.close()
+
+    def _grown(self, cpus: int) -> None:
+        self._cpus = max(1, cpus)
+        self.ahead = max(_LEAST_AHEAD, _AHEAD * cpus)
+
+    # -- one thread ----------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._hear(*self._pipe.recv())
+        with self._lock:
+            self._ended = True
+        for future, _ in self._jobs.values():
+            if future.running() or future.set_running_or_notify_cancel():
+                future.set_exception(_gone())
+        self._jobs.clear()
+
+    def _hear(self, kind: str, *said: Any) -> None:
+        if kind == "progress":
+            for number, nbytes in said[0].items():
+                if number in self._jobs:  # else it has been answered
+                    self._progress(*self._jobs[number], nbytes)
+        elif kind == "cpus":
+            self._grown(said[0])
+        else:
+            future, _ = self._jobs.pop(said[0])
+            if not (future.running() or future.set_running_or_notify_cancel()):
+                return
+            if kind == "answered":
+                _settle(future, said[1])
+            elif kind == "lost":
+                future.set_exception(TaskLost(*said[1:]))
+            else:
+                future.set_exception(TaskLost("its Ray task was cancelled", None))
+
+    def _progress(self, future: Future[Any], task: Any, nbytes: int) -> None:
+        running = future.running() or future.set_running_or_notify_cancel()
+        if running and self.listener is not None:
+            self.listener(task, nbytes)
+
+
+def _settle(future: Future[Any], answer: bytes) -> None:
+    kind, value = pickle.loads(answer)
+    if kind == "returned":
+        future.set_result(value)
+    elif kind == "unfit":
+        hint = "all nodes need the same ckptmove, and one file system; what is done stays done"
+        future.set_exception(UsageError(value, hint=hint))
+    else:
+        future.set_exception(value)
+
+
+def _gone() -> WriteError:
+    return WriteError("the Ray cluster is gone", hint="run it again; what is done stays done")

@@ -1,0 +1,360 @@
+"""The process that talks to a Ray cluster: a Ray driver, at one end of a pipe.
+
+    in     (NUMBER, CALL)                      do this; None: end, break off what is not done
+    out    ("connected", CPUS)                 or ("unconnected", WHY, HINT), and it ends
+           ("cpus", CPUS)                      nodes came or went
+           ("progress", {NUMBER: BYTES})       since it was last told
+           ("answered", NUMBER, ANSWER)        ANSWER is as `carry_out` has it
+           ("cancelled", NUMBER)               by somebody else
+           ("lost", NUMBER, WHY, HINT)         what was at it died, and again when it was retried
+
+Calls and answers are pickled, and no business of this process. It ends with the one at the other
+end of the pipe, however that ends; tasks are cancelled then, and clean up as after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from ..errors import WriteError
+from ..spread import SPREAD, Part, Spread
+from ..unnamed import write_part
+from .doing import LISTENER
+from .ledger import Ledger
+
+TRIES = 4  # how often a task is begun whose node or worker dies
+_OFTEN = 0.25  # seconds between two messages of progress
+_RARELY = 2.0  # seconds between two looks at how large the cluster is
+_SHORTLY = 0.05  # seconds that a new call may have to wait
+_LONG = 60.0  # seconds between two looks at tasks of which nothing is heard
+_GRACE = 25.0  # seconds to clean up before a task is killed
+_KNOCK = 5.0  # seconds for an answer from where a cluster should be
+
+
+class Call(NamedTuple):
+    """What a task is to do, as it is sent.
+
+    Attributes:
+        function, arguments: what to call.
+        ledger: the path of the ledger, or nothing.
+        since: from which offset on to read it.
+        mark: a name that is entered in it: a node where it isn't sees another file system.
+        part_nbytes: how large parts other tasks are to write of what is written; 0 for no parts.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    ledger: str = ""
+    since: int = 0
+    mark: str = ""
+    part_nbytes: int = 0
+
+
+def serve(fd: int, address: str) -> None:
+    """Do what comes in, until nothing more can come."""
+    pipe = Connection(fd)
+    try:
+        driver = _Driver(pipe, _connected(address))
+    except ImportError as error:
+        why = "Ray is not installed" if error.name == "ray" else f"Ray can't be used: {error}"
+        pipe.send(("unconnected", why, "pip install 'ckptmove[ray]'"))
+        return
+    except (Exception, SystemExit) as error:
+        said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+        why = said.splitlines()[0]
+        hint = "ray status tells of the one on this machine"
+        pipe.send(("unconnected", f"no Ray cluster is reached at {address!r}: {why}", hint))
+        return
+    driver.run()
+
+
+def _connected(address: str) -> Any:
+    """Ray's module, when it has joined a cluster."""
+    import ray
+    import ray.util.scheduling_strategies
+
+    meant = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = meant.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():  # Ray would try for minutes
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()
+    ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    return ray
+
+
+class _Tasks:
+    """Tasks that are under way; those whose node or worker dies are begun again."""
+
+    def __init__(self, ray: Any, told: Any, version: str) -> None:
+        self._ray = ray
+        self._told = told
+        self._task = ray.remote(num_cpus=1, max_retries=0)(_performing(version))
+        self._under_way: dict[Any, tuple[int, bytes, int, int]] = {}  # by what Ray gave for it
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def begin(self, key: int, call: bytes, number: int, tries: int = 1) -> None:
+        """Have a call done, and progress told under a number."""
+        task = self._task.remote(number, call, self._told)
+        self._under_way[task] = key, call, number, tries
+
+    def ended(self, seconds: float) -> Iterator[tuple[Any, ...]]:
+        """What has, once anything has, or after some time: as `out` above, with the keys."""
+        if not self._under_way:
+            return
+        ready, rest = self._ray.wait(list(self._under_way), timeout=seconds)
+        if ready and rest:
+            more, _ = self._ray.wait(rest, num_returns=len(rest), timeout=0)
+            ready += more
+        for task in ready:
+            outcome = self._outcome(task, *self._under_way.pop(task))
+            if outcome is not None:
+                yield outcome
+
+    def _outcome(
+        self, task: Any, key: int, call: bytes, number: int, tries: int
+    ) -> tuple[Any, ...] | None:
+        errors = self._ray.exceptions
+        try:
+            return "answered", key, self._ray.get(task)
+        except errors.TaskCancelledError:
+            return "cancelled", key
+        except errors.RayTaskError as error:
+            return "answered", key, _raised(RuntimeError(_line(error)))
+        except errors.RayError as error:
+            if tries >= TRIES:
+                return "lost", key, *self._why(error, tries)
+            self.begin(key, call, number, tries + 1)
+            return None
+
+    def _why(self, error: Exception, tries: int) -> tuple[str, str | None]:
+        errors, times = self._ray.exceptions, f", {tries} times"
+        if isinstance(error, errors.OutOfMemoryError):
+            return f"its worker was killed{times}", "the node had not enough memory"
+        if isinstance(error, errors.NodeDiedError):
+            return f"its node died{times}", None
+        if isinstance(error, errors.WorkerCrashedError):
+            return f"its worker died{times}", "was there not enough memory?"
+        return f"it was lost{times}: {_line(error)}", None
+
+    def break_off(self) -> None:
+        """Have all clean up and end."""
+        left = list(self._under_way)
+        for force, seconds in ((False, _GRACE), (True, 1.0)):
+            for task in left:
+                with contextlib.suppress(Exception):
+                    self._ray.cancel(task, force=force)
+            if left:
+                with contextlib.suppress(Exception):
+                    _, left = self._ray.wait(left, num_returns=len(left), timeout=seconds)
+
+
+class _Driver:
+    """What goes in and out."""
+
+    def __init__(self, pipe: Connection, ray: Any) -> None:
+        import ckptmove
+
+        self._pipe = pipe
+        self._ray = ray
+        here = ray.get_runtime_context().get_node_id()
+        near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
+        kept = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=near)
+        self._told = kept(_told()).remote()
+        self._tasks = _Tasks(ray, self._told, ckptmove.__version__)
+        self._asked: Any = None
+        self._cpus = -1
+        self._next_progress = self._next_size = 0.0
+
+    def run(self) -> None:
+        """Until there is nobody to do it for."""
+        try:
+            self._pipe.send(("connected", self._size()))
+            while self._take_calls():
+                for outcome in self._tasks.ended(_SHORTLY):
+                    self._pipe.send(outcome)
+                self._look_around()
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._tasks.break_off()
+            self._ray.shutdown()
+
+    def _take_calls(self) -> bool:
+        while self._pipe.poll(0 if self._tasks else _SHORTLY):
+            said = self._pipe.recv()
+            if said is None:
+                return False
+            number, call = said
+            self._tasks.begin(number, call, number)
+        return True
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if self._asked is not None and self._ray.wait([self._asked], timeout=0)[0]:
+            with contextlib.suppress(self._ray.exceptions.RayError):  # then it is begun anew
+                told = self._ray.get(self._asked)
+                if told:
+                    self._pipe.send(("progress", told))
+            self._asked = None
+        if self._asked is None and self._tasks and now >= self._next_progress:
+            self._asked = self._told.take.remote()
+            self._next_progress = now + _OFTEN
+        if now >= self._next_size:
+            before = self._cpus
+            if self._size() != before:
+                self._pipe.send(("cpus", self._cpus))
+
+    def _size(self) -> int:
+        self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        self._next_size = time.monotonic() + _RARELY
+        return self._cpus
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[-300:]
+
+
+# -- in the tasks ------------------------------------------------------------------------------
+
+# What Ray sends to the nodes is made within functions: it then goes there whole, and need not be
+# imported there, where ckptmove may be missing.
+
+
+def _told() -> type:
+    class Told:
+        """How far the tasks are."""
+
+        def __init__(self) -> None:
+            self.nbytes: dict[int, int] = {}
+
+        def add(self, number: int, nbytes: int) -> None:
+            self.nbytes[number] = self.nbytes.get(number, 0) + nbytes
+
+        def take(self) -> dict[int, int]:
+            taken, self.nbytes = self.nbytes, {}
+            return taken
+
+    return Told
+
+
+def _performing(version: str) -> Callable[[int, bytes, Any], bytes]:
+    def perform(number: int, call: bytes, told: Any) -> bytes:
+        import pickle
+        import platform
+
+        try:
+            import ckptmove
+
+            found = ckptmove.__version__
+        except ImportError:
+            found = ""
+        if found != version:
+            has = f"has ckptmove {found}, not {version}" if found else f"has no ckptmove {version}"
+            return pickle.dumps(("unfit", f"the node {platform.node()} {has}"))
+        from ckptmove.batches.driver import carry_out
+
+        return carry_out(call, number, told)
+
+    return perform
+
+
+_seen = set[str]()
+
+
+def carry_out(sent: bytes, number: int, told: Any) -> bytes:
+    """Do a call on a node.
+
+    Args:
+        sent: the pickled `Call`.
+        number: of the item.
+        told: the actor that is told of progress under that number.
+
+    Returns:
+        Pickled, `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` where no call can
+        be done on this node.
+    """
+    try:
+        call: Call = pickle.loads(sent)
+        if call.mark and call.mark not in _seen:
+            if Ledger(call.ledger, call.since).of(call.mark) is None:
+                why = f"the node {socket.gethostname()} does not see {call.ledger} as it is here"
+                return pickle.dumps(("unfit", why))
+            _seen.add(call.mark)
+        context = copy_context()
+        context.run(LISTENER.set, _Teller(lambda nbytes: told.add.remote(number, nbytes)))
+        if call.part_nbytes:
+            spread = Spread(call.part_nbytes, partial(_written_elsewhere, call, number, told))
+            context.run(SPREAD.set, spread)
+        return pickle.dumps(("returned", context.run(call.function, *call.arguments)))
+    except Exception as error:
+        return _raised(error)
+
+
+def _written_elsewhere(
+    call: Call, number: int, told: Any, parts: Sequence[Part]
+) -> Sequence[Sequence[int]]:
+    """Have each part written by a task of its own; this one leaves its CPU to them meanwhile."""
+    import ray
+
+    import ckptmove
+
+    tasks, crcs = _Tasks(ray, told, ckptmove.__version__), dict[int, Sequence[int]]()
+    try:
+        for key, part in enumerate(parts):
+            one = call._replace(function=_write, arguments=(part,), part_nbytes=0)
+            tasks.begin(key, pickle.dumps(one), number)
+        while tasks:
+            for kind, key, *said in tasks.ended(_LONG):
+                if kind != "answered":
+                    why = said[0] if said else "its Ray task was cancelled"
+                    raise WriteError(f"a part of it was not written: {why}", path=parts[key].path)
+                outcome, value = pickle.loads(said[0])
+                if outcome == "unfit":
+                    raise WriteError(value, path=parts[key].path)
+                if outcome == "raised":
+                    raise value
+                crcs[key] = value
+    finally:
+        tasks.break_off()
+    return [crcs[key] for key in range(len(parts))]
+
+
+def _write(part: Part) -> Sequence[int]:
+    return write_part(part, LISTENER.get())
+
+
+def _raised(error: Exception) -> bytes:
+    try:
+        sent = pickle.dumps(("raised", error))
+        pickle.loads(sent)
+    except Exception:
+        return pickle.dumps(("raised", RuntimeError(f"{type(error).__name__}: {error}")))
+    return sent
+
+
+class _Teller:
+    """Tells of progress, but not too often."""
+
+    def __init__(self, tell: Callable[[int], object]) -> None:
+        self._tell = tell
+        self._nbytes = 0
+        self._next = time.monotonic() + _OFTEN
+
+    def __call__(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        if time.monotonic() >= self._next:
+            with contextlib.suppress(Exception):  # nothing depends on it
+                self._tell(self._nbytes)
+            self._nbytes = 0
+            self._next = time.monotonic() + _OFTEN

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .device import kind_of, parse
 from .errors import CheckFailed
+from .paths import Path, path_json
 from .pickles.nodes import Node
 from .source import Fetched
 from .words import counted, listed
@@ -25,8 +26,6 @@ SCHEMA = 1
 MOST_SHARED = 16
 _MOST_NAMED = 5  # of what is not where it must be
 
-Key = str | int | float | bool | bytes | None
-Path = tuple[Key, ...]
 Group = TypeVar("Group", str, tuple[str, ...])
 
 
@@ -163,7 +162,7 @@ class NamedDevice:
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
-            "path": _path_json(self.path),
+            "path": path_json(self.path),
             "name": self.name,
             "value": self.value,
             "kind": self.kind,
@@ -394,19 +393,6 @@ class Manifest:
         }
 
 
-def spell(path: Path) -> str:
-    """A path as a dotted name; that of the root is `(root)`."""
-    return ".".join([k if type(k) is str else _spell_key(k) for k in path]) if path else "(root)"
-
-
-def _spell_key(key: Key) -> str:
-    if isinstance(key, str):
-        return key
-    if isinstance(key, int) and key.bit_length() > 1024:
-        return hex(key)  # decimal takes quadratic time, and Python refuses it
-    return str(key)
-
-
 def _percent(part: int, whole: int) -> str:
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.1:
@@ -414,18 +400,10 @@ def _percent(part: int, whole: int) -> str:
     return f"{min(share, 99.9) if part < whole else share:.1f} %"
 
 
-def _path_json(path: Path) -> list[Key]:
-    return [key if _is_plain(key) else _spell_key(key) for key in path]
-
-
-def _is_plain(key: Key) -> bool:
-    return isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 1024)
-
-
 def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
-        "path": _path_json(entry.path),
+        "path": path_json(entry.path),
         "section": str(entry.section),
         "kind": entry.kind,
         "layout": entry.layout,

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from .device import TagMap, kind_of
 from .errors import RefusedError
-from .manifest import Manifest, Path, Role, Section, TensorEntry, spell
+from .manifest import Manifest, Role, Section, TensorEntry
+from .paths import Path, spell
 from .rules import Rules
 from .words import quoted
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from .device import TagMap, parse
 from .errors import DeviceError, StrPath, UsageError
-from .manifest import Path as KeyPath
 from .manifest import TensorEntry
+from .paths import Path as KeyPath
 
 #: What `torch.compile` puts into the names of what is in a module.
 _WRAPPED = re.compile(r"\b_orig_mod\.")

@@ -22,7 +22,7 @@ PROJECT = ROOT.parent
 
 #: Every module, floor by floor from the ground up; each imports only what stands before it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "words", "version"),
+    ("errors", "dtypes", "words", "version", "paths"),
     ("source", "device", "plan", "verdicts", "pickles.nodes"),
     (
         "stores.urls",

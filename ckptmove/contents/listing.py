@@ -9,17 +9,8 @@ from typing import NamedTuple, TypeGuard
 
 from ..device import names_device
 from ..errors import CorruptError
-from ..manifest import (
-    MOST_SHARED,
-    Alias,
-    Key,
-    NamedDevice,
-    Path,
-    Role,
-    Section,
-    TensorEntry,
-    spell,
-)
+from ..manifest import MOST_SHARED, Alias, NamedDevice, Role, Section, TensorEntry
+from ..paths import Key, Path, spell
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .code import Literal

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-from ..manifest import Key, Role, Section
+from ..manifest import Role, Section
+from ..paths import Key
 from ..pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
 
 _RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")

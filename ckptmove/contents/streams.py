@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import NamedDevice, Path, Section, Storage
+from ..manifest import NamedDevice, Section, Storage
+from ..paths import Path
 from ..pickles.fetch import fetch
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Node, Text, Tuple

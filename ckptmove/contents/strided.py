@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..dtypes import nbytes_of
 from ..errors import CorruptError
-from ..manifest import Key, Role
+from ..manifest import Role
+from ..paths import Key
 from ..pickles.nodes import Call, Node, Text
 from .pids import StorageId
 

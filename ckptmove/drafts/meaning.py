@@ -9,7 +9,7 @@ from ..contents.listing import children_of
 from ..contents.strided import Child
 from ..contents.tensors import device_text
 from ..device import names_device
-from ..manifest import Key, Path
+from ..paths import Key, Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
 from .canonical import Composite
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..contents.strided import Tensor
 from ..contents.tensors import Recogniser
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Path, spell
+from ..paths import Path, spell
 from ..pickles.nodes import Blob, Call, Global, Node, Persistent, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.terms import Term, to_terms

@@ -10,7 +10,8 @@ from ..contents.listing import children_of
 from ..contents.sections import is_module_state, is_state_dict, section_of
 from ..contents.tensors import Recogniser
 from ..errors import RefusedError, UsageError
-from ..manifest import Path, Section, spell
+from ..manifest import Section
+from ..paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .patterns import covers, unheard

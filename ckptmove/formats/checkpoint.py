@@ -12,7 +12,8 @@ from ..contents.tensors import device_text
 from ..drafts.canonical import Cut, Graph, canonical, state_dict
 from ..drafts.draft import Draft, Loss, Stored
 from ..errors import UnsupportedError, WriteError
-from ..manifest import Manifest, Path, Storage
+from ..manifest import Manifest, Storage
+from ..paths import Path
 from ..pickles.compare import difference
 from ..pickles.nodes import Node
 from ..placement import Moves

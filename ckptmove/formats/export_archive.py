@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Path, Section, TensorEntry, spell
+from ..manifest import Section, TensorEntry
+from ..paths import Path, spell
 from ..zips.archive import Archive, Record
 from .documents import Json, member
 from .export_graph import Place, device_text, walk

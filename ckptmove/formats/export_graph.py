@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..device import names_device
-from ..manifest import Path, spell
+from ..paths import Path, spell
 from .documents import Json
 
 _MAJOR = 8

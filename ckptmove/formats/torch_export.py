@@ -27,7 +27,8 @@ from functools import cached_property
 from ..contents.listing import with_shared
 from ..device import kind_of
 from ..errors import UnsupportedError, WriteError
-from ..manifest import Manifest, NamedDevice, TensorEntry, spell
+from ..manifest import Manifest, NamedDevice, TensorEntry
+from ..paths import spell
 from ..placement import Moves
 from ..plan import Plan
 from .base import Carries, Checkpoint, Glimpse

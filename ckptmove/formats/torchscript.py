@@ -28,7 +28,8 @@ from ..contents.code import Literal, literals, rewritten
 from ..contents.pids import StorageId
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import NamedDevice, Path, Section
+from ..manifest import NamedDevice, Section
+from ..paths import Path
 from ..pickles.nodes import Node, Tuple
 from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse

@@ -27,7 +27,8 @@ from ..contents.streams import Spelling
 from ..device import names_device
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError, WriteError
-from ..manifest import Manifest, NamedDevice, Path, Section, TensorEntry, spell
+from ..manifest import Manifest, NamedDevice, Section, TensorEntry
+from ..paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement import Moves
 from ..plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..contents.listing import children_of
-from ..manifest import Key, Path, spell
+from ..paths import Key, Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 from ..device import kind_of
-from ..manifest import Path, Role
+from ..manifest import Role
+from ..paths import Path
 from .holdings import Held, Holdings
 from .unregistered import Unregistered, unregistered
 

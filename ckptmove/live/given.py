@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..manifest import Path
+from ..paths import Path
 from .reaching import is_words
 
 _LONGEST_SAID = 40  # characters

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..manifest import Path, spell
+from ..paths import Path, spell
 
 CPU, DISK = "cpu (offloaded)", "disk (offloaded)"
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ..device import kind_of
-from ..manifest import NamedDevice, Path, Role, Section, TensorEntry, spell
+from ..manifest import NamedDevice, Role, Section, TensorEntry
+from ..paths import Path, spell
 from .holdings import Held, Holding, Naming
 
 #: What strings that name a device are called by everybody; others may mean where to offload, say.

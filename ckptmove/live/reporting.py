@@ -14,17 +14,8 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from ..dtypes import BITS, nbytes_of
-from ..manifest import (
-    MOST_SHARED,
-    Manifest,
-    NamedDevice,
-    Path,
-    Role,
-    Section,
-    Storage,
-    TensorEntry,
-    spell,
-)
+from ..manifest import MOST_SHARED, Manifest, NamedDevice, Role, Section, Storage, TensorEntry
+from ..paths import Path, spell
 from ..render.shown import LiveManifest
 from .holdings import REGISTERED, Held, Holding, Holdings, Naming
 from .oddities import oddities

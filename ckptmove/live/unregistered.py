@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..manifest import Path, Role, Section, spell
+from ..manifest import Role, Section
+from ..paths import Path, spell
 from .holdings import Held, Holding, Holdings
 from .reaching import hooks
 

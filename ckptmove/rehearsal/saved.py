@@ -14,8 +14,9 @@ import torch
 from .. import formats
 from ..device import kind_of
 from ..errors import StrPath
-from ..manifest import Manifest, Path, Role, TensorEntry, spell
+from ..manifest import Manifest, Role, TensorEntry
 from ..opaque import Opaque
+from ..paths import Path, spell
 from ..verbs.inspect import inspect
 from ..verbs.load import load
 

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from ..contents.listing import children_of
 from ..contents.tensors import device_text
 from ..formats.tree import joined
-from ..manifest import Manifest, NamedDevice, Path, TensorEntry, spell
+from ..manifest import Manifest, NamedDevice, TensorEntry
+from ..paths import Path, spell
 from ..pickles.nodes import (
     Call,
     Dict,

@@ -135,6 +135,8 @@ def convert(
 
     SRC may be a folder of a model, or an index of several files: they are read as one. From a
     folder to a folder all is converted: what else is in it is copied, but for links to folders.
+    Both may be in a store: s3://bucket/run.pt. There a folder appears file by file, once all was
+    verified, its index last.
 
     GLOB speaks of dotted names, and of all that is below them; the name of a section (model,
     optimizer, scheduler, rng) will do where nothing is called so.

@@ -103,6 +103,8 @@ def relocate(
     needed. SRC is not changed; the new file appears whole and verified, or not at all. What
     torch keeps on the CPU whatever the device (RNG states, optimizer steps) stays there.
 
+    SRC and DST may be objects in a store: s3://bucket/run.pt.
+
     Without DST the new file is beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0, and
     run.relocated.pt without --to.
 
@@ -118,6 +120,7 @@ def relocate(
     ckptmove relocate run.pt moved.pt --map cuda:1=cuda:0
     ckptmove relocate run.pt --to cuda:0 --place 'model.head.*=cuda:1'
     ckptmove relocate run.pt --to cpu --in-place
+    ckptmove relocate run.pt s3://bucket/run.pt --to cpu
     """
     path = needs_source(src)
     if dst is not None and output is not None:

@@ -147,18 +147,12 @@ def _missing(protocol: str, url: str) -> UsageError:
     return UsageError(f"what opens {protocol}:// isn't installed", path=url, hint=hint)
 
 
-def asked(
-    call: Callable[[], _T],
-    url: str,
-    said: Callable[[BaseException, str], CkptmoveError] | None = None,
-    stopped: threading.Event | None = None,
-) -> _T:
+def asked(call: Callable[[], _T], url: str, stopped: threading.Event | None = None) -> _T:
     """What a store answers; where it falters, it is asked again, at longer and longer intervals.
 
     Args:
         call: asks it.
         url: what it is asked about.
-        said: makes an error of ours of what it says; `refusal` unless told otherwise.
         stopped: set once nobody wants to know any more.
 
     Raises:
@@ -173,12 +167,12 @@ def asked(
         except Exception as error:
             why = _reason(error)
             if pause is None or not is_passing(why):
-                refused = (said or refusal)(why, url)
+                refused = refusal(why, url)
                 if pause is None:
                     refused.hint = f"it was tried {len(_PAUSES) + 1} times"
                 raise refused from why
             if stopped.wait(pause * random.uniform(1.0, 1.5)):
-                raise (said or refusal)(why, url) from why
+                raise refusal(why, url) from why
     raise AssertionError
 
 

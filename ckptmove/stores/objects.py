@@ -16,7 +16,6 @@ from .filesystem import Missing, asked, info_of, place_of, stamp_of
 from .holes import Holed
 from .ranges import CHANGED, part_of
 from .spans import Spans
-from .urls import is_url
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 8 << 20  # … and at most
@@ -229,11 +228,8 @@ class Object(Source):
             raise CorruptError(CHANGED, path=self.path)
 
     def same_file(self, path: StrPath) -> bool:
-        """As `Source.same_file`, by where its URL leads."""
-        if not is_url(path):
-            return False
-        other = place_of(os.fspath(path))
-        return bool(other.fs == self.place.fs and other.path == self.place.path)
+        """As `Source.same_file`, by its URL."""
+        return os.fspath(path) == self.path
 
     def mappable(self, start: int, nbytes: int) -> int:
         """As `Source.mappable`: a copy that takes room for no more than what was asked for."""

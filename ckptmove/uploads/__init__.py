@@ -18,8 +18,8 @@ from ..plan import Plan
 from ..sink import Staged
 from ..source import Source
 from ..stores import is_url
-from .prefix import StagedPrefix, check_prefix, names_below
-from .staged import StagedObject, Uploaded, about, check_object, place_to
+from .objects import StagedObject, Uploaded, about, check_object, place_to
+from .prefixes import StagedPrefix, check_prefix, names_below
 
 __all__ = [
     "StagedFolder",

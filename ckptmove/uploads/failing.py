@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..errors import CkptmoveError, RefusedError, WriteError
+from ..errors import CkptmoveError, InputError, RefusedError, WriteError
 from ..stores.filesystem import asked
 from ..words import told
 
@@ -37,7 +37,13 @@ def told_to(call: Callable[[], _T], url: str) -> _T:
         RefusedError: nothing can be written there.
         WriteError: it falters still, or says something else.
     """
-    return asked(call, url, failure)
+    try:
+        return asked(call, url)
+    except InputError as error:
+        cause = error.__cause__ or error
+        said = failure(cause, url)
+        said.hint = error.hint
+        raise said from cause
 
 
 def unbroken(call: Callable[[], _T]) -> _T:
@@ -51,13 +57,17 @@ def unbroken(call: Callable[[], _T]) -> _T:
             given.append(call())
         except BaseException as error:
             raised.append(error)
+        finally:
+            ended.set()
 
+    ended = threading.Event()
     thread = threading.Thread(target=run, name="ckptmove-ask", daemon=True)
-    thread.start()
     try:
-        thread.join()
+        thread.start()
+        ended.wait()  # a join that a signal interrupts takes the thread for ended
     except BaseException:
-        thread.join()
+        if thread in threading.enumerate():
+            ended.wait()
         raise
     if raised:
         raise raised[0]

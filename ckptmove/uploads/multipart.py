@@ -17,67 +17,23 @@ import contextlib
 import hashlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, WriteError
 from ..stores.filesystem import Place, info_of
 from .failing import told_to
+from .sending import part_nbytes_for
 
-PART_NBYTES = 16 << 20
-_MOST_PARTS = 10_000
 _ABORTS = 3  # what was on its way when an upload was aborted may come in after that
 _KMS = ("aws:kms", "aws:kms:dsse")
+#: What a part was found to add up to besides, by what the user's configuration asks for.
+_CHECKSUMS = [f"Checksum{kind}" for kind in ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")]
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _ETAG = re.compile(r"[0-9a-f]{32}(|-\d+)")  # an MD5; or one of MD5s, and how many
-
-
-class Upload(Protocol):
-    """An object in the making, that nobody sees.
-
-    Attributes:
-        part_nbytes: the size of its parts, but for the last.
-        at_once: how many may be put at the same time, in any order; where it is one, in theirs.
-    """
-
-    part_nbytes: int
-    at_once: int
-
-    def begin(self) -> None:
-        """Get ready for parts; those that there are, if any, are forgotten.
-
-        Raises:
-            RefusedError, WriteError: it can't be written, here and below.
-        """
-
-    def put(self, number: int, data: BytesIO) -> None:
-        """Bring a part there; the first has the number 1. What had its number is replaced."""
-
-    def stop(self) -> None:
-        """Have parts that are on their way fail soon."""
-
-    def complete(self, *, exclusive: bool) -> None:
-        """Make of the parts an object, at once.
-
-        Args:
-            exclusive: whether nothing must be there yet, as far as the store can promise that.
-
-        Raises:
-            RefusedError: something is there.
-            WriteError: what is there then is not what was sent; it was removed, or the message says
-                why not.
-        """
-
-    def abort(self) -> None:
-        """Forget all parts; nothing happens if it was completed, or never begun."""
-
-
-def part_nbytes_for(nbytes: int, least: int = PART_NBYTES) -> int:
-    """The size of parts that makes them few enough."""
-    return max(least, -(-nbytes // _MOST_PARTS))
 
 
 class Multipart:
@@ -92,7 +48,7 @@ class Multipart:
         bucket, key, _ = place.fs.split_path(place.path)
         self._where = {"Bucket": bucket, "Key": key}
         self._id: str | None = None
-        self._tags = dict[int, str]()
+        self._parts = dict[int, Mapping[str, Any]]()  # as they are named when it is completed
         self._plain = True  # whether the tags are MD5s
         self._guard = threading.Lock()
         self._running = set[Future[Any]]()
@@ -123,13 +79,18 @@ class Multipart:
 
         def send() -> None:
             data.seek(0)
-            answer = self._sent(given)
-            tag = str(answer["ETag"]).strip('"')
+            with _digest_checked(number):
+                answer = self._sent(given)
+            tag = _tag_in(answer)
             plain = not _is_encrypted(answer) and _MD5.fullmatch(tag) is not None
             if plain and tag != md5.hexdigest():
-                raise ConnectionError(f"part {number} did not arrive as it was sent")
+                raise _otherwise(number)
             with self._guard:
-                self._tags[number] = tag
+                self._parts[number] = {
+                    "PartNumber": number,
+                    "ETag": answer["ETag"],
+                    **{name: answer[name] for name in _CHECKSUMS if name in answer},
+                }
                 self._plain = self._plain and plain
 
         told_to(send, self._place.url)
@@ -161,9 +122,8 @@ class Multipart:
 
     def complete(self, *, exclusive: bool) -> None:
         """As `Upload.complete`."""
-        numbers = sorted(self._tags)
-        parts = [{"PartNumber": number, "ETag": f'"{self._tags[number]}"'} for number in numbers]
-        tag = _tag_of([self._tags[number] for number in numbers])
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        tag = _tag_of([_tag_in(each) for each in parts])
         made = None
         try:
             answer = self._ask(
@@ -236,7 +196,8 @@ class Single:
 
         def send() -> Mapping[str, Any]:
             self._data.seek(0)
-            answer: Mapping[str, Any] = fs.call_s3("put_object", **given)
+            with _digest_checked(1):
+                answer: Mapping[str, Any] = fs.call_s3("put_object", **given)
             return answer
 
         try:
@@ -285,6 +246,25 @@ def check_arrived(place: Place, nbytes: int, tag: str | None, made: str | None) 
     except CkptmoveError as error:
         raise WriteError(f"{said}, and it can't be removed: {error}", path=place.url) from error
     raise WriteError(f"{said}; it was removed", path=place.url)
+
+
+@contextlib.contextmanager
+def _digest_checked(number: int) -> Iterator[None]:
+    """What the server found to be damaged is worth another try."""
+    try:
+        yield
+    except OSError as error:
+        if _code(error) in (
+            "BadDigest",
+            "XAmzContentSHA256Mismatch",
+            "XAmzContentChecksumMismatch",
+        ):
+            raise _otherwise(number) from error
+        raise
+
+
+def _otherwise(number: int) -> ConnectionError:
+    return ConnectionError(f"part {number} did not arrive as it was sent")
 
 
 def _refused(error: CkptmoveError, url: str) -> CkptmoveError:

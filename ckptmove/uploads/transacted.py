@@ -22,7 +22,7 @@ from ..destination import exists
 from ..errors import InputError, RefusedError, WriteError
 from ..stores.filesystem import Place, info_of
 from .failing import failure, told_to
-from .multipart import PART_NBYTES
+from .sending import PART_NBYTES
 
 _AZURE = {"abfs", "abfss", "az"}
 #: Where a file that is opened with `x` is made only if nothing is there when it is committed.
@@ -100,10 +100,10 @@ class Transacted:
         """As `Upload.stop`: what is on its way arrives."""
 
     def complete(self, *, exclusive: bool) -> None:
-        """As `Upload.complete`. Most of these stores can't promise that nothing is there."""
+        """As `Upload.complete`. Few of these stores can promise that nothing is there: those do if
+        it was opened so."""
+        del exclusive
         place = self._place
-        if exclusive and told_to(lambda: place.fs.exists(place.path), place.url):
-            raise exists(place.url)
         try:
             self._file.close()
             if not self._commits_by_closing:

@@ -141,7 +141,9 @@ def convert(
             of a model, or of a Trainer's checkpoint: then the weights in it.
         dst: the new one. It appears whole and verified, or not at all. A folder if it ends in a
             slash, is one, or takes shards. Of a folder to a folder all is converted: what else is
-            in it is copied; links to files are followed, links to folders are not, but told.
+            in it is copied; links to files are followed, links to folders are not, but told. In a
+            store (a URL) a folder appears file by file, once all of it was uploaded and verified,
+            its index last.
         format: of the new one, `safetensors` or `torch-zip`; by default by the suffix of `dst`.
         preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
             adds to them.

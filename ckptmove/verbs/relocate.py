@@ -136,7 +136,7 @@ def relocate(
         src: the checkpoint; it is never changed, but for `in_place`.
         dst: the new one. By default it is beside the source: `in.cuda-0.pt` with `to="cuda:0"`,
             `in.relocated.pt` without `to`, and nothing if nothing moves. It appears whole and
-            verified, or not at all.
+            verified, or not at all. Both may be URLs of objects in a store.
         to: the device for everything: a string, or what spells itself like one (`torch.device`).
         map: device → device, e.g. `{"cuda:1": "cuda:0"}`; a key may hold `*`.
         place: glob on tensor names → device; of several that match, the last decides.

@@ -6,22 +6,21 @@ object is committed nobody sees any of it; unless it is, its parts are removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from io import BytesIO
-from itertools import count
+from collections.abc import Sequence
 from types import TracebackType
 
 from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ..plan import Plan
 from ..source import Source
-from ..stores.filesystem import Place, asked, place_of
+from ..stores.filesystem import Place, place_of
+from ..stores.objects import Object
 from ..unnamed import Report
 from ..verifier import Progress
 from .assembly import Assembled
-from .failing import failure, unbroken
-from .multipart import PART_NBYTES, Multipart, Single, Upload
+from .failing import failure, told_to, unbroken
+from .multipart import Multipart, Single
+from .sending import PART_NBYTES, Upload, send
 from .transacted import Transacted, check_writable, protocols_of
 
 
@@ -84,7 +83,7 @@ class Uploaded:
         self._upload = upload = self._upload_of(plan.nbytes)
         for _ in range(2):  # once more if a plan seals what lies before what it measures
             unbroken(upload.begin)
-            _send(upload, assembled.parts(upload.part_nbytes), report)
+            send(upload, assembled.parts(upload.part_nbytes), report)
             if assembled.settled:
                 break
             report = Report(None)
@@ -147,7 +146,7 @@ class StagedObject(Uploaded):
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError as `check_object` does."""
         place = check_object(str(destination), sources, force=force)
-        super().__init__(to_write(place), sources, Room(PART_NBYTES), force=force)
+        super().__init__(place, sources, Room(PART_NBYTES), force=force)
 
     def __enter__(self) -> StagedObject:
         return self
@@ -165,33 +164,6 @@ class StagedObject(Uploaded):
         self.complete()
 
 
-def _send(upload: Upload, parts: Iterator[BytesIO], report: Report) -> None:
-    """Put all parts, as many at once as may be; tells when they have arrived."""
-    running = dict[Future[None], int]()
-
-    def settle(most: int) -> None:
-        while len(running) > most:
-            for each in wait(running, return_when=FIRST_COMPLETED).done:
-                each.result()
-                report(running.pop(each))
-
-    pool = ThreadPoolExecutor(upload.at_once, "ckptmove-upload")
-    try:
-        for number in count(1):
-            part = next(parts, None)  # a loop over them would hold on to one while it waits
-            if part is None:
-                break
-            settle(upload.at_once - 1)
-            running[pool.submit(upload.put, number, part)] = part.getbuffer().nbytes
-            del part
-        settle(0)
-    except BaseException:
-        upload.stop()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 # -- before anything is written --------------------------------------------------------------------
 
 
@@ -203,9 +175,12 @@ def place_to(url: str) -> Place:
         RefusedError: it can't be reached.
     """
     try:
-        return place_of(url)
+        place = place_of(url)
     except InputError as error:
-        raise RefusedError(str(error), path=url) from error
+        raise failure(error.__cause__ or error, url) from error
+    if is_s3(place):  # it would send a part again from where it was read to; we begin anew
+        place.fs.retries = 1
+    return place
 
 
 def about(place: Place) -> str | None:
@@ -222,7 +197,7 @@ def about(place: Place) -> str | None:
         except FileNotFoundError:
             return None
 
-    return asked(ask, place.url, failure)
+    return told_to(ask, place.url)
 
 
 def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
@@ -232,7 +207,7 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     is_bucket = "/" not in place.path.strip("/") and is_s3(place)
     if url.endswith("/") or is_bucket:
         raise RefusedError("the destination is a directory", path=url)
-    if any(source.same_file(url) for source in sources):
+    if any(_lies_at(source, place) for source in sources):
         raise RefusedError("the destination is the source itself", path=url)
     found = about(place)
     if found == "directory":
@@ -242,15 +217,8 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     return place
 
 
-def to_write(place: Place) -> Place:
-    """The same place, of a store that is asked by nobody else."""
-    if not is_s3(place):
-        return place
-    fs = type(place.fs)(
-        *place.fs.storage_args, skip_instance_cache=True, **place.fs.storage_options
-    )
-    fs.retries = 1  # it would send a part again from where it was read to; we begin anew
-    return place._replace(fs=fs)
+def _lies_at(source: Source, place: Place) -> bool:
+    return isinstance(source, Object) and source.place[1:] == place[1:]
 
 
 def is_s3(place: Place) -> bool:

@@ -20,8 +20,8 @@ from ..stores.filesystem import Place, place_of
 from ..stores.objects import Object
 from ..stores.trees import tree
 from .failing import told_to, unbroken
-from .multipart import PART_NBYTES
-from .staged import Room, Uploaded, about, place_to, to_write
+from .objects import Room, Uploaded, about, place_to
+from .sending import PART_NBYTES
 from .transacted import check_writable
 
 _INDEX = ".index.json"
@@ -36,7 +36,7 @@ class StagedPrefix:
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError as `check_prefix` does."""
-        self._place = to_write(check_prefix(str(destination), sources, force=force))
+        self._place = check_prefix(str(destination), sources, force=force)
         self.path = str(destination).rstrip("/")
         self.sources = sources
         self.force = force

@@ -1,0 +1,86 @@
+"""Parts on their way to a store, several at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from io import BytesIO
+from itertools import count
+from typing import Protocol
+
+from ..unnamed import Report
+
+PART_NBYTES = 16 << 20
+_MOST_PARTS = 10_000
+
+
+class Upload(Protocol):
+    """An object in the making, that nobody sees.
+
+    Attributes:
+        part_nbytes: the size of its parts, but for the last.
+        at_once: how many may be put at the same time, in any order; where it is one, in theirs.
+    """
+
+    part_nbytes: int
+    at_once: int
+
+    def begin(self) -> None:
+        """Get ready for parts; those that there are, if any, are forgotten.
+
+        Raises:
+            RefusedError, WriteError: it can't be written, here and below.
+        """
+
+    def put(self, number: int, data: BytesIO) -> None:
+        """Bring a part there; the first has the number 1. What had its number is replaced."""
+
+    def stop(self) -> None:
+        """Have parts that are on their way fail soon."""
+
+    def complete(self, *, exclusive: bool) -> None:
+        """Make of the parts an object, at once.
+
+        Args:
+            exclusive: whether nothing must be there yet, as far as the store can promise that.
+
+        Raises:
+            RefusedError: something is there.
+            WriteError: what is there then is not what was sent; it was removed, or the message says
+                why not.
+        """
+
+    def abort(self) -> None:
+        """Forget all parts; nothing happens if it was completed, or never begun."""
+
+
+def send(upload: Upload, parts: Iterator[BytesIO], report: Report) -> None:
+    """Put all parts, as many at once as may be; tells when they have arrived."""
+    running = dict[Future[None], int]()
+
+    def settle(most: int) -> None:
+        while len(running) > most:
+            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                each.result()
+                report(running.pop(each))
+
+    pool = ThreadPoolExecutor(upload.at_once, "ckptmove-upload")
+    try:
+        for number in count(1):
+            part = next(parts, None)  # a loop over them would hold on to one while it waits
+            if part is None:
+                break
+            settle(upload.at_once - 1)
+            running[pool.submit(upload.put, number, part)] = part.getbuffer().nbytes
+            del part
+        settle(0)
+    except BaseException:
+        upload.stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def part_nbytes_for(nbytes: int) -> int:
+    """The size of parts that makes them few enough."""
+    return max(PART_NBYTES, -(-nbytes // _MOST_PARTS))

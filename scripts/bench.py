@@ -2,7 +2,7 @@
 """Measure ckptmove against the ways people have today, interleaved, as whole processes.
 
 Usage: .venv/bin/python scripts/bench.py [--size GB] [--tensors N] [--rounds N] [--folder DIR]
-                                  [--in-place] [--convert] [--diff] [--batch]
+                                  [--in-place] [--convert] [--diff] [--batch] [--store]
 
 Prints for each contender the median time, its ratio to the first of its group (the median of the
 ratios round by round, since machines are noisy) and the peak of anonymous memory (RssAnon; the
@@ -22,6 +22,7 @@ from pathlib import Path
 from bench_batch import batches
 from bench_convert import conversions
 from bench_diff import comparisons
+from bench_store import readings
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
 
 SYNC = "fd = os.open(sys.argv[2], os.O_RDWR); os.fsync(fd)"
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--convert", action="store_true", help="measure only that")
     parser.add_argument("--diff", action="store_true", help="measure only that")
     parser.add_argument("--batch", action="store_true", help="measure only that")
+    parser.add_argument("--store", action="store_true", help="measure only that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         if options.convert:
@@ -176,6 +178,9 @@ def main() -> None:
         if options.batch:
             batches(Path(folder), options.rounds)
             return
+        if options.store:
+            readings(Path(folder), options.size, options.rounds)
+            return
         start = Contender("ckptmove --help", [*CKPTMOVE, "--help"])
         python = Contender("python -c pass", [sys.executable, "-c", "pass"])
         compare("Start", [python, start], options.rounds, lambda: None)
@@ -186,6 +191,7 @@ def main() -> None:
             conversions(Path(folder), options.size, options.tensors, options.rounds)
             comparisons(Path(folder), options.size, options.rounds)
             batches(Path(folder), options.rounds)
+            readings(Path(folder), options.size, options.rounds)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import pytest
 SLOW_DOWN = (
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
-_PIECE = 1 << 16
+_PIECE = 1 << 18
 #: It is not checked, but somebody has to have signed.
 _SIGNED = (
     "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, "

@@ -34,7 +34,8 @@ class Model(torch.nn.Module):
         self.layer = torch.nn.Linear(1500, 1500)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
+        y: torch.Tensor = self.layer(x)
+        return y
 
 
 def legacy(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from .ranges import CHANGED, part_of
 from .spans import Spans
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
-_MOST = 8 << 20  # … and at most
+_MOST = 4 << 20  # … and at most
 _APART = 1 << 17  # ranges that are no farther apart are fetched as one
 _AT_ONCE = 8  # requests
 _EXPECTED = 32 << 20  # bytes that are fetched before they are read

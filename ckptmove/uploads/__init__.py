@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..destination import check_destination as check_file
 from ..destination import check_room as check_room_here
@@ -18,13 +19,12 @@ from ..plan import Plan
 from ..sink import Staged
 from ..source import Source
 from ..stores import is_url
-from .objects import StagedObject, Uploaded, about, check_object, place_to
-from .prefixes import StagedPrefix, check_prefix, names_below
+
+if TYPE_CHECKING:  # what has no URL needs none of this
+    from .objects import StagedObject
+    from .prefixes import StagedPrefix
 
 __all__ = [
-    "StagedFolder",
-    "StagedPrefix",
-    "Uploaded",
     "check_destination",
     "check_folder",
     "check_room",
@@ -40,6 +40,8 @@ def staged(
 ) -> Staged | StagedObject:
     """A file in the making, here or in a store. Raises as these say."""
     if is_url(destination):
+        from .objects import StagedObject
+
         return StagedObject(destination, sources, force=force)
     return Staged(destination, sources, force=force)
 
@@ -49,6 +51,8 @@ def staged_folder(
 ) -> StagedFolder | StagedPrefix:
     """A folder in the making, here or in a store. Raises as these say."""
     if is_url(destination):
+        from .prefixes import StagedPrefix
+
         return StagedPrefix(destination, sources, force=force)
     return StagedFolder(destination, sources, force=force)
 
@@ -56,6 +60,8 @@ def staged_folder(
 def check_destination(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
     """Raises RefusedError if the file must not be written, before anything is."""
     if is_url(destination):
+        from .objects import check_object
+
         check_object(str(destination), sources, force=force)
     else:
         check_file(destination, sources, force=force)
@@ -64,6 +70,8 @@ def check_destination(destination: StrPath, sources: Sequence[Source], *, force:
 def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
     """Raises RefusedError if the folder must not be written, before anything is."""
     if is_url(destination):
+        from .prefixes import check_prefix
+
         check_prefix(str(destination), sources, force=force)
     else:
         check_folder_here(destination, sources, force=force)
@@ -80,6 +88,8 @@ def check_room(
 def is_folder_there(destination: StrPath) -> bool:
     """Whether a folder is there already. Raises RefusedError if a store can't tell."""
     if is_url(destination):
+        from .objects import about, place_to
+
         return about(place_to(str(destination))) == "directory"
     return os.path.isdir(destination)
 
@@ -87,6 +97,8 @@ def is_folder_there(destination: StrPath) -> bool:
 def names_in(folder: StrPath) -> list[str]:
     """What is in a folder, however deep, by names relative to it; nothing if there is none."""
     if is_url(folder):
+        from .prefixes import names_below
+
         return names_below(str(folder))
     found = list[str]()
     for inside, _, names in os.walk(folder):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
+from ..folder import StagedFolder
 from ..in_place import settle
 from ..plan import Copy, Plan
 from ..stores import is_url, joined, open_source
-from ..uploads import StagedFolder, StagedPrefix
 from ..verifier import Progress
+
+if TYPE_CHECKING:
+    from ..uploads.prefixes import StagedPrefix
 
 _MOST = 100_000  # files, and folders
 

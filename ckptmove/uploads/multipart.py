@@ -11,7 +11,6 @@ until they are aborted: a rule in the bucket's lifecycle, `AbortIncompleteMultip
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import hashlib
@@ -101,7 +100,9 @@ class Multipart:
             if self._stopped:
                 raise WriteError("the upload was stopped", path=self._place.url)
             fs = self._place.fs
-            future = asyncio.run_coroutine_threadsafe(fs._call_s3("upload_part", **given), fs.loop)
+            from asyncio import run_coroutine_threadsafe  # a while to import
+
+            future = run_coroutine_threadsafe(fs._call_s3("upload_part", **given), fs.loop)
             self._running.add(future)
         try:
             answer: Mapping[str, Any] = future.result()

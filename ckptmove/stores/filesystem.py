@@ -190,7 +190,7 @@ def _is_of_net(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Whether an error may be gone when it is tried again."""
-    status = _status(error)
+    status = status_of(error)
     if status is not None:
         return status in _BUSY or status >= 500
     if isinstance(error, _FINAL) or type(error).__name__.startswith(_HOPELESS):
@@ -200,8 +200,8 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, OSError) or _is_of_net(error)
 
 
-def _status(error: BaseException) -> int | None:
-    """The status of HTTP that an error tells of."""
+def status_of(error: BaseException) -> int | None:
+    """The status of HTTP that an error tells of, if it does."""
     answer = getattr(error, "response", None)
     status = getattr(error, "status", None) or getattr(answer, "status_code", None)
     if isinstance(answer, Mapping):  # as botocore has it
@@ -211,7 +211,7 @@ def _status(error: BaseException) -> int | None:
 
 def refusal(error: BaseException, url: str) -> InputError:
     """What a store said, as an error of ours."""
-    status = _status(error)
+    status = status_of(error)
     strerror = getattr(error, "strerror", None)
     said = masked(strerror if strerror and type(error) is OSError else told(error))
     if isinstance(error, FileNotFoundError) or status in (404, 410):

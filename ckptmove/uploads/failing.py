@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import CkptmoveError, InputError, RefusedError, WriteError
-from ..stores.filesystem import asked
+from ..stores.filesystem import asked, status_of
 from ..words import told
 
 _T = TypeVar("_T")
@@ -17,11 +17,12 @@ _UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, No
 
 def failure(error: BaseException, url: str) -> CkptmoveError:
     """What a store said of something to be written."""
-    if isinstance(error, PermissionError):
+    status = status_of(error)
+    if isinstance(error, PermissionError) or status in (401, 403):
         return RefusedError(f"can't be written: access is denied ({told(error)})", path=url)
     if "Credentials" in type(error).__name__:
         return RefusedError("can't be written: there are no credentials for it", path=url)
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) or status == 404:
         return RefusedError(
             f"can't be written: what it is in is not there ({told(error)})", path=url
         )

@@ -376,11 +376,10 @@ def test_a_bucket_with_keys_of_its_own_has_other_etags(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moto.s3.models.md5_hash", lambda: hashlib.md5(b"salt"))
-    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms"}}
-    store.client.put_bucket_encryption(
-        Bucket=BUCKET, ServerSideEncryptionConfiguration={"Rules": [rule]}
-    )
-    for source in (saved(tmp_path), small(tmp_path)):
+    asked = {"s3_additional_kwargs": {"ServerSideEncryption": "aws:kms"}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", asked)
+    for make in (saved, small):
+        source = make(tmp_path)
         ckptmove.relocate(source, store.url("x.pt"), to="cuda:0", force=True)
         ckptmove.relocate(source, tmp_path / "x.pt", to="cuda:0", force=True)
         assert store.get("x.pt") == (tmp_path / "x.pt").read_bytes()
@@ -422,6 +421,9 @@ def test_a_folder_goes_there_with_all_that_is_in_it(store: Store, tmp_path: Path
     for inner in ("model/", "model/sub/", ""):
         with pytest.raises(RefusedError, match="source"):
             ckptmove.convert(store.url("model"), store.url(inner), dtype="float16", force=True)
+    for source in (store.url("model"), store.url("model/model.safetensors")):
+        with pytest.raises(RefusedError, match="the source lies in the destination"):
+            ckptmove.convert(source, f"s3a://{BUCKET}/model/", dtype="float16", force=True)
 
 
 def test_old_weights_go_and_nothing_else(store: Store, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ..folder import StagedFolder
 from ..in_place import settle
 from ..plan import Copy, Plan
-from ..stores import is_url, joined, open_source
+from ..stores import is_url, open_source
 from ..verifier import Progress
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ def _about(path: str) -> os.stat_result:
 
 def check_apart(source: str, destination: str) -> None:
     """Raises RefusedError if one of two folders is, or lies in, the other."""
-    ours, theirs = (
-        joined(each if is_url(each) else os.path.realpath(each), "")
-        for each in (source, destination)
-    )
+    ours, theirs = (os.path.join(os.path.realpath(each), "") for each in (source, destination))
     if ours == theirs:
         raise RefusedError("the destination is the source itself", path=destination)
     if theirs.startswith(ours):

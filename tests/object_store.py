@@ -1,9 +1,8 @@
-"""Object stores on loopback: S3 and the web, behind what counts requests and injects faults.
+"""Object stores on loopback: S3, and the web; see `fronts` for what stands before them.
 
     url = store.put("run.pt", path)
     store.front.faults.append(Fault("reset", times=2))
     ckptmove.inspect(url)
-    store.front.nbytes("run.pt")
 
 The S3 server is moto's, in a process of its own.
 """
@@ -11,315 +10,29 @@ The S3 server is moto's, in a process of its own.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import pytest
 
-SLOW_DOWN = (
-    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
-_PIECE = 1 << 18
+from tests.fronts import Fault, Files, Proxy, listening
+
+__all__ = ["ACCESS", "Fault", "Files", "Proxy", "Store", "free_port", "listening"]
+
 #: It is not checked, but somebody has to have signed.
 _SIGNED = (
     "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, "
     "SignedHeaders=host, Signature=0"
 )
-_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
-
-
-@dataclass
-class Fault:
-    """What goes wrong.
-
-    Attributes:
-        kind: `reset` (the connection), `cut` (the answer, after `value` bytes), `status` (it is
-            `value`), `slow` (it takes `value` milliseconds), `stalled` (nothing comes after `value`
-            bytes, for ten milliseconds each), `shifted` (another range than was asked for), `whole`
-            (a range is not minded), `endless` (more comes than was said).
-        method, path: of requests, `path` being any part of it.
-        skip: how many of these go well before.
-        times: how many do not.
-        act: what is done before the answer is made; the kind `none` is for that alone.
-    """
-
-    kind: str
-    value: int = 0
-    method: str = "GET"
-    path: str = ""
-    skip: int = 0
-    times: int = 1 << 30
-    act: Callable[[], object] | None = None
-
-    def meets(self, method: str, path: str) -> bool:
-        """Whether it befalls a request; each is asked about once."""
-        if method != self.method or self.path not in path:
-            return False
-        self.skip -= 1
-        if self.skip >= 0 or not self.times:
-            return False
-        self.times -= 1
-        return True
-
-
-class Seen(NamedTuple):
-    """A request, and how many bytes of an object it was answered with."""
-
-    method: str
-    path: str
-    range: str | None
-    nbytes: int
-
-
-class Answer(NamedTuple):
-    """An answer: its body may be only a part of what is there."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: Iterator[bytes]
-    nbytes: int
-
-
-class Front(ThreadingHTTPServer):
-    """Listens, answers by `answer`, counts and injects.
-
-    Attributes:
-        faults: what is to go wrong.
-        seen: every request.
-        connections: how many were made.
-    """
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.faults: list[Fault] = []
-        self.seen: list[Seen] = []
-        self.connections = 0
-        self.errors: list[BaseException | None] = []
-        self.guard = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
-        """What is to be said to a request."""
-        raise NotImplementedError
-
-    def asked(self, method: str = "GET", path: str = "") -> list[Seen]:
-        """The requests of a method whose path has a part."""
-        return [each for each in self.seen if each.method == method and path in each.path]
-
-    def nbytes(self, path: str = "") -> int:
-        """How many bytes of objects went out."""
-        return sum(each.nbytes for each in self.asked(path=path))
-
-    def reset(self) -> None:
-        """Forget faults and counts."""
-        self.faults.clear()
-        self.seen.clear()
-        self.connections = 0
-
-    def fault_for(self, method: str, path: str) -> Fault | None:
-        """What is to go wrong with a request."""
-        with self.guard:
-            return next((each for each in self.faults if each.meets(method, path)), None)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news; all else fails the test."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            self.errors.append(error)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
-    protocol_version = "HTTP/1.1"
-    server: Front
-
-    def setup(self) -> None:
-        super().setup()
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.server.connections += 1
-        self.behind: http.client.HTTPConnection | None = None
-
-    def finish(self) -> None:
-        if self.behind is not None:
-            self.behind.close()
-        with contextlib.suppress(OSError):
-            super().finish()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        fault = self.server.fault_for(self.command, self.path)
-        kind = "" if fault is None else fault.kind
-        value = 0 if fault is None else fault.value
-        wanted = self.headers.get("Range")
-        if fault is not None and fault.act is not None:
-            fault.act()
-        if kind == "slow":
-            time.sleep(value / 1000)
-        if kind == "reset":
-            self.server.seen.append(Seen(self.command, self.path, wanted, 0))
-            self._reset()
-            return
-        if kind == "status":
-            length = int(self.headers.get("Content-Length") or 0)
-            self.rfile.read(length)
-            body = SLOW_DOWN if value == 503 else b""
-            found = Answer(value, {}, iter([body]), len(body))
-        else:
-            if kind == "whole":
-                del self.headers["Range"]
-            if kind == "shifted" and wanted:
-                start, _, end = wanted.removeprefix("bytes=").partition("-")
-                del self.headers["Range"]
-                self.headers["Range"] = f"bytes={int(start) + value}-{int(end) + value}"
-            found = self.server.answer(self)
-        self._send(found, kind, value, wanted)
-
-    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
-
-    def _send(self, found: Answer, kind: str, value: int, wanted: str | None) -> None:
-        self.send_response(found.status)
-        for name, text in found.headers.items():
-            self.send_header(name, text)
-        if kind != "endless":
-            self.send_header("Content-Length", str(found.nbytes))
-        else:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        sent, most = 0, value if kind in ("cut", "stalled") else found.nbytes
-        try:
-            if self.command != "HEAD":
-                for piece in found.body:
-                    piece = piece[: most - sent]
-                    self.wfile.write(piece)
-                    sent += len(piece)
-                    if sent >= most:
-                        break
-                while kind == "endless":
-                    self.wfile.write(bytes(_PIECE))
-                    sent += _PIECE
-        finally:
-            told = sent if found.status in (200, 206) else 0
-            self.server.seen.append(Seen(self.command, self.path, wanted, told))
-        if kind == "stalled":
-            time.sleep(value / 100)
-        if kind == "cut":
-            self._reset()
-
-    def _reset(self) -> None:
-        """Close so that the other end is told of an error."""
-        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-        self.close_connection = True
-
-
-class Proxy(Front):
-    """In front of another server."""
-
-    def __init__(self, behind: str) -> None:
-        super().__init__()
-        self.behind = behind
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
-        assert isinstance(handler, _Handler)
-        if handler.behind is None:
-            handler.behind = http.client.HTTPConnection(self.behind, timeout=60)
-        length = int(handler.headers.get("Content-Length") or 0)
-        body = handler.rfile.read(length) if length else None
-        headers = {name: text for name, text in handler.headers.items() if name != "Connection"}
-        handler.behind.request(handler.command, handler.path, body, headers)
-        answer = handler.behind.getresponse()
-        told = {name: text for name, text in answer.getheaders() if name.lower() not in _HOP}
-        if handler.command == "HEAD":
-            answer.read()
-            return Answer(answer.status, told, iter(()), int(answer.headers["Content-Length"] or 0))
-        whole = answer.read()
-        return Answer(answer.status, told, iter([whole]), len(whole))
-
-
-class Files(Front):
-    """The files of a folder, as web servers give them.
-
-    Attributes:
-        folder: where they are.
-        ranges: whether parts of them are given.
-        etags: whether it tells what changes with their content.
-    """
-
-    def __init__(self, folder: Path, *, ranges: bool = True, etags: bool = True) -> None:
-        super().__init__()
-        self.folder, self.ranges, self.etags = folder, ranges, etags
-
-    def put(self, name: str) -> str:
-        """The URL of a file that is there."""
-        return f"{self.url}/{quote(name)}"
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
-        path = self.folder / unquote(urlsplit(handler.path).path).lstrip("/")
-        if not path.is_file():
-            return Answer(404, {}, iter([b"no"]), 2)
-        about = path.stat()
-        headers = {"Content-Type": "application/octet-stream"}
-        if self.etags:
-            headers["ETag"] = f'"{about.st_mtime_ns:x}-{about.st_size:x}"'
-        start, end, status = 0, about.st_size, 200
-        wanted = handler.headers.get("Range")
-        if self.ranges and wanted:
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, end, status = int(first), min(int(last) + 1, about.st_size), 206
-            if start >= about.st_size:
-                return Answer(416, {}, iter(()), 0)
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{about.st_size}"
-        return Answer(status, headers, _read(path, start, end), end - start)
-
-
-def _read(path: Path, start: int, end: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(start)
-        while start < end:
-            piece = file.read(min(_PIECE, end - start))
-            start += len(piece)
-            yield piece
-
-
-@contextlib.contextmanager
-def listening(front: Front) -> Iterator[Front]:
-    """A server that answers for as long as the context is."""
-    thread = threading.Thread(target=front.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield front
-    finally:
-        front.shutdown()
-        front.server_close()
-        thread.join()
-    assert not front.errors
-
-
-# -- S3 --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -440,8 +153,3 @@ def forget_clients() -> None:
 
     for protocol in ("s3", "http"):
         fsspec.get_filesystem_class(protocol).clear_instance_cache()
-
-
-def md5(data: bytes) -> str:
-    """What S3 calls the ETag of a small object."""
-    return hashlib.md5(data).hexdigest()

@@ -21,7 +21,8 @@ import ckptmove
 from ckptmove.batches.ledger import MARKS
 from ckptmove.errors import InputError, RefusedError
 from tests.conftest import RunCli
-from tests.object_store import Fault, Store
+from tests.fronts import Fault
+from tests.object_store import Store
 from tests.trees import contents, kill, left_over, many, outcomes, small_tree, start, until
 
 

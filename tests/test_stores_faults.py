@@ -111,6 +111,19 @@ def test_what_lasts_is_an_error(name: str, store: Store, tmp_path: Path) -> None
         assert len(store.front.asked("GET")) <= 1, "there is no use in trying again"
 
 
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(503, "Service Unavailable"), (403, "access is denied"), (404, "there is no such object")],
+)
+def test_what_the_web_says_is_told(status: int, said: str, web: Files, tmp_path: Path) -> None:
+    url = web.put(saved(tmp_path, 10).name)
+    web.faults += [Fault("status", status, method=method) for method in ("HEAD", "GET")]
+    with pytest.raises(InputError, match=f"can't be read: .*{said}"):
+        ckptmove.inspect(url)
+    assert (len(web.seen) > 4) == (status == 503), "only this may pass"
+
+
 @pytest.mark.parametrize("name", ["503", "cut later"])
 def test_the_command_line_gives_up_in_a_line(
     name: str, store: Store, tmp_path: Path, run_cli: RunCli

@@ -215,8 +215,10 @@ def test_a_model_finds_what_is_beside_its_weights(
     )
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "hf")
     url = store.put_folder("hf", tmp_path / "hf")
-    report = ckptmove.validate(url, step="train", device="cpu")
+    other = store.put_folder("other", tmp_path / "hf")
+    report = ckptmove.validate(url, against=other, step="train", device="cpu")
     assert report.ok, report
+    assert f"{other} gives the same on cpu, bit by bit" in report.of("step").details
     assert not list(temporary.iterdir())
 
 

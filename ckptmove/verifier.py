@@ -37,14 +37,19 @@ class Verifier:
         self._marks: SimpleQueue[int | None] = SimpleQueue()
         self._mark = 0
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="ckptmove-verify", daemon=True)
+        self._thread = (  # for a small file it is not worth one
+            threading.Thread(target=self._run, name="ckptmove-verify", daemon=True)
+            if plan.nbytes > _BUFFER
+            else None
+        )
         self._error: BaseException | None = None
         self.done = self._taken = 0
         self._measured = Measured(plan.measures)
         self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
 
     def __enter__(self) -> Verifier:
-        self._thread.start()
+        if self._thread is not None:
+            self._thread.start()
         return self
 
     def __exit__(
@@ -55,7 +60,8 @@ class Verifier:
     ) -> None:
         self._stopped = True
         self._marks.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def written(self, end: int) -> None:
         """Say that everything before `end` is in its place."""
@@ -73,9 +79,12 @@ class Verifier:
         Raises:
             CorruptError, WriteError: what was found.
         """
-        while self._thread.is_alive():
-            self._thread.join(0.1)
-            report(self.take_done())
+        if self._thread is None:
+            self._run()
+        else:
+            while self._thread.is_alive():
+                self._thread.join(0.1)
+                report(self.take_done())
         report(self.take_done())
         if self._error is not None:
             raise self._error

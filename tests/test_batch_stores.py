@@ -19,7 +19,8 @@ import torch
 
 import ckptmove
 from ckptmove.batches.ledger import MARKS
-from ckptmove.errors import InputError, RefusedError
+from ckptmove.errors import InputError, RefusedError, UsageError
+from tests.checkpoints import save
 from tests.conftest import RunCli
 from tests.fronts import Fault
 from tests.object_store import Store
@@ -239,3 +240,54 @@ def test_a_signal_leaves_no_upload(tmp_path: Path, store: Store) -> None:
     assert process.returncode == -signal.SIGINT, errors
     assert "Traceback" not in errors
     assert not uploads_left(store)
+
+
+def test_two_runs_at_once_in_a_store(tmp_path: Path, store: Store) -> None:
+    tree, out = many(tmp_path / "tree", 8, 20_000), store.url("out")
+    runs = [start("convert", tree, out, "--jobs", "2") for _ in range(2)]
+    said = [(run.communicate(), run.returncode) for run in runs]
+    assert [code for _, code in said] == [0, 0], said
+    with ThreadPoolExecutor(2) as executor:
+        outcomes(ckptmove.batch("convert", tree, tmp_path / "here", executor=executor))
+    assert objects(out) == contents(tmp_path / "here")
+    assert not uploads_left(store)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil.pt", "a/../../evil.pt", "a//x.pt", "./x.pt", "a/..", "/etc/x.pt"]
+)
+def test_names_of_objects_lead_nowhere_else(name: str, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    source = f"/{tmp_path.name}/runs"
+    save(tmp_path / "x.pt", {"w": torch.ones(3)}, "cuda:1")
+    fs.pipe_file(f"{source}/good.pt", (tmp_path / "x.pt").read_bytes())
+    fs.store[f"{source}/{name}"] = fs.store[f"{source}/good.pt"]
+    inside = tmp_path / "a" / "b" / "out"
+    inside.parent.mkdir(parents=True)
+    with ThreadPoolExecutor(2) as executor:
+        work = ckptmove.batch(
+            "relocate",
+            f"memory:/{source}",
+            inside,
+            to="cpu",
+            copy_others=True,
+            force=True,
+            executor=executor,
+        )
+        assert outcomes(work) == {"good.pt": "done"}
+    assert any("has no name for a file" in note for note in work.plan.notes)
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
+    assert files == ["a/b/out/good.pt", "x.pt"]
+
+
+def test_what_other_processes_do_not_see_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    with pytest.raises(UsageError, match="other processes"):
+        ckptmove.batch("convert", tmp_path / "tree", "memory://out")
+
+
+def test_a_destination_within_its_source_however_it_is_named(store: Store) -> None:
+    store.put("runs/x.pt", b"x")
+    other = store.url("runs/out").replace("s3://", "s3a://")
+    with pytest.raises(RefusedError, match="lies in the source"):
+        ckptmove.batch("convert", store.url("runs"), other)

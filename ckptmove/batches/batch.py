@@ -42,10 +42,11 @@ def batch(
     item for `convert` and `validate`. Links to files are followed, links to folders are not. All is
     planned before this returns; it runs as it is iterated over. An item that fails stops no other.
     What is done is entered into a ledger in the destination: a run that was killed or broken off
-    goes on where it was, and two at once share the work. What was made of a file is made anew if
-    that, the options, what it is compared with, or the version of ckptmove is another. An output
-    that is there already, and is byte for byte what would be written, is left alone; if it is
-    anything else, the item is refused without `force`.
+    goes on where it was, and two at once share the work, or in a store at least do no harm. An item
+    is done anew if the file, the options, what it is compared with, or the version is another.
+    An output that is there already, and is byte for byte what would be written, is left alone; if
+    it is anything else, the item is refused without `force`. Who may break off before the end uses
+    the batch as a context, or closes it.
 
     Args:
         verb: `relocate`, `convert` or `validate`.
@@ -54,7 +55,8 @@ def batch(
             item there, as JSON, and without `dst` nothing. With `in_place` there is none.
         include, exclude: globs on names in the tree, such as `runs/*/last.ckpt`; `*` also stands
             for slashes, and a glob without one may match the last part alone. One that starts with
-            a slash has to match the whole name. A folder that is excluded is not looked into.
+            a slash has to match the whole name, or that of a folder above. A folder that is
+            excluded is not looked into.
         copy_others: copy also what is no checkpoint.
         jobs: how many processes; by default as many as there are cores.
         executor: who does the work instead: threads, processes, or another machine. Calls of
@@ -81,6 +83,8 @@ def batch(
     """
     if jobs is not None and jobs < 1:
         raise UsageError("there must be at least one job")
+    if executor is None:
+        _refuse_memory(src, dst)
     if ray is not None and (executor is not None or jobs is not None):
         raise UsageError("a Ray cluster takes neither jobs nor an executor")
     if executor is not None or ray is not None:  # they may be in another folder
@@ -105,6 +109,14 @@ def batch(
         )
         failing.pop_all()
     return Batch(plan, jobs or _cores(), executor, progress, cluster=cluster, dry_run=dry_run)
+
+
+def _refuse_memory(*trees: StrPath | None) -> None:
+    """Raises UsageError for what is in the memory of this process, which others do not see."""
+    for tree in trees:
+        if isinstance(tree, str) and tree.startswith("memory:"):
+            hint = "executor=concurrent.futures.ThreadPoolExecutor()"
+            raise UsageError("other processes do not see it", path=tree, hint=hint)
 
 
 def _joined(address: str) -> Cluster:

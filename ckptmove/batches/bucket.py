@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..errors import InputError
 from ..stores import exists, is_folder, joined, open_source
 from ..stores.trees import facts, many, tree
-from .disk import FILE, FOLDER, Listed, Output, is_ours
+from .disk import FILE, FOLDER, NAMELESS, Listed, Output, is_ours
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -28,6 +28,9 @@ def listings(root: str) -> Callable[[str], list[Listed]]:
         parts = name.split("/")
         if any(map(is_ours, parts)):
             continue
+        if not all(map(_is_name, parts)):
+            found[base].append(Listed(name, path, NAMELESS))
+            continue
         above = base
         for part in parts[:-1]:
             folder = joined(above, part)
@@ -36,7 +39,12 @@ def listings(root: str) -> Callable[[str], list[Listed]]:
                 found[above].append(Listed(part, folder, FOLDER))
             above = folder
         found[above].append(Listed(parts[-1], path, FILE, nbytes, stamp))
-    return lambda folder: sorted(found[folder.rstrip("/")])
+    return lambda folder: sorted(found[base if folder == root else folder])
+
+
+def _is_name(part: str) -> bool:
+    """Whether a file may be called so: objects may have any name, and lead anywhere by it."""
+    return part not in ("", ".", "..") and "\0" not in part
 
 
 def stamp_of(files: Sequence[str], root: str = "") -> str:

@@ -23,6 +23,7 @@ from .ledger import LEDGER, MARKS
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 FILE, FOLDER, LINKED, NOTHING, UNREADABLE = "file", "folder", "linked", "nothing", "unreadable"
+NAMELESS = "nameless"
 _BUFFER = 1 << 20
 _NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _OURS = (HIDDEN, SUFFIX, SUFFIX + UNFINISHED)
@@ -35,7 +36,7 @@ class Listed(NamedTuple):
         name: in the folder.
         path: the folder's, and the name.
         kind: `file`; `folder`; `linked`, a link to a folder; `nothing`, which is no file, or a link
-            that leads nowhere; or `unreadable`.
+            that leads nowhere; `unreadable`; or `nameless`, an object whose name is none of a file.
         nbytes: the size of a file.
         stamp: of a file, as `stamp_of` has it.
     """

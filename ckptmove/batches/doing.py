@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..destination import EXISTS_HINT
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plan import Copy, Plan, Write
-from ..stores import folder_of, open_source
+from ..stores import folder_of, is_folder, open_source
 from ..uploads import staged
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate
@@ -66,8 +66,15 @@ def made_or_there(task: Task, known: Entry | None) -> Made | None:
         place.make_folder(folder_of(item.output))
     if task.verb == "validate":
         return _validated(task, known, force=force)
+    if not task.in_place and not _is_folder(task) and is_folder(item.output):
+        raise RefusedError("the destination is a directory", path=item.output)
     if task.in_place or force or not place.is_taken(item.output):
-        return _made(task, item.output, force=force)
+        try:
+            return _made(task, item.output, force=force)
+        except RefusedError:
+            if task.in_place or not place.is_taken(item.output):
+                raise
+            # somebody else has made it meanwhile
     _refuse_other_sizes(task)
     with beside(item.output) as other:
         try:
@@ -79,6 +86,14 @@ def made_or_there(task: Task, known: Entry | None) -> Made | None:
         if not place.same(item.output, other):
             raise _other(task)
     return None
+
+
+def _is_folder(task: Task) -> bool:
+    """Whether what is written is a folder."""
+    return task.verb == "convert" and (
+        task.item.kind == "folder"
+        or (task.options.get("max_shard_size") is not None and task.item.kind != "other")
+    )
 
 
 def _refuse_other_sizes(task: Task) -> None:
@@ -119,7 +134,7 @@ def _relocated(task: Task, output: str, force: bool) -> Made:
 
 def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:
     options = dict(task.options)
-    as_folder = task.item.kind == "folder" or options.get("max_shard_size") is not None
+    as_folder = _is_folder(task)
     options["exclude"] = options.pop("exclude_tensors", ())
     options["force"] = force
     dst = f"{output}/" if as_folder else output

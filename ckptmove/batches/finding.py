@@ -14,7 +14,7 @@ from ..errors import InputError, UnsupportedError
 from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
 from ..stores import folder_of, is_folder, is_url, joined, open_source
-from .disk import FILE, FOLDER, LINKED, UNREADABLE, Listed
+from .disk import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
 from .items import Item
 from .places import at
 from .wanted import Wanted
@@ -114,6 +114,8 @@ def _folders(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
                 folders.append(_Folder(name, entry.path, n))
             elif entry.kind == LINKED:
                 found.notes.append(f"{name} is a link to a folder, and was not followed")
+            elif entry.kind == NAMELESS:
+                found.notes.append(f"{name!r} has no name for a file, and was left out")
             elif entry.kind in (FILE, UNREADABLE):
                 folder.files.append(entry)
             else:

@@ -48,10 +48,12 @@ class Entry(NamedTuple):
     Attributes:
         name: of the item.
         key: a digest of all that what was made of it depends on; see `keys`.
-        outcome: `done`; `failed`, where a report of a failure was written; or `begun`.
+        outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
+            where that came to nothing.
         nbytes, stamp, crc32: of the output, as `disk.Output` has them; not where a file was changed
             in place.
-        tags: where it was begun, a digest of the devices in the file as they were.
+        tags: where a file is changed in place by the devices that it names, a digest of these: as
+            they were when it was begun, as they are since it was done.
     """
 
     name: str

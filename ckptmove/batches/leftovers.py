@@ -53,10 +53,11 @@ def remove_leftovers(folder: str, items: Iterable[Item], ledger: str = "") -> No
     if not left:
         return
     book = Ledger(ledger or os.path.join(folder, LEDGER))
-    for hidden, item in _whose(left, items):
-        with book.held(item.name, patient=False) as held:
-            if held:
-                _clear(hidden, item.output)
+    for hidden, whose in _whose(left, items):
+        with contextlib.ExitStack() as locks:
+            held = [locks.enter_context(book.held(each.name, patient=False)) for each in whose]
+            if all(held):
+                _clear(hidden, whose[0].output)
 
 
 def _leftovers(folder: str) -> list[str]:
@@ -68,16 +69,20 @@ def _leftovers(folder: str) -> list[str]:
     return found
 
 
-def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, Item]]:
+def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, list[Item]]]:
+    """Of which items something may be left; of several, if their names are long and begin alike."""
     inside: dict[str, list[Item]] = {}
     for item in items:
         inside.setdefault(os.path.dirname(item.output), []).append(item)
     for hidden in left:
         folder, name = os.path.split(hidden)
-        for item in inside.get(folder, ()):
-            if is_hidden(name, os.path.basename(item.output)):
-                yield hidden, item
-                break
+        whose = [
+            item
+            for item in inside.get(folder, ())
+            if is_hidden(name, os.path.basename(item.output))
+        ]
+        if whose:
+            yield hidden, whose
 
 
 def _clear(hidden: str, output: str) -> None:

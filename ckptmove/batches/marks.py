@@ -1,8 +1,8 @@
 """The ledger of a tree in a store, where nothing can be added to a file: an object for each item.
 
 They lie in the destination, below `.ckptmove-batch/`, named by digests of the items' names. There
-are no locks: of two runs that are at one item, the one that comes second finds it done, or has
-written the same bytes again.
+are no locks: two runs may be at one item, and make it twice; the one that comes second finds it
+there, and compares.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from ..errors import InputError
 from ..stores import is_url, joined
+from ..stores.filesystem import Missing
 from ..stores.trees import many, put_small, small, tree
 from .ledger import LEDGER, MARKS, Entry, Ledger, entry_of
 
@@ -66,14 +66,14 @@ class Marks:
 def _listed(path: str) -> list[str]:
     try:
         return [each.path for each in tree(path)]
-    except InputError:  # there are none
+    except Missing:
         return []
 
 
 def _entry(url: str) -> Entry | None:
     try:
         return entry_of(small(url, _LONGEST))
-    except InputError:
+    except Missing:
         return None
 
 

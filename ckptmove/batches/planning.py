@@ -20,7 +20,7 @@ from .marks import book_in
 from .naming import naming, refuse_clashes
 from .places import at
 from .room import free_nbytes, obstacles, refuse_if_full
-from .wanted import Wanted, is_in_share, names_to_retry, share_of
+from .wanted import Wanted, is_below, is_in_share, names_to_retry, share_of
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def plan_batch(
     if dst is not None:
         refuse_clashes(items)
     items = [item for item in items if shard is None or is_in_share(item.name, *shard)]
-    items = [item for item in items if only is None or item.name in only]
+    items = [item for item in items if only is None or is_below(item.name, only)]
     tasks, done = list[Task](), list[Item]()
     place = at(root or "")
     asked = list(_tasks(verb, items, root, options, verify=verify))
@@ -176,7 +176,7 @@ def _tasks(
 
 def _is_done(task: Task) -> bool:
     known, stamp = task.known, task.item.stamp
-    if known is None or task.verify or not stamp:
+    if known is None or (task.verify and not task.in_place) or not stamp:
         return False
     return is_done(known, task, key_of(task, stamp))
 

@@ -95,11 +95,24 @@ def refuse_if_full(source: str, dst: str, tasks: Sequence[Task], free: int | Non
         any(task.options.get(each) for each in _SHRINKING) for task in tasks[:1]
     ):
         return
-    nbytes = sum(task.item.nbytes for task in tasks if not task.there and not task.obstacle)
+    nbytes = sum(_needed(task) for task in tasks if not task.there and not task.obstacle)
     if nbytes > free and not _shares_blocks(source, dst):
         raise RefusedError(
             f"there is no room: {nbytes:,} bytes are needed, {free:,} are free", path=dst
         )
+
+
+def _needed(task: Task) -> int:
+    """What an item takes at least: holes take nothing, and converted, nor does what nobody sees."""
+    item = task.item
+    if is_url(item.path) or item.kind == "folder" or item.files:
+        return item.nbytes
+    if task.verb == "convert":
+        return 0 if item.kind != "other" else item.nbytes
+    try:
+        return min(item.nbytes, os.stat(item.path).st_blocks * 512)
+    except OSError:
+        return 0
 
 
 def _shares_blocks(source: str, dst: str) -> bool:

@@ -43,7 +43,7 @@ class BatchReport:
         nbytes: the size of what was read.
         bytes_written: how much was written.
         seconds: how long it took.
-        notes: as the plan has them.
+        notes: as the plan has them; and what was wrong at the end.
     """
 
     verb: str
@@ -83,10 +83,10 @@ class BatchReport:
 
 
 class Batch(Iterator[Result]):
-    """A batch that was planned, and runs while it is iterated over.
+    """A batch that was planned, and runs while it is iterated over; a context that closes it.
 
-    Who breaks off, by `close`, an exception or Ctrl-C, can take it up later: what was not begun is
-    not begun, what was is broken off and cleaned up where the workers are ours.
+    Who breaks off, by `close`, an exception or Ctrl-C, or lets go of it, can take it up later: what
+    was not begun is not begun, what was is broken off and cleaned up where the workers are ours.
 
     Attributes:
         plan: what there is to do.
@@ -103,24 +103,18 @@ class Batch(Iterator[Result]):
         dry_run: bool = False,
     ) -> None:
         self.plan = plan
-        self._jobs = jobs
-        self._executor = executor
         self._cluster = cluster
-        self._progress = progress
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._pending: dict[Future[Result], Task] = {}
-        self._told: Counter[str] = Counter()
-        self._last: list[str] = []
-        self._folders: set[str] = set()
-        self._counts = dict.fromkeys(OUTCOMES, 0)
-        self._failures = list[Result]()
-        self._known: set[str] = set()
-        self._nbytes = self._bytes_written = 0
-        self._started = time.monotonic()
-        self._results = iter(()) if dry_run else self._run()
+        self._run = _Run(plan, jobs, executor, progress, cluster)
+        self._results = iter(()) if dry_run else self._run.results()
 
     def __iter__(self) -> Batch:
         return self
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def __next__(self) -> Result:
         return next(self._results)
@@ -136,11 +130,50 @@ class Batch(Iterator[Result]):
     @property
     def current(self) -> list[str]:
         """Names of the items that are being done, as far as is known; else of the last."""
+        return self._run.current
+
+    def report(self) -> BatchReport:
+        """What it has come to so far."""
+        return self._run.report()
+
+
+class _Run:
+    """The course of a batch. It knows nothing of who iterates over its results: once they let go,
+    these end."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        jobs: int,
+        executor: Executor | None,
+        progress: Progress | None,
+        cluster: Cluster | None,
+    ) -> None:
+        self.plan = plan
+        self._jobs = jobs
+        self._executor = executor
+        self._cluster = cluster
+        self._progress = progress
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._pending: dict[Future[Result], Task] = {}
+        self._told: Counter[str] = Counter()
+        self._last: list[str] = []
+        self._folders: set[str] = set()
+        self._counts = dict.fromkeys(OUTCOMES, 0)
+        self._failures = list[Result]()
+        self._known: set[str] = set()
+        self._notes = list[str]()
+        self._nbytes = self._bytes_written = 0
+        self._started = time.monotonic()
+
+    @property
+    def current(self) -> list[str]:
+        """As `Batch.current`."""
         running = [task.item.name for future, task in self._pending.items() if future.running()]
         return running or self._last
 
     def report(self) -> BatchReport:
-        """What it has come to so far."""
+        """As `Batch.report`."""
         remaining = [task.item.name for task in self.plan.tasks]
         return BatchReport(
             self.plan.verb,
@@ -153,10 +186,11 @@ class Batch(Iterator[Result]):
             self._nbytes,
             self._bytes_written,
             time.monotonic() - self._started,
-            self.plan.notes,
+            (*self.plan.notes, *self._notes),
         )
 
-    def _run(self) -> Iterator[Result]:
+    def results(self) -> Iterator[Result]:
+        """What becomes of the items, as they finish."""
         for item in self.plan.done:
             yield self._counted(result_of(item, SKIPPED, "done before", output=item.output or None))
         workers = self._workers()
@@ -177,7 +211,8 @@ class Batch(Iterator[Result]):
     def _workers(self) -> Workers | Cluster | None:
         """Those that are ours."""
         if self._cluster is not None:
-            self._cluster.listener, self._cluster.nbytes = self._heard, self.plan.nbytes
+            self._cluster.listener = self._heard
+            self._cluster.nbytes = self.plan.nbytes
             return self._cluster
         return Workers(self._jobs, self._heard) if self._executor is None else None
 
@@ -233,21 +268,24 @@ class Batch(Iterator[Result]):
         except CancelledError:
             return result_of(task.item, FAILED, "was cancelled")
         except WorkerDied as error:
-            self._mend(task)
-            return result_of(task.item, FAILED, str(error), hint=error.hint)
+            return result_of(task.item, FAILED, str(error), hint=self._mend(task) or error.hint)
         except CkptmoveError:  # of those who do the work: it is no matter of this item
             raise
         except Exception as error:
             why = f"the executor failed: {type(error).__name__}: {error}"
             return result_of(task.item, FAILED, " ".join(why.split()))
 
-    def _mend(self, task: Task) -> None:
-        """Remove what a worker that died has left of an item."""
-        with contextlib.suppress(CkptmoveError, OSError):
-            if task.options.get("in_place"):
+    def _mend(self, task: Task) -> str | None:
+        """Remove what a worker that died has left of an item; gives what to do if that failed."""
+        if task.in_place:
+            try:
                 settle(task.item.path)
-            elif task.item.output:
+            except CkptmoveError as error:
+                return error.hint
+        elif task.item.output:
+            with contextlib.suppress(CkptmoveError, OSError):  # the next run will do it
                 remove_leftovers(os.path.dirname(task.item.output), [task.item], task.ledger)
+        return None
 
     def _counted(self, result: Result) -> Result:
         self._counts[result.outcome] += 1
@@ -272,8 +310,10 @@ class Batch(Iterator[Result]):
         """Have all names on disk, and none for the time being left."""
         plan = self.plan
         for folder in sorted(_with_those_above(self._folders, plan.destination or "")):
-            with contextlib.suppress(OSError):
+            try:
                 sync_folder(folder)
+            except OSError as error:
+                self._notes.append(f"{folder} may lose names in a power cut: {error.strerror}")
         written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]
         if plan.destination is not None and written:
             with contextlib.suppress(CkptmoveError, OSError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from ..errors import InputError, StrPath, UsageError
@@ -38,12 +39,28 @@ class Wanted:
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches the name; one without a slash may match its last part alone."""
+    """Whether a glob matches the name; one without a slash may match its last part alone, one that
+    starts with a slash a folder that it is in."""
     last = name.rpartition("/")[2]
     return any(
-        fnmatchcase(name, glob.removeprefix("/")) or ("/" not in glob and fnmatchcase(last, glob))
+        _matches_from_root(name, glob[1:])
+        if glob.startswith("/")
+        else fnmatchcase(name, glob) or ("/" not in glob and fnmatchcase(last, glob))
         for glob in globs
     )
+
+
+def _matches_from_root(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}/*")
+
+
+def is_below(name: str, names: Collection[str]) -> bool:
+    """Whether an item is one of these, or in a folder that is."""
+    while name:
+        if name in names:
+            return True
+        name = name.rpartition("/")[0]
+    return False
 
 
 def _may_match_in(inside: str, glob: str) -> bool:
@@ -54,7 +71,7 @@ def _may_match_in(inside: str, glob: str) -> bool:
 def names_to_retry(log: StrPath) -> frozenset[str]:
     """The names of items that were refused or failed, by a log that `--log` wrote.
 
-    Of several lines about an item, the last counts.
+    Of several lines about an item, the last counts; one that was torn says nothing.
 
     Raises:
         InputError: it can't be read, or is no such log.
@@ -63,13 +80,13 @@ def names_to_retry(log: StrPath) -> frozenset[str]:
     try:
         with open(log, "rb") as lines:
             for line in lines:
-                if line.endswith(b"\n"):  # the last may be torn
+                with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                     said = json.loads(line)
                     outcomes[str(said["name"])] = str(said["outcome"])
     except OSError as error:
         raise InputError(f"the log can't be read: {error.strerror}", path=log) from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InputError("is no log of a batch", path=log) from error
+    if not outcomes:
+        raise InputError("is no log of a batch", path=log)
     return frozenset(name for name, outcome in outcomes.items() if outcome not in _SETTLED)
 
 

@@ -16,6 +16,7 @@ from .marks import Book, book_at
 from .places import at
 
 _REFUSALS = (RefusedError, UnsupportedError, UsageError)
+_MAYBE = "its devices are as they were changed to: it may be the same file, with another time"
 _LEDGERS = 4  # that a process remembers what it has read of
 
 
@@ -70,7 +71,8 @@ def _entered(task: Task, ledger: Book) -> Result:
     known = ledger.of(item.name) or task.known
     key = key_of(task, source_stamp(item)) if item.kind != "unreadable" else ""
     if known is not None:
-        if not task.verify and is_done(known, task, key):
+        verify = task.verify and not task.in_place  # there, what is done is not to be done again
+        if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
             return result_of(item, SKIPPED, why, output=item.output)
         moved = read_again(known, task, key)
@@ -78,8 +80,7 @@ def _entered(task: Task, ledger: Book) -> Result:
             if moved != known:
                 _add(ledger, moved, notes)
             return result_of(item, SKIPPED, "done before", output=item.output)
-    changed = task.by_tags and _is_changed(task, ledger, known)
-    made = None if changed else made_or_there(task, known)
+    made = _made_by_tags(task, ledger, known) if task.by_tags else made_or_there(task, known)
     if made is None or made.ok or item.output:
         _add(ledger, _entry(task, key, DONE if made is None or made.ok else FAILED), notes)
     if made is None:
@@ -92,20 +93,34 @@ def _entered(task: Task, ledger: Book) -> Result:
     return result
 
 
-def _is_changed(task: Task, ledger: Book, known: Entry | None) -> bool:
-    """Whether a change in place was made that was entered as begun only; if not, now it is begun.
+def _may_be_changed(known: Entry | None, now: Entry) -> bool:
+    return known is not None and (known.outcome, known.tags) == (DONE, now.tags)
+
+
+def _made_by_tags(task: Task, ledger: Book, known: Entry | None) -> Made | None:
+    """Change a file in place that a second change would make another; None if it was changed.
 
     Raises:
-        RefusedError, WriteError: that can't be entered, so that it mustn't be begun.
+        RefusedError: it may have been changed already.
+        CkptmoveError: it can't be done, or not be entered, so that it mustn't be begun.
     """
-    begun = Entry(task.item.name, begun_key_of(task), "begun", tags=tags_of(task.item.path))
+    item = task.item
+    begun = Entry(item.name, begun_key_of(task), "begun", tags=tags_of(item.path))
     if known is not None and (known.outcome, known.key) == ("begun", begun.key):
-        return known.tags != begun.tags
+        if known.tags != begun.tags:
+            return None
+    elif _may_be_changed(known, begun) and not task.options.get("force"):
+        raise RefusedError(_MAYBE, hint="--force changes it")
     try:
         ledger.add(begun, synced=True)
     except OSError as error:
         raise failure_of(error, ledger.path) from error
-    return False
+    try:
+        return made_or_there(task, known)
+    except CkptmoveError:
+        if tags_of(item.path) == begun.tags:  # it was not begun, then: whatever comes is new
+            ledger.add(known or begun._replace(outcome="undone"))
+        raise
 
 
 def _add(ledger: Book, entry: Entry, notes: list[str]) -> None:
@@ -119,7 +134,9 @@ def _add(ledger: Book, entry: Entry, notes: list[str]) -> None:
 def _entry(task: Task, key: str, outcome: str) -> Entry:
     """What the ledger is to know of an item that is done."""
     if task.in_place:
-        return Entry(task.item.name, key_of(task, source_stamp(task.item)), outcome)
+        tags = tags_of(task.item.path) if task.by_tags else ""
+        key = key_of(task, source_stamp(task.item))
+        return Entry(task.item.name, key, outcome, tags=tags)
     output = task.item.output
     return Entry(task.item.name, key, outcome, *at(output).output_of(output, summed=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import sys
@@ -93,7 +94,9 @@ def _batch_options(command: Function) -> Function:
             "--shard-of", metavar="I/N", help="Only the I-th of N shares of the tree, from 1."
         ),
         click.option(
-            "--verify", is_flag=True, help="Read again what is done, to see that it holds."
+            "--verify",
+            is_flag=True,
+            help="Read again the outputs that are done, to see they hold.",
         ),
         click.option("--log", metavar="FILE", help="Add a line of JSON for each item to FILE."),
         click.option("--retry", metavar="FILE", help="Only what was not done, by such a log."),
@@ -223,6 +226,8 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
         finally:
             work.close()
     report = work.report()
+    if not quiet:
+        warn(src, report.notes[len(work.plan.notes) :])
     if as_json:
         emit_json(report.to_json())
     elif not quiet:
@@ -254,7 +259,10 @@ class _Log:
         self._file: IO[str] | None = None
         if path is not None:
             try:
+                torn = _is_torn(Path(path))
                 self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 until we end
+                if torn:
+                    self._file.write("\n")
             except OSError as error:
                 raise self._failed(error) from error
 
@@ -283,6 +291,23 @@ class _Log:
 
     def _failed(self, error: OSError) -> WriteError:
         return WriteError(f"the log can't be written: {error.strerror}", path=self._path)
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the last line of a log doesn't end.
+
+    Raises:
+        OSError: it is no log, and nothing is to be added to it.
+    """
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, "it is no file")
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        if file.read(1) != b"{":
+            raise OSError(errno.EINVAL, "it is no log of a batch")
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
 
 
 class _Shown:

@@ -134,9 +134,19 @@ def _about(path: str) -> os.stat_result:
         raise InputError(f"can't be read: {error.strerror}", path=path) from error
 
 
+def _where(folder: str) -> str:
+    """Where a folder is, however it was named, with a slash at its end."""
+    if not is_url(folder):
+        return os.path.join(os.path.realpath(folder), "")
+    from ..stores.filesystem import place_of  # what has no URL needs none of this
+
+    place = place_of(folder)
+    return f"{place.fs.protocol}:{place.path.strip('/')}/"
+
+
 def check_apart(source: str, destination: str) -> None:
     """Raises RefusedError if one of two folders is, or lies in, the other."""
-    ours, theirs = (os.path.join(os.path.realpath(each), "") for each in (source, destination))
+    ours, theirs = (_where(each) for each in (source, destination))
     if ours == theirs:
         raise RefusedError("the destination is the source itself", path=destination)
     if theirs.startswith(ours):

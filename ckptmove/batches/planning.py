@@ -10,6 +10,7 @@ from typing import Any
 from ..destination import failure_of
 from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..stores import is_folder, is_url, joined
+from ..uploads import check_store
 from ..verbs.companions import check_apart
 from .asking import Against, checked_options
 from .finding import Found, find, once
@@ -112,6 +113,7 @@ def plan_batch(
         raise InputError("is no directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:
         check_apart(source, os.fspath(dst))
+        check_store(dst)
     root = os.fspath(dst) if dst is not None else source if in_place else None
     found = find(source, Wanted(include, exclude), whole=verb != "relocate")
     if in_place:

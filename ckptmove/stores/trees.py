@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InputError, RefusedError, WriteError
-from .filesystem import asked, info_of, place_of, stamp_of
+from .filesystem import Missing, asked, info_of, place_of, stamp_of
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -53,7 +53,7 @@ def tree(url: str) -> list[Listed]:
             nbytes = int(about.get("size") or 0)
             listed.append(Listed(name, f"{base}/{name}", nbytes, stamp_of(about)))
     if not listed:
-        raise InputError("can't be read: there is nothing below it", path=url)
+        raise Missing("can't be read: there is nothing below it", path=url)
     return sorted(listed)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "check_destination",
     "check_folder",
     "check_room",
+    "check_store",
     "is_folder_there",
     "names_in",
     "staged",
@@ -75,6 +76,15 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
         check_prefix(str(destination), sources, force=force)
     else:
         check_folder_here(destination, sources, force=force)
+
+
+def check_store(destination: StrPath) -> None:
+    """Raises RefusedError if nothing can be written to the store that a URL names."""
+    if is_url(destination):
+        from .objects import place_to
+        from .transacted import check_writable
+
+        check_writable(place_to(str(destination)))
 
 
 def check_room(

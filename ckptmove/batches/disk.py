@@ -161,6 +161,11 @@ def nbytes_of(files: Iterable[str]) -> int:
     return total
 
 
+def allocated_nbytes(path: str) -> int:
+    """What a file takes without its holes, or raise OSError."""
+    return os.stat(path).st_blocks * 512
+
+
 class Output(NamedTuple):
     """What was written, as the ledger knows it.
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from ..destination import EXISTS_HINT
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plan import Copy, Plan, Write
-from ..stores import folder_of, is_folder, open_source
+from ..stores import folder_of, is_folder, is_url, open_source
 from ..uploads import staged
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate
 from ..verbs.validate import validate
 from ..verifier import Progress
+from .disk import allocated_nbytes
 from .items import Item, Task
 from .keys import is_ours
 from .ledger import Entry
@@ -94,6 +95,17 @@ def _is_folder(task: Task) -> bool:
         task.item.kind == "folder"
         or (task.options.get("max_shard_size") is not None and task.item.kind != "other")
     )
+
+
+def written_nbytes(task: Task) -> int:
+    """How much room what is made of an item takes at least; nothing where that can't be told."""
+    item = task.item
+    try:
+        if task.verb == "convert" and item.kind != "other":
+            return sum(_converted(task, item.output, force=True, dry_run=True).files.values())
+        return item.nbytes if is_url(item.path) else min(item.nbytes, allocated_nbytes(item.path))
+    except (CkptmoveError, OSError):
+        return 0
 
 
 def _refuse_other_sizes(task: Task) -> None:

@@ -13,6 +13,7 @@ from ..stores import is_folder, is_url, joined
 from ..uploads import check_store
 from ..verbs.companions import check_apart
 from .asking import Against, checked_options
+from .doing import written_nbytes
 from .finding import Found, find, once
 from .items import SCHEMA, Item, Task
 from .keys import is_done, is_ours, key_of, request_of
@@ -147,7 +148,7 @@ def plan_batch(
     if dst is not None:
         free = free_nbytes(os.fspath(dst))
         if verb != "validate":
-            refuse_if_full(source, os.fspath(dst), tasks, free)
+            refuse_if_full(source, os.fspath(dst), tasks, free, written_nbytes)
         if not dry_run:
             _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
     nbytes = sum(task.item.nbytes for task in tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..destination import failure_of
 from ..errors import RefusedError
@@ -14,8 +14,6 @@ from .items import Task
 
 _FICLONE = 0x40049409  # linux/fs.h
 _LONGEST_NAME = 255  # bytes
-#: What may make a checkpoint smaller.
-_SHRINKING = ("select", "exclude_tensors", "root", "preset", "dtype")
 
 
 def _existing(path: str) -> str:
@@ -89,30 +87,31 @@ def _folder_obstacle(folder: str) -> str:
     return ""
 
 
-def refuse_if_full(source: str, dst: str, tasks: Sequence[Task], free: int | None) -> None:
-    """Raises RefusedError if there can't be room for all that is not there yet."""
-    if free is None or any(
-        any(task.options.get(each) for each in _SHRINKING) for task in tasks[:1]
-    ):
+def refuse_if_full(
+    source: str,
+    dst: str,
+    tasks: Sequence[Task],
+    free: int | None,
+    written: Callable[[Task], int],
+) -> None:
+    """Raises RefusedError if there can't be room for all that is not there yet.
+
+    Args:
+        source, dst: the trees.
+        tasks: what there is to do.
+        free: bytes.
+        written: how much will be written for an item; asked only where there may be too little room.
+    """
+    if free is None:
         return
-    nbytes = sum(_needed(task) for task in tasks if not task.there and not task.obstacle)
-    if nbytes > free and not _shares_blocks(source, dst):
+    new = [task for task in tasks if not task.there and not task.obstacle]
+    if sum(task.item.nbytes for task in new) <= free or _shares_blocks(source, dst):
+        return
+    nbytes = sum(map(written, new))
+    if nbytes > free:
         raise RefusedError(
             f"there is no room: {nbytes:,} bytes are needed, {free:,} are free", path=dst
         )
-
-
-def _needed(task: Task) -> int:
-    """What an item takes at least: holes take nothing, and converted, nor does what nobody sees."""
-    item = task.item
-    if is_url(item.path) or item.kind == "folder" or item.files:
-        return item.nbytes
-    if task.verb == "convert":
-        return 0 if item.kind != "other" else item.nbytes
-    try:
-        return min(item.nbytes, os.stat(item.path).st_blocks * 512)
-    except OSError:
-        return 0
 
 
 def _shares_blocks(source: str, dst: str) -> bool:

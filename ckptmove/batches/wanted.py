@@ -85,7 +85,7 @@ def names_to_retry(log: StrPath) -> frozenset[str]:
                     outcomes[str(said["name"])] = str(said["outcome"])
     except OSError as error:
         raise InputError(f"the log can't be read: {error.strerror}", path=log) from error
-    if not outcomes:
+    if not outcomes and os.path.getsize(log):
         raise InputError("is no log of a batch", path=log)
     return frozenset(name for name, outcome in outcomes.items() if outcome not in _SETTLED)
 

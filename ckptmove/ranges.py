@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
@@ -150,16 +151,23 @@ def combined(first: int, second: int, nbytes: int) -> int:
     To add a zero byte is linear over GF(2): `nbytes` of them are a power of one matrix, by
     squaring; the rest is exclusive or.
     """
-    matrix = [_POLYNOMIAL, *(1 << n for n in range(31))]  # one zero bit
-    for _ in range(3):
-        matrix = _squared(matrix)
+    if not first:  # as before the first of many
+        return second
+    n = 3
     while nbytes:
         if nbytes & 1:
-            first = _times(matrix, first)
+            first = _times(_zeros(n), first)
         nbytes >>= 1
-        if nbytes:
-            matrix = _squared(matrix)
+        n += 1
     return first ^ second
+
+
+@cache
+def _zeros(n: int) -> Sequence[int]:
+    """What 2**n zero bits do: a few matrices, that all sums are put together with."""
+    if not n:
+        return [_POLYNOMIAL, *(1 << bit for bit in range(31))]
+    return _squared(_zeros(n - 1))
 
 
 def _times(matrix: Sequence[int], vector: int) -> int:

@@ -124,6 +124,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sink",
         "folder",
         "uploads.failing",
+        "uploads.small",
         "uploads.ahead",
         "uploads.assembly",
         "uploads.sending",

@@ -26,6 +26,7 @@ from ckptmove.spread import SPREAD, Part, Spread
 from ckptmove.unnamed import write_part
 from tests.checkpoints import MAKERS, save
 from tests.plans import Case, cases, opened
+from tests.steps import steps
 from tests.trees import contents
 
 
@@ -59,6 +60,13 @@ def test_sums_are_put_together_as_zlib_has_them() -> None:
     for _ in range(200):
         one, two = (chance.randbytes(chance.choice((0, 1, 7, 4096, 70_001))) for _ in range(2))
         assert combined(zlib.crc32(one), zlib.crc32(two), len(two)) == zlib.crc32(one + two)
+
+
+def test_sums_are_put_together_in_few_steps() -> None:
+    combined(1, 2, 1 << 40)
+    assert steps(lambda: combined(0, 2, 1 << 40)) < 50
+    assert steps(lambda: combined(1, 2, 0)) < 50
+    assert steps(lambda: combined(1, 2, 1 << 40)) < 2000, "the matrices are kept"
 
 
 def test_neither_writes_nor_gathers_are_cut() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from ckptmove.stores.holes import Holed
 from ckptmove.stores.spans import Spans
 from tests.checkpoints import sparse_zip64
 from tests.object_store import Fault, Files, Store
+from tests.steps import steps
 from tests.test_memory import peak, told
 
 CONTENT = random.Random(7).randbytes(40 << 20)
@@ -146,6 +148,38 @@ def test_a_copy_knows_what_it_has(ranges: list[tuple[int, int]]) -> None:
             there |= missing
     finally:
         copy.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12))
+def test_a_copy_may_be_given_what_it_has(ranges: list[tuple[int, int]]) -> None:
+    copy = Holed(120, "x")
+    there = set[int]()
+    try:
+        for start, nbytes in ranges:
+            copy.put(start, bytes(nbytes))
+            there |= set(range(start, start + nbytes))
+            gaps = copy.missing(0, 120)
+            assert {at for low, high in gaps for at in range(low, high)} == {*range(120)} - there
+            assert all(one < other for (_, one), (other, _) in pairwise(gaps))
+    finally:
+        copy.close()
+
+
+def test_what_lies_apart_costs_as_much_however_much_there_is() -> None:
+    def taken(count: int) -> int:
+        copy = Holed(100 * count, "x")
+
+        def put() -> None:
+            for n in range(count):
+                assert copy.missing(100 * n, 100 * n + 10) == [(100 * n, 100 * n + 10)]
+                copy.put(100 * n, b"x" * 10)
+
+        try:
+            return steps(put)
+        finally:
+            copy.close()
+
+    assert taken(400) < 3 * taken(200)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 50), st.integers(1, 30)), max_size=40))

@@ -13,7 +13,10 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 import ckptmove
-from ckptmove.errors import CorruptError, RefusedError, WriteError
+from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, WriteError
+from ckptmove.stores import Missing
+from ckptmove.stores.trees import tree
+from ckptmove.uploads.small import put_small
 from tests.checkpoints import save
 from tests.uploading import BUCKET, Asked, Server, Store, bucket, damage
 
@@ -370,6 +373,51 @@ def test_parts_that_can_not_be_removed_are_told_of(store: Store, tmp_path: Path)
     assert (store.there(), store.uploads()) == ([], ["x.pt"])
     (upload,) = store.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
     store.client.abort_multipart_upload(Bucket=BUCKET, Key="x.pt", UploadId=upload["UploadId"])
+
+
+@pytest.mark.parametrize(("status", "aborts"), [(500, 2), (501, 2), (403, 1)])
+def test_parts_are_gone_once_the_store_says_so(
+    status: int, aborts: int, store: Store, tmp_path: Path
+) -> None:
+    def fault(asked: Asked) -> int | None:
+        if asked.kind == "GET" and "uploadId" in asked.environ["QUERY_STRING"]:
+            return status
+        return 500 if asked.kind == "complete" else None
+
+    store.server.fault = fault
+    with pytest.raises(WriteError, match="writing failed"):
+        ckptmove.relocate(saved(tmp_path), store.url("x.pt"), to="cuda:0")
+    assert store.server.asked.count(("abort", "x.pt")) == aborts
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "match"),
+    [
+        (403, RefusedError, "can't be written: access is denied"),
+        (500, WriteError, "writing failed"),
+    ],
+)
+def test_a_small_object_that_can_not_be_put(
+    status: int, kind: type[CkptmoveError], match: str, store: Store
+) -> None:
+    put_small(store.url("marks/a"), b"here")
+    store.server.fault = lambda asked: status if asked.kind == "put" else None
+    with pytest.raises(kind, match=match) as caught:
+        put_small(store.url("marks/a"), b"there")
+    assert (caught.value.hint is None) == (status == 403)
+    store.server.reset()
+    assert store.get("marks/a") == b"here"
+    with pytest.raises(RefusedError, match="what it is in is not there"):
+        put_small("s3://nobucket/a", b"x")
+
+
+def test_below_what_is_not_there_is_nothing(store: Store) -> None:
+    with pytest.raises(Missing):
+        tree(store.url("nothing"))
+    store.server.fault = lambda _: 403
+    with pytest.raises(InputError, match="access is denied") as caught:
+        tree(store.url("nothing"))
+    assert not isinstance(caught.value, Missing)
 
 
 def test_a_bucket_with_keys_of_its_own_has_other_etags(

@@ -8,6 +8,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +21,11 @@ from ckptmove.errors import CorruptError, UnsupportedError, WriteError
 from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Proof, Write
 from ckptmove.runtime import gather as gathering
 from ckptmove.unnamed import Report
+from ckptmove.uploads.ahead import Proofs
 from ckptmove.uploads.assembly import Assembled
 from ckptmove.uploads.sending import part_nbytes_for, send
 from tests.plans import Case, cases, content, opened
+from tests.steps import steps
 
 BOTH = (content(1, 300_000), content(2, 200_000))
 JOINED = Plan("relay", 500_000, (Copy(0, 300_000, 0), Copy(0, 200_000, 300_000, 1)), ())
@@ -73,6 +76,58 @@ def test_what_is_sealed_before_it_is_measured_takes_a_second_time(
         (tmp_path / "in-0").write_bytes(bytes(300_000))
         with pytest.raises(CorruptError, match="was changed while it was read"):
             taken(assembled, nbytes)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_range_is_read_in_as_many_steps_however_much_there_is(
+    whole: bool, tmp_path: Path
+) -> None:
+    def taken_by(count: int) -> int:
+        copies = tuple(Copy(100 * n, 80, 100 * n) for n in range(count))
+        writes = tuple(Write(100 * n + 80, b"0123456789") for n in range(count))
+        seals = [Write(100 * n + 90, b"abcdefghij") for n in range(count)]
+        plan = Plan("relay", 100 * count, copies, writes, seal=lambda _: seals)
+        assembled = Assembled(plan, sources, "out")
+        if whole:
+            taken(assembled, 1 << 20)
+        between = b"0123456789abcdefghij"
+        at = 100 * count - 120
+        assert assembled.read(at, 120) == between + BOTH[0][at + 20 : at + 100] + between
+        return steps(partial(assembled.read, at, 120))
+
+    with opened(tmp_path, BOTH) as sources:
+        assert taken_by(2000) < 3 * taken_by(20)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 100)), max_size=8),
+    st.lists(st.integers(1, 80), min_size=1, max_size=8),
+)
+def test_proofs_may_overlap(ranges: list[tuple[int, int]], read: list[int]) -> None:
+    with TemporaryDirectory() as name, opened(Path(name), BOTH) as sources:
+        given_ = [
+            Proof(start, nbytes, zlib.crc32(BOTH[1][start : start + nbytes]), "proved", 1)
+            for start, nbytes in ranges
+        ]
+        proofs, at = Proofs(given_, sources), 0
+        for nbytes in read:
+            proofs.heard(1, at, memoryview(BOTH[1])[at : at + nbytes])
+            proofs.heard(0, at, memoryview(b"of another source"))
+            at += nbytes
+        for each in proofs._sums:
+            assert proofs._sums[each][0] == max(
+                each.source_at, min(at, each.source_at + each.nbytes)
+            )
+        proofs.check()
+
+
+def test_what_is_read_is_heard_by_those_it_concerns() -> None:
+    def taken(count: int) -> int:
+        proofs = Proofs([Proof(10 * n, 10, 0, "proved") for n in range(count)], [])
+        data = memoryview(bytes(10))
+        return sum(steps(partial(proofs.heard, 0, 10 * n, data)) for n in range(count))
+
+    assert taken(400) < 3 * taken(200)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -113,7 +113,9 @@ class Server:
 
 def read(request: Asked) -> bytes:
     """The body of a request, which is there to be read again."""
-    data: bytes = request.environ["wsgi.input"].read(int(request.environ["CONTENT_LENGTH"] or 0))
+    data: bytes = request.environ["wsgi.input"].read(
+        int(request.environ.get("CONTENT_LENGTH") or 0)
+    )
     request.environ["wsgi.input"] = BytesIO(data)
     return data
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from ..stores import is_url, joined
 from ..stores.filesystem import Missing
-from ..stores.trees import many, put_small, small, tree
+from ..stores.trees import many, small, tree
+from ..uploads.small import put_small
 from .ledger import LEDGER, MARKS, Entry, Ledger, entry_of
 
 _LONGEST = 1 << 16  # bytes

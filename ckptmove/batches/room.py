@@ -100,7 +100,7 @@ def refuse_if_full(
         source, dst: the trees.
         tasks: what there is to do.
         free: bytes.
-        written: how much will be written for an item; asked only where there may be too little room.
+        written: how much will be written for an item; asked where there may be too little room.
     """
     if free is None:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
@@ -109,7 +109,8 @@ def place_of(url: str) -> Place:
     except Exception as error:
         raise refusal(error, url) from error
     if is_s3(fs):
-        fs.retries = 1  # `asked` tries again, and nobody else
+        # `asked` tries again, and nobody else: s3fs would send a part from where it was read to
+        fs.retries = 1
     return Place(url, fs, path)
 
 
@@ -129,16 +130,17 @@ def _options(protocol: str) -> dict[str, Any]:
 
 def is_s3(fs: Any) -> bool:
     """Whether this is s3fs."""
-    return "s3" in _protocols(fs) and hasattr(fs, "_call_s3")
+    return "s3" in protocols_of(fs) and hasattr(fs, "_call_s3")
 
 
 def is_web(fs: Any) -> bool:
     """Whether this is what fsspec has for HTTP."""
-    return "http" in _protocols(fs) and hasattr(fs, "encode_url")
+    return "http" in protocols_of(fs) and hasattr(fs, "encode_url")
 
 
-def _protocols(fs: Any) -> Sequence[str]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+def protocols_of(fs: Any) -> set[str]:
+    """What URLs of a store begin with."""
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def _missing(protocol: str, url: str) -> UsageError:

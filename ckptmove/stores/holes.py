@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import Any
 
 from ..errors import InputError
+
+_START, _END = itemgetter(0), itemgetter(1)
 
 
 class Holed:
@@ -31,9 +35,8 @@ class Holed:
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of a range that are not there yet."""
         gaps, at = list[tuple[int, int]](), start
-        for since, until in self._there:
-            if until <= at:
-                continue
+        for n in range(bisect_right(self._there, start, key=_END), len(self._there)):
+            since, until = self._there[n]
             if since >= end:
                 break
             if since > at:
@@ -57,10 +60,11 @@ class Holed:
                 view, at = view[done:], at + done
         except OSError as error:
             raise InputError(f"can't be copied here: {error.strerror}", path=self._path) from error
-        apart = [each for each in self._there if each[1] < start or each[0] > at]
-        touching = [(start, at), *(each for each in self._there if each not in apart)]
-        whole = min(low for low, _ in touching), max(high for _, high in touching)
-        self._there = sorted([*apart, whole])
+        first = bisect_left(self._there, start, key=_END)  # of those that it touches
+        after = bisect_right(self._there, at, key=_START)
+        if first < after:
+            start, at = min(start, self._there[first][0]), max(at, self._there[after - 1][1])
+        self._there[first:after] = [(start, at)]
 
     def close(self) -> None:
         """Let go of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 
 _MOST = 64 << 20  # bytes
 
@@ -44,13 +44,13 @@ class Spans:
     def clear(self) -> None:
         """Keep nothing."""
         with _KEPT.guard:
-            for start in list(self._starts):
+            for start in self._starts[::-1]:
                 self._drop(start)
 
     def _drop(self, start: int) -> None:
         _KEPT.nbytes -= len(self._held.pop(start))
         del _KEPT.order[self, start]
-        self._starts.remove(start)
+        del self._starts[bisect_left(self._starts, start)]
 
 
 class _Kept:

@@ -1,13 +1,12 @@
-"""Trees in stores: all objects below a prefix; and small objects, read and written whole."""
+"""Trees in stores: all objects below a prefix; and small objects, read whole."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import InputError, RefusedError, WriteError
+from ..errors import InputError
 from .filesystem import Missing, asked, info_of, place_of, stamp_of
 
 _T = TypeVar("_T")
@@ -35,7 +34,8 @@ def tree(url: str) -> list[Listed]:
     """Every object below a prefix, in the order of names.
 
     Raises:
-        InputError: it can't be listed, or nothing is there.
+        Missing: nothing is there.
+        InputError: it can't be listed.
     """
     place = place_of(url)
     root = place.path.rstrip("/")
@@ -84,26 +84,3 @@ def small(url: str, most: int) -> bytes:
     if len(data) > most:
         raise InputError(f"has more than {most:,} bytes", path=url)
     return data
-
-
-def put_small(url: str, data: bytes) -> None:
-    """Write a small object, at once, whatever was there.
-
-    Raises:
-        RefusedError, WriteError: it can't be written.
-    """
-    place = place_of(url)
-    try:
-        asked(lambda: place.fs.pipe_file(place.path, data), url)
-    except InputError as error:
-        cause = error.__cause__
-        said = str(error).replace("can't be read", "can't be written")
-        kind = RefusedError if isinstance(cause, PermissionError) else WriteError
-        raise kind(said, path=url) from error
-
-
-def remove(url: str) -> None:
-    """Remove an object, if it is there."""
-    place = place_of(url)
-    with contextlib.suppress(InputError):
-        asked(lambda: place.fs.rm_file(place.path), url)

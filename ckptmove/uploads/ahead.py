@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import prod
+from operator import attrgetter
 
 from ..dtypes import nbytes_of
 from ..errors import StrPath
@@ -20,14 +23,23 @@ class Proofs:
         self._proofs = proofs
         self._sources = sources
         self._sums = {each: [each.source_at, 0] for each in proofs}  # up to where; so far
-        self._of = dict[int, list[Proof]]()
-        for each in proofs:
+        self._of = dict[int, list[Proof]]()  # in the order of their source
+        for each in sorted(self._sums, key=attrgetter("source_at")):
             self._of.setdefault(each.source, []).append(each)
+        self._ends = {  # of each, or of one before it that goes beyond
+            source: list(accumulate((each.source_at + each.nbytes for each in those), max))
+            for source, those in self._of.items()
+        }
 
     def heard(self, source: int, start: int, data: memoryview) -> None:
         """These bytes were read."""
-        end = start + len(data)
-        for proof in self._of.get(source, ()):
+        if source not in self._of:
+            return
+        end, those = start + len(data), self._of[source]
+        for n in range(bisect_right(self._ends[source], start), len(those)):
+            proof = those[n]
+            if proof.source_at >= end:
+                return
             so_far = self._sums[proof]
             if start <= so_far[0] < min(end, proof.source_at + proof.nbytes):
                 stop = min(end, proof.source_at + proof.nbytes)

@@ -11,7 +11,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from itertools import accumulate, islice
+from itertools import accumulate
 from operator import attrgetter
 
 from ..errors import CorruptError, StrPath, UnsupportedError, WriteError
@@ -33,7 +33,16 @@ class Assembled(Source):
             have to be taken again.
     """
 
-    __slots__ = ("_pieces", "_plan", "_sealed", "_sources", "_starts", "_writes", "settled")
+    __slots__ = (
+        "_pieces",
+        "_plan",
+        "_sealed",
+        "_seals",
+        "_sources",
+        "_starts",
+        "_writes",
+        "settled",
+    )
 
     def __init__(self, plan: Plan, sources: Sequence[Source], path: str) -> None:
         self.path = path
@@ -46,6 +55,7 @@ class Assembled(Source):
         self._starts = [piece.at for piece in self._pieces]
         self._writes = _Overlay(plan.writes)
         self._sealed: list[Write] | None = None  # once all checksums are known
+        self._seals = _Overlay(self._sealed_with([0] * len(plan.measures)))  # until then, where
 
     # -- all of it, part by part ---------------------------------------------------------------
 
@@ -61,28 +71,29 @@ class Assembled(Source):
         plan, proofs = self._plan, Proofs(self._plan.proofs, self._sources)
         measured, summed = Measured(plan.measures), Measured(plan.checksums)
         sealed = list[tuple[int, bytes]]()
-        places = _Overlay(self._seals(measured.crcs))
         for at, part in self._filled(nbytes, proofs):
             view = part.getbuffer()
             self._writes.paint(at, view)
             measured.add(at, view)
             summed.add(at, view)
             self._check_sums(summed.crcs, at, at + len(view))
-            if places.meets(at, at + len(view)):
-                known = _Overlay(self._sealed or self._seals(measured.crcs))
+            if self._seals.meets(at, at + len(view)):
+                known = self._seals
+                if self._sealed is None:
+                    known = _Overlay(self._sealed_with(measured.crcs))
                 sealed += ((low, bytes(data)) for low, data in known.pieces(at, at + len(view)))
                 known.paint(at, view)
             view.release()
             yield part
             del part  # who took it may be done with it before there is another
         proofs.check()
-        seals = self._seals(measured.crcs)
+        seals = self._sealed_with(measured.crcs)
         if self._sealed is not None and seals != self._sealed:
             raise CorruptError("a source was changed while it was read", path=self.path)
         self.settled = _runs(sealed) == _runs(seals)
-        self._sealed = seals
+        self._sealed, self._seals = seals, _Overlay(seals)
 
-    def _seals(self, crcs: Sequence[int]) -> list[Write]:
+    def _sealed_with(self, crcs: Sequence[int]) -> list[Write]:
         """What is put in last, in order, as far as checksums are known."""
         if self._plan.seal is None:
             return []
@@ -166,8 +177,7 @@ class Assembled(Source):
                 if at + len(data) >= high:
                     break
         self._writes.paint(start, view)
-        seals = self._sealed or self._seals([0] * len(self._plan.measures))
-        _Overlay(seals).paint(start, view)
+        self._seals.paint(start, view)
         return bytes(made)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
@@ -189,7 +199,8 @@ class Assembled(Source):
 
     def _within(self, start: int, end: int) -> Iterator[Copy | Gather]:
         """The pieces that a range meets."""
-        for piece in self._pieces[max(0, bisect_right(self._starts, start) - 1) :]:
+        for n in range(max(0, bisect_right(self._starts, start) - 1), len(self._pieces)):
+            piece = self._pieces[n]
             if piece.at >= end:
                 return
             if piece.at + piece.nbytes > start:
@@ -239,7 +250,8 @@ class _Overlay:
             yield low, memoryview(data)[low - at : high - at]
 
     def _within(self, start: int, end: int) -> Iterator[Write]:
-        for write in islice(self._writes, bisect_right(self._ends, start), None):
+        for n in range(bisect_right(self._ends, start), len(self._writes)):
+            write = self._writes[n]
             if write.at >= end:
                 return
             if write.at + len(write.data) > start:

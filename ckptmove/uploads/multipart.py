@@ -155,8 +155,10 @@ class Multipart:
                 return
             try:
                 self._place.fs.call_s3("list_parts", **self._where, UploadId=self._id)
-            except Exception:  # it is gone, or we mayn't ask
+            except (FileNotFoundError, PermissionError):  # it is gone, or we mayn't ask
                 self._id = None
+            except Exception:  # to abort it again tells as well
+                continue
 
 
 class Single:

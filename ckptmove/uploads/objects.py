@@ -13,7 +13,7 @@ from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ..plan import Plan
 from ..source import Source
-from ..stores.filesystem import Place, place_of
+from ..stores.filesystem import Place, is_s3, place_of
 from ..stores.objects import Object
 from ..unnamed import Report
 from ..verifier import Progress
@@ -21,7 +21,7 @@ from .assembly import Assembled
 from .failing import failure, told_to, unbroken
 from .multipart import Multipart, Single
 from .sending import PART_NBYTES, Upload, send
-from .transacted import Transacted, check_writable, protocols_of
+from .transacted import Transacted, check_writable
 
 
 class Room:
@@ -92,7 +92,7 @@ class Uploaded:
         return "upload"
 
     def _upload_of(self, nbytes: int) -> Upload:
-        if not is_s3(self.place):
+        if not is_s3(self.place.fs):
             return Transacted(self.place, nbytes, exclusive=not self.force)
         if nbytes <= self._room.left or not nbytes:
             self._room.left -= nbytes
@@ -175,12 +175,9 @@ def place_to(url: str) -> Place:
         RefusedError: it can't be reached.
     """
     try:
-        place = place_of(url)
+        return place_of(url)
     except InputError as error:
         raise failure(error.__cause__ or error, url) from error
-    if is_s3(place):  # it would send a part again from where it was read to; we begin anew
-        place.fs.retries = 1
-    return place
 
 
 def about(place: Place) -> str | None:
@@ -204,7 +201,7 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     """Raises RefusedError if an object must not be written, before anything is; gives its place."""
     place = place_to(url)
     check_writable(place)
-    is_bucket = "/" not in place.path.strip("/") and is_s3(place)
+    is_bucket = "/" not in place.path.strip("/") and is_s3(place.fs)
     if url.endswith("/") or is_bucket:
         raise RefusedError("the destination is a directory", path=url)
     if any(_lies_at(source, place) for source in sources):
@@ -219,8 +216,3 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
 
 def _lies_at(source: Source, place: Place) -> bool:
     return isinstance(source, Object) and source.place[1:] == place[1:]
-
-
-def is_s3(place: Place) -> bool:
-    """Whether a store speaks the language of S3."""
-    return bool(protocols_of(place) & {"s3", "s3a"})

@@ -16,7 +16,7 @@ from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ..source import Source
 from ..stores import joined
-from ..stores.filesystem import Place, place_of
+from ..stores.filesystem import Missing, Place, place_of
 from ..stores.objects import Object
 from ..stores.trees import tree
 from .failing import told_to, unbroken
@@ -160,7 +160,7 @@ def names_below(url: str) -> list[str]:
         return []
     try:
         return [each.name for each in tree(url)]
+    except Missing:
+        return []
     except InputError as error:
-        if error.__cause__ is None or isinstance(error.__cause__, FileNotFoundError):
-            return []
         raise RefusedError(str(error), path=url) from error

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..destination import exists
 from ..errors import InputError, RefusedError, WriteError
-from ..stores.filesystem import Place, info_of
+from ..stores.filesystem import Place, info_of, protocols_of
 from .failing import failure, told_to
 from .sending import PART_NBYTES
 
@@ -34,15 +34,9 @@ _READ_ONLY = {
 }
 
 
-def protocols_of(place: Place) -> set[str]:
-    """What URLs of a store begin with."""
-    names = place.fs.protocol
-    return {names} if isinstance(names, str) else set(names)
-
-
 def check_writable(place: Place) -> None:
     """Raises RefusedError where nothing can be written, as far as that is known from its kind."""
-    if protocols_of(place) & _READ_ONLY:
+    if protocols_of(place.fs) & _READ_ONLY:
         raise RefusedError(
             "can't be written there",
             path=place.url,
@@ -59,14 +53,14 @@ class Transacted:
     def __init__(self, place: Place, nbytes: int, *, exclusive: bool) -> None:
         self._nbytes = nbytes
         self._place = place
-        self._mode = "xb" if exclusive and protocols_of(place) & _EXCLUSIVE else "wb"
+        self._mode = "xb" if exclusive and protocols_of(place.fs) & _EXCLUSIVE else "wb"
         self._file: Any = None
         self._fs: Any = None
         self._md5 = hashlib.md5(usedforsecurity=False)
 
     @property
     def _commits_by_closing(self) -> bool:
-        return bool(protocols_of(self._place) & _AZURE)
+        return bool(protocols_of(self._place.fs) & _AZURE)
 
     def begin(self) -> None:
         """As `Upload.begin`."""

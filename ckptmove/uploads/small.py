@@ -1,0 +1,21 @@
+"""Objects so small that they are held, and sent at once."""
+
+from __future__ import annotations
+
+from ..stores.filesystem import place_of
+from .failing import told_to
+
+
+def put_small(url: str, data: bytes) -> None:
+    """Write a small object, at once, whatever was there.
+
+    Raises:
+        RefusedError: nothing can be written there.
+        WriteError: it can't be written.
+    """
+
+    def put() -> None:
+        place = place_of(url)
+        place.fs.pipe_file(place.path, data)
+
+    told_to(put, url)

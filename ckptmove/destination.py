@@ -16,6 +16,7 @@ from .plan import Plan
 from .source import Source
 
 HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
+NO_ROOM = "there is no room"
 EXISTS_HINT = "--force replaces it; or name another"
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
@@ -195,9 +196,7 @@ def refuse_if_full(
         needed = min(whole, gathered + sum(source.allocated_nbytes for source in sources))
     needed += besides
     if needed > free:
-        raise RefusedError(
-            f"there is no room: {needed:,} bytes are needed, {free:,} are free", path=path
-        )
+        raise RefusedError(f"{NO_ROOM}: {needed:,} bytes are needed, {free:,} are free", path=path)
 
 
 def mode_from(sources: Sequence[Source]) -> int:

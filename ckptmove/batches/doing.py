@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from ..destination import EXISTS_HINT
+from ..destination import EXISTS_HINT, NO_ROOM, hidden_name
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plan import Copy, Plan, Write
 from ..stores import folder_of, is_folder, is_url, open_source
@@ -23,7 +23,7 @@ from .keys import is_ours
 from .ledger import Entry
 from .leftovers import beside
 from .places import at
-from .room import refuse_long_name
+from .room import existing_of, refuse_long_name
 
 #: Who wants to know of progress within an item.
 LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
@@ -102,8 +102,12 @@ def written_nbytes(task: Task) -> int:
     item = task.item
     try:
         if task.verb == "convert" and item.kind != "other":
-            return sum(_converted(task, item.output, force=True, dry_run=True).files.values())
+            folder, name = os.path.split(item.output)  # which need not be there yet
+            there = os.path.join(existing_of(folder), hidden_name("") + name)
+            return sum(_converted(task, there, force=False, dry_run=True).files.values())
         return item.nbytes if is_url(item.path) else min(item.nbytes, allocated_nbytes(item.path))
+    except RefusedError as error:  # it alone is too large, or else nothing will be written
+        return item.nbytes if NO_ROOM in str(error) else 0
     except (CkptmoveError, OSError):
         return 0
 

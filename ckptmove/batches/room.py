@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from ..destination import failure_of
+from ..destination import NO_ROOM, failure_of
 from ..errors import RefusedError
 from ..stores.urls import is_url
 from .items import Task
@@ -16,7 +16,7 @@ _FICLONE = 0x40049409  # linux/fs.h
 _LONGEST_NAME = 255  # bytes
 
 
-def _existing(path: str) -> str:
+def existing_of(path: str) -> str:
     """The folder that is there, of those that a path leads through; or what is in its place."""
     path = os.path.abspath(path)
     while not os.path.lexists(path):
@@ -34,7 +34,7 @@ def free_nbytes(dst: str) -> int | None:
         return None
     try:
         _check_writable(dst)
-        room = os.statvfs(_existing(dst))
+        room = os.statvfs(existing_of(dst))
     except OSError as error:
         raise failure_of(error, dst) from error
     return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
@@ -42,7 +42,7 @@ def free_nbytes(dst: str) -> int | None:
 
 def _check_writable(folder: str) -> None:
     """Raises OSError if nothing new can be in a folder, which may have to be made."""
-    existing = _existing(folder)
+    existing = existing_of(folder)
     if not os.path.isdir(existing):
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), existing)
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -109,14 +109,12 @@ def refuse_if_full(
         return
     nbytes = sum(map(written, new))
     if nbytes > free:
-        raise RefusedError(
-            f"there is no room: {nbytes:,} bytes are needed, {free:,} are free", path=dst
-        )
+        raise RefusedError(f"{NO_ROOM}: {nbytes:,} bytes are needed, {free:,} are free", path=dst)
 
 
 def _shares_blocks(source: str, dst: str) -> bool:
     """Whether files of one can share their blocks with those of the other; tried without names."""
-    folder = _existing(dst)
+    folder = existing_of(dst)
     opened = list[int]()
     try:
         if os.stat(source).st_dev != os.stat(folder).st_dev:

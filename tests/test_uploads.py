@@ -534,3 +534,12 @@ def test_the_report_names_urls(store: Store, tmp_path: Path) -> None:
     assert list(report.files) == [store.url("out/model.safetensors")]
     assert json.loads(json.dumps(report.to_json()))["destination"] == store.url("out/")
     assert store.there() == []
+
+
+@pytest.mark.usefixtures("store")
+def test_neither_a_version_nor_a_whole_bucket_is_replaced(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with pytest.raises(RefusedError, match="version"):
+        ckptmove.relocate(path, f"s3://{BUCKET}/x.pt?versionId=null", to="cpu", force=True)
+    with pytest.raises(RefusedError, match="whole bucket"):
+        ckptmove.convert(path, f"s3://{BUCKET}/", force=True)

@@ -204,6 +204,8 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     is_bucket = "/" not in place.path.strip("/") and is_s3(place.fs)
     if url.endswith("/") or is_bucket:
         raise RefusedError("the destination is a directory", path=url)
+    if "?versionId=" in url:
+        raise RefusedError("names a version of an object, and versions are never changed", path=url)
     if any(_lies_at(source, place) for source in sources):
         raise RefusedError("the destination is the source itself", path=url)
     found = about(place)

@@ -16,7 +16,7 @@ from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ..source import Source
 from ..stores import joined
-from ..stores.filesystem import Missing, Place, place_of
+from ..stores.filesystem import Missing, Place, is_s3, place_of
 from ..stores.objects import Object
 from ..stores.trees import tree
 from .failing import told_to, unbroken
@@ -133,6 +133,8 @@ def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     path = url.rstrip("/")
     place = place_to(path)
     check_writable(place)
+    if force and "/" not in place.path.strip("/") and is_s3(place.fs):
+        raise RefusedError("is a whole bucket, and --force would empty it", path=path)
     if about(place) == "file":
         raise RefusedError("the destination exists and is no directory", path=path)
     if any(_lies_in(source, place) for source in sources):

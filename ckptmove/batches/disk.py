@@ -1,13 +1,13 @@
 """A tree on disk: what is in a folder, how a file is known to be the same as before, what it holds.
 
 Links to files are followed, links to folders are not. What ckptmove itself leaves beside files
-while it is at work is no part of a tree. All that a batch asks of a tree it asks here, and of
-`leftovers`.
+while it is at work is no part of a tree. Of one in a store, `bucket` is asked the same.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import stat
@@ -54,11 +54,7 @@ def each(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
 
 
 def listings(root: str) -> Callable[[str], list[Listed]]:
-    """What says what is in a folder of a tree, as `listing` does.
-
-    Raises:
-        InputError: the tree is in a store, and can't be listed.
-    """
+    """What says what is in a folder of a tree, as `listing` does."""
     return listing
 
 
@@ -114,8 +110,6 @@ def stamp_of(files: Sequence[str], root: str = "") -> str:
         raise InputError(f"can't be read: {error.strerror}", path=error.filename) from error
     if len(files) == 1:
         return stamps[0]
-    import hashlib  # only here: it takes a while to import
-
     lines = [f"{path[len(root) :]}:{stamp}" for path, stamp in zip(files, stamps, strict=True)]
     return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:32]
 

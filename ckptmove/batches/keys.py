@@ -8,6 +8,7 @@ tree was moved, or ckptmove is another.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -92,8 +93,6 @@ def _stamp_against(path: object) -> str | None:
 
 
 def _digest(said: object) -> str:
-    import hashlib  # only here: it takes a while to import
-
     text = json.dumps(said, sort_keys=True, default=_spelled)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -8,6 +8,7 @@ there, and compares.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator
 
@@ -58,8 +59,6 @@ class Marks:
         yield True
 
     def _url(self, name: str) -> str:
-        import hashlib  # only here: it takes a while to import
-
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
         return joined(self.path, f"{digest[:32]}.json")
 

@@ -115,6 +115,8 @@ def plan_batch(
     if dst is not None:
         check_apart(source, os.fspath(dst))
         check_store(dst)
+        if not is_url(dst) and os.path.lexists(dst) and not os.path.isdir(dst):
+            raise RefusedError("exists, and is no directory", path=dst)
     root = os.fspath(dst) if dst is not None else source if in_place else None
     found = find(source, Wanted(include, exclude), whole=verb != "relocate")
     if in_place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -106,7 +107,5 @@ def share_of(text: str | None) -> tuple[int, int] | None:
 
 def is_in_share(name: str, number: int, count: int) -> bool:
     """Whether an item belongs to a share of the tree, whatever else is in it."""
-    import hashlib
-
     digest = hashlib.sha256(os.fsencode(name)).digest()
     return int.from_bytes(digest[:8], "big") % count == number - 1

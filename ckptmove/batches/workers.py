@@ -52,7 +52,7 @@ class WorkerDied(Exception):
         if self.code < 0:
             with contextlib.suppress(ValueError):
                 return f"its worker was killed by {signal.Signals(-self.code).name}"
-        return f"its worker ended with {self.code}"
+        return f"its worker ended with {self.code}" if self.code else "its worker was told to end"
 
 
 class Workers(Executor):

@@ -50,7 +50,7 @@ def tree(url: str) -> list[Listed]:
     for path, about in asked(find, url).items():
         if path.startswith(within) and about.get("type") != "directory":
             name = path[len(within) :]
-            nbytes = int(about.get("size") or 0)
+            nbytes = max(0, int(about.get("size") or 0))
             listed.append(Listed(name, f"{base}/{name}", nbytes, stamp_of(about)))
     if not listed:
         raise Missing("can't be read: there is nothing below it", path=url)

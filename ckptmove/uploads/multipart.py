@@ -7,6 +7,7 @@
 
 Who dies before either (kill -9, a power cut) leaves parts that nobody sees, but that take room
 until they are aborted: a rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`, does so.
+It also clears uploads without parts that nobody knows of, as the answer to the first call was lost.
 """
 
 from __future__ import annotations

@@ -195,10 +195,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         sent, most = 0, value if kind in ("cut", "stalled") else found.nbytes
+        is_content, seen = found.status in (200, 206), False
         try:
             if self.command != "HEAD":
                 for piece in found.body:
                     piece = piece[: most - sent]
+                    if sent + len(piece) >= most and kind != "endless":
+                        seen = self._see(wanted, most if is_content else 0)
                     self.wfile.write(piece)
                     sent += len(piece)
                     if sent >= most:
@@ -207,12 +210,17 @@ class _Handler(BaseHTTPRequestHandler):
                     self.wfile.write(bytes(_PIECE))
                     sent += _PIECE
         finally:
-            told = sent if found.status in (200, 206) else 0
-            self.server.seen.append(Seen(self.command, self.path, wanted, told))
+            if not seen:
+                self._see(wanted, sent if is_content else 0)
         if kind == "stalled":
             time.sleep(value / 100)
         if kind == "cut":
             self._reset()
+
+    def _see(self, wanted: str | None, nbytes: int) -> bool:
+        """Count a request, before who asked can know that it was answered."""
+        self.server.seen.append(Seen(self.command, self.path, wanted, nbytes))
+        return True
 
     def _reset(self) -> None:
         """Close so that the other end is told of an error."""

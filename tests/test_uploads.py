@@ -470,7 +470,7 @@ def test_a_folder_goes_there_with_all_that_is_in_it(store: Store, tmp_path: Path
         with pytest.raises(RefusedError, match="source"):
             ckptmove.convert(store.url("model"), store.url(inner), dtype="float16", force=True)
     for source in (store.url("model"), store.url("model/model.safetensors")):
-        with pytest.raises(RefusedError, match="the source lies in the destination"):
+        with pytest.raises(RefusedError, match=r"is the source itself|the source lies in"):
             ckptmove.convert(source, f"s3a://{BUCKET}/model/", dtype="float16", force=True)
 
 

@@ -312,6 +312,8 @@ class _Run:
         for folder in sorted(_with_those_above(self._folders, plan.destination or "")):
             try:
                 sync_folder(folder)
+            except FileNotFoundError:  # what was in it is gone, as what was only compared
+                continue
             except OSError as error:
                 self._notes.append(f"{folder} may lose names in a power cut: {error.strerror}")
         written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]

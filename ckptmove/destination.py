@@ -178,6 +178,11 @@ def check_room(
     refuse_if_full(os.statvfs(folder), plans, sources, path, besides)
 
 
+def free_nbytes(room: os.statvfs_result) -> int:
+    """What we may still write to a file system."""
+    return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+
+
 def refuse_if_full(
     room: os.statvfs_result,
     plans: Iterable[Plan],
@@ -186,7 +191,7 @@ def refuse_if_full(
     besides: int = 0,
 ) -> None:
     """Raises RefusedError if what the plans make can't fit: holes take no room, if they stay."""
-    free = room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+    free = free_nbytes(room)
     whole = gathered = 0
     for plan in plans:
         whole += plan.nbytes

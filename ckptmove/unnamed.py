@@ -20,7 +20,7 @@ from .source import File, Source
 from .spread import SPREAD, Part, parts_of, seen_of
 from .verifier import Progress, Verifier, damaged
 
-_FICLONE = 0x40049409  # linux/fs.h
+FICLONE = 0x40049409  # linux/fs.h
 
 
 def write_part(part: Part, progress: Progress | None = None) -> Sequence[int]:
@@ -178,7 +178,7 @@ class Unnamed:
         if source.nbytes != plan.nbytes or not isinstance(source, File):
             return False
         try:
-            fcntl.ioctl(self.fd, _FICLONE, source.fd)
+            fcntl.ioctl(self.fd, FICLONE, source.fd)
         except OSError:
             return False
         return True

@@ -208,6 +208,13 @@ class Measured:
             self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
 
 
+def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
+    """The CRC-32 of a range of a source, going on from one of what lies before."""
+    for _, data in source.chunks(start, nbytes):
+        crc32 = zlib.crc32(data, crc32)
+    return crc32
+
+
 def damaged(name: str, source: Source) -> CorruptError:
     """A record of a source does not add up to what it says."""
     return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

@@ -279,6 +279,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "batches.room",
         "batches.doing",
         "batches.working",
+        "batches.telling",
         "batches.workers",
         "batches.driver",
         "batches.cluster",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import InputError
 from ..stores import exists, joined, open_source
-from ..stores.filesystem import info_of, place_of
+from ..stores.filesystem import info_of, place_of, size_in
 from ..stores.filesystem import stamp_of as stamp_of_object
 from ..stores.trees import facts, many, tree
-from .disk import FILE, FOLDER, NAMELESS, Listed, Output, is_ours
+from .disk import FILE, FOLDER, NAMELESS, Listed, Output, as_one, is_ours
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -53,15 +52,7 @@ def _is_name(part: str) -> bool:
 def stamp_of(files: Sequence[str], root: str = "") -> str:
     """As `disk.stamp_of`, by what the store says of each."""
     stamps = (stamp for _, stamp in many(facts, files))
-    return _digest([(path[len(root) :], stamp) for path, stamp in zip(files, stamps, strict=True)])
-
-
-def _digest(stamps: Sequence[tuple[str, str]]) -> str:
-    """One stamp of those of files, with their names."""
-    if len(stamps) == 1:
-        return stamps[0][1]
-    lines = [f"{name}:{stamp}" for name, stamp in stamps]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+    return as_one([(path[len(root) :], stamp) for path, stamp in zip(files, stamps, strict=True)])
 
 
 def files_of(path: str) -> Sequence[str]:
@@ -73,8 +64,7 @@ def _there(path: str) -> list[Listed]:
     """The object itself, or all that are in a folder and below, by few requests."""
     about = info_of(place_of(path))
     if about.get("type") != "directory":
-        nbytes = int(about.get("size") or 0)
-        return [Listed("", path, FILE, nbytes, stamp_of_object(about))]
+        return [Listed("", path, FILE, size_in(about), stamp_of_object(about))]
     return [
         Listed(each.name, each.path, FILE, each.nbytes, each.stamp)
         for each in tree(path)
@@ -97,7 +87,7 @@ def nbytes_of(files: Iterable[str]) -> int:
 def output_of(path: str, *, summed: bool) -> Output:
     """As `disk.output_of`. It is never read: what the store says of it changes with its bytes."""
     there = _there(path)
-    stamp = _digest([(each.path[len(path) :], each.stamp) for each in there])
+    stamp = as_one([(each.path[len(path) :], each.stamp) for each in there])
     return Output(sum(each.nbytes for each in there), stamp)
 
 

@@ -108,9 +108,14 @@ def stamp_of(files: Sequence[str], root: str = "") -> str:
         stamps = [_stamp(os.stat(path)) for path in files]
     except OSError as error:
         raise InputError(f"can't be read: {error.strerror}", path=error.filename) from error
-    if len(files) == 1:
-        return stamps[0]
-    lines = [f"{path[len(root) :]}:{stamp}" for path, stamp in zip(files, stamps, strict=True)]
+    return as_one([(path[len(root) :], stamp) for path, stamp in zip(files, stamps, strict=True)])
+
+
+def as_one(stamps: Sequence[tuple[str, str]]) -> str:
+    """One stamp of those of files, with their names."""
+    if len(stamps) == 1:
+        return stamps[0][1]
+    lines = [f"{name}:{stamp}" for name, stamp in stamps]
     return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:32]
 
 

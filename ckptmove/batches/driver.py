@@ -31,6 +31,7 @@ from ..spread import SPREAD, Part, Spread
 from ..unnamed import write_part
 from .doing import LISTENER
 from .ledger import Ledger
+from .telling import Teller, sendable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
@@ -292,13 +293,18 @@ def carry_out(sent: bytes, number: int, told: Any) -> bytes:
                 return pickle.dumps(("unfit", why))
             _seen.add(call.mark)
         context = copy_context()
-        context.run(LISTENER.set, _Teller(lambda nbytes: told.add.remote(number, nbytes)))
+        context.run(LISTENER.set, Teller(partial(_tell, told, number), _OFTEN))
         if call.part_nbytes:
             spread = Spread(call.part_nbytes, partial(_written_elsewhere, call, number, told))
             context.run(SPREAD.set, spread)
         return pickle.dumps(("returned", context.run(call.function, *call.arguments)))
     except Exception as error:
         return _raised(error)
+
+
+def _tell(told: Any, number: int, nbytes: int) -> None:
+    with contextlib.suppress(Exception):  # nothing depends on it
+        told.add.remote(number, nbytes)
 
 
 def _written_elsewhere(
@@ -335,26 +341,4 @@ def _write(part: Part) -> Sequence[int]:
 
 
 def _raised(error: Exception) -> bytes:
-    try:
-        sent = pickle.dumps(("raised", error))
-        pickle.loads(sent)
-    except Exception:
-        return pickle.dumps(("raised", RuntimeError(f"{type(error).__name__}: {error}")))
-    return sent
-
-
-class _Teller:
-    """Tells of progress, but not too often."""
-
-    def __init__(self, tell: Callable[[int], object]) -> None:
-        self._tell = tell
-        self._nbytes = 0
-        self._next = time.monotonic() + _OFTEN
-
-    def __call__(self, nbytes: int) -> None:
-        self._nbytes += nbytes
-        if time.monotonic() >= self._next:
-            with contextlib.suppress(Exception):  # nothing depends on it
-                self._tell(self._nbytes)
-            self._nbytes = 0
-            self._next = time.monotonic() + _OFTEN
+    return pickle.dumps(("raised", sendable(error)))

@@ -21,7 +21,7 @@ from .leftovers import remove_leftovers
 from .marks import book_in
 from .naming import naming, refuse_clashes
 from .places import at
-from .room import free_nbytes, obstacles, refuse_if_full
+from .room import free_in, obstacles, refuse_if_full
 from .wanted import Wanted, is_below, is_in_share, names_to_retry, share_of
 
 
@@ -148,7 +148,7 @@ def plan_batch(
         ]
     free = None
     if dst is not None:
-        free = free_nbytes(os.fspath(dst))
+        free = free_in(os.fspath(dst))
         if verb != "validate":
             refuse_if_full(source, os.fspath(dst), tasks, free, written_nbytes)
         if not dry_run:

@@ -7,12 +7,12 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from ..destination import NO_ROOM, failure_of
+from ..destination import NO_ROOM, failure_of, free_nbytes
 from ..errors import RefusedError
 from ..stores.urls import is_url
+from ..unnamed import FICLONE
 from .items import Task
 
-_FICLONE = 0x40049409  # linux/fs.h
 _LONGEST_NAME = 255  # bytes
 
 
@@ -24,7 +24,7 @@ def existing_of(path: str) -> str:
     return path
 
 
-def free_nbytes(dst: str) -> int | None:
+def free_in(dst: str) -> int | None:
     """What is free where the destination is, or will be; None in a store, which has room for all.
 
     Raises:
@@ -37,7 +37,7 @@ def free_nbytes(dst: str) -> int | None:
         room = os.statvfs(existing_of(dst))
     except OSError as error:
         raise failure_of(error, dst) from error
-    return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+    return free_nbytes(room)
 
 
 def _check_writable(folder: str) -> None:
@@ -122,7 +122,7 @@ def _shares_blocks(source: str, dst: str) -> bool:
         for _ in range(2):
             opened.append(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
         os.write(opened[0], bytes(1 << 16))
-        fcntl.ioctl(opened[1], _FICLONE, opened[0])
+        fcntl.ioctl(opened[1], FICLONE, opened[0])
     except (OSError, AttributeError):  # O_TMPFILE is Linux's
         return False
     finally:

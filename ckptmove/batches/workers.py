@@ -25,6 +25,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from .doing import LISTENER
+from .telling import Teller, sendable
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
@@ -275,33 +276,12 @@ def _perform(data: bytes, told: IO[bytes]) -> None:
     try:
         call, args, kwargs = pickle.loads(data)
         context = copy_context()
-        context.run(LISTENER.set, _Teller(told))
+        context.run(
+            LISTENER.set,
+            Teller(lambda nbytes: _put(told, pickle.dumps(("progress", nbytes))), _OFTEN),
+        )
         answer = ("returned", context.run(call, *args, **kwargs))
         sent = pickle.dumps(answer)
     except Exception as error:
-        sent = pickle.dumps(("raised", _sendable(error)))
+        sent = pickle.dumps(("raised", sendable(error)))
     _put(told, sent)
-
-
-def _sendable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-class _Teller:
-    """Tells of progress, but not too often."""
-
-    def __init__(self, told: IO[bytes]) -> None:
-        self._told = told
-        self._nbytes = 0
-        self._next = time.monotonic() + _OFTEN
-
-    def __call__(self, nbytes: int) -> None:
-        self._nbytes += nbytes
-        if time.monotonic() >= self._next:
-            _put(self._told, pickle.dumps(("progress", self._nbytes)))
-            self._nbytes = 0
-            self._next = time.monotonic() + _OFTEN

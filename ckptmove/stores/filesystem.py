@@ -241,6 +241,11 @@ def info_of(place: Place) -> Mapping[str, Any]:
     return asked(info, place.url)
 
 
+def size_in(info: Mapping[str, Any]) -> int:
+    """The size that an entry tells, or 0."""
+    return max(0, int(info.get("size") or 0))
+
+
 def stamp_of(info: Mapping[str, Any]) -> str:
     """A text that changes if the object does, as far as its store tells."""
     telling = [f"{key}={_plain(info[key])}" for key in _TELLING if info.get(key) is not None]

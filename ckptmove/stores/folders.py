@@ -65,9 +65,9 @@ def nbytes_of(path: StrPath) -> int:
         if not is_url(path):
             about = os.stat(path)
             return about.st_size if stat.S_ISREG(about.st_mode) else 0
-        from .filesystem import info_of, place_of
+        from .filesystem import info_of, place_of, size_in
 
-        return int(info_of(place_of(str(path))).get("size") or 0)
+        return size_in(info_of(place_of(str(path))))
     except (OSError, ValueError, CkptmoveError):
         return 0
 
@@ -89,7 +89,7 @@ def inside(path: StrPath) -> list[Inside]:
 
 
 def _in_store(url: str) -> list[Inside]:
-    from .filesystem import asked, place_of
+    from .filesystem import asked, place_of, size_in
 
     place = place_of(url)
     listed: list[Mapping[str, Any]] = asked(lambda: list(place.fs.ls(place.path, detail=True)), url)
@@ -101,5 +101,5 @@ def _in_store(url: str) -> list[Inside]:
         if path == own or not name:  # a folder that is marked by an object of its name
             continue
         folder = each.get("type") == "directory"
-        found.append(Inside(name, folder, not folder, int(each.get("size") or 0)))
+        found.append(Inside(name, folder, not folder, size_in(each)))
     return sorted(found)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InputError
-from .filesystem import Missing, asked, info_of, place_of, stamp_of
+from .filesystem import Missing, asked, info_of, place_of, size_in, stamp_of
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -50,7 +50,7 @@ def tree(url: str) -> list[Listed]:
     for path, about in asked(find, url).items():
         if path.startswith(within) and about.get("type") != "directory":
             name = path[len(within) :]
-            nbytes = max(0, int(about.get("size") or 0))
+            nbytes = size_in(about)
             listed.append(Listed(name, f"{base}/{name}", nbytes, stamp_of(about)))
     if not listed:
         raise Missing("can't be read: there is nothing below it", path=url)
@@ -64,7 +64,7 @@ def facts(url: str) -> tuple[int, str]:
         InputError: there is no such object, or it can't be told.
     """
     about = info_of(place_of(url))
-    return int(about.get("size") or 0), stamp_of(about)
+    return size_in(about), stamp_of(about)
 
 
 def many(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:

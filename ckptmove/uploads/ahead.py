@@ -13,7 +13,7 @@ from ..dtypes import nbytes_of
 from ..errors import StrPath
 from ..plan import Gather, Proof
 from ..source import Source
-from ..verifier import damaged
+from ..verifier import crc32_of, damaged
 
 
 class Proofs:
@@ -54,9 +54,8 @@ class Proofs:
         """
         for proof, (at, crc32) in self._sums.items():
             source = self._sources[proof.source]
-            for _, data in source.chunks(at, proof.source_at + proof.nbytes - at):
-                crc32 = zlib.crc32(data, crc32)
-            if crc32 != proof.crc32:
+            left = proof.source_at + proof.nbytes - at
+            if crc32_of(source, at, left, crc32) != proof.crc32:
                 raise damaged(proof.name, source)
 
 

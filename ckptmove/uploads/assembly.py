@@ -7,7 +7,6 @@ is put in as soon as these are known.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -18,7 +17,7 @@ from ..errors import CorruptError, StrPath, UnsupportedError, WriteError
 from ..plan import Copy, Gather, Plan, Write
 from ..source import Source, check_range
 from ..unnamed import gathered_at
-from ..verifier import Measured, damaged
+from ..verifier import Measured, crc32_of, damaged
 from .ahead import Ahead, Proofs
 
 
@@ -145,10 +144,7 @@ class Assembled(Source):
         """Say who is at fault where a checksum does not match."""
         each = self._plan.checksums[n]
         source = self._sources[each.source]
-        crc32 = 0
-        for _, data in source.chunks(each.source_at, each.nbytes):
-            crc32 = zlib.crc32(data, crc32)
-        if crc32 != each.crc32:
+        if crc32_of(source, each.source_at, each.nbytes) != each.crc32:
             raise damaged(each.name, source)
         raise WriteError(f"the record {each.name!r} is not as it is in its source", path=self.path)
 

@@ -1,0 +1,38 @@
+"""What a process that does the work of another tells it: how far it is, and what went wrong."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+
+
+class Teller:
+    """Tells of progress, but not too often."""
+
+    def __init__(self, tell: Callable[[int], object], seconds: float) -> None:
+        """Args:
+        tell: called with the bytes that were done since it was called before.
+        seconds: at least as long apart.
+        """
+        self._tell = tell
+        self._seconds = seconds
+        self._nbytes = 0
+        self._next = time.monotonic() + seconds
+
+    def __call__(self, nbytes: int) -> None:
+        """So many bytes more are done."""
+        self._nbytes += nbytes
+        if time.monotonic() >= self._next:
+            self._tell(self._nbytes)
+            self._nbytes = 0
+            self._next = time.monotonic() + self._seconds
+
+
+def sendable(error: Exception) -> Exception:
+    """The same error, or one that says the same where it can't be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -7,59 +7,13 @@ ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
 ckptmove.convert("in.pt", "out.safetensors")
 """
 
-from .batches.batch import batch
-from .batches.items import Result
-from .batches.planning import BatchPlan
-from .batches.running import Batch, BatchReport
-from .drafts.differing import Difference, Kind, Values
-from .drafts.draft import Loss
-from .errors import (
-    CheckFailed,
-    CkptmoveError,
-    CorruptError,
-    DeviceError,
-    InputError,
-    RefusedError,
-    UnsupportedError,
-    UsageError,
-    WriteError,
-)
-from .in_place import Recovered
-from .live.diagnosis import Diagnosis
-from .live.happenings import Happening, Operand, Site, Trace, Usage
-from .manifest import (
-    Alias,
-    Extent,
-    Manifest,
-    NamedDevice,
-    Role,
-    Section,
-    Storage,
-    TensorEntry,
-    Total,
-)
-from .opaque import Opaque
-from .placement import Kept, Moved
-from .rehearsal.findings import Finding
-from .render.move import MoveReport
-from .render.shown import FileManifest, LiveManifest
-from .verbs.convert import ConvertReport, convert
-from .verbs.diff import Diff, diff
-from .verbs.doctor import doctor
-from .verbs.inspect import inspect
-from .verbs.load import load
-from .verbs.move import move
-from .verbs.prefetch import prefetch
-from .verbs.recover import RecoverReport, recover
-from .verbs.relocate import RelocateReport, relocate
-from .verbs.report import report
-from .verbs.save import save
-from .verbs.to_device import to_device
-from .verbs.trace import trace
-from .verbs.validate import ValidationReport, validate
-from .verdicts import Verdict
-from .verifier import Progress
+# ruff: noqa: F405 -- they are imported when one is asked for, and before that by type checkers alone
+
 from .version import __version__
+
+TYPE_CHECKING = False  # typing has the same name; importing it takes a while
+if TYPE_CHECKING:
+    from .public import *  # noqa: F403
 
 __all__ = [
     "Alias",
@@ -103,6 +57,7 @@ __all__ = [
     "Total",
     "Trace",
     "UnsupportedError",
+    "UntrustedError",
     "Usage",
     "UsageError",
     "ValidationReport",
@@ -126,3 +81,17 @@ __all__ = [
     "trace",
     "validate",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """A public name. Not before, since the command line first says what Ctrl-C shall do."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import public
+
+    value = globals()[name] = getattr(public, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

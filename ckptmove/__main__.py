@@ -1,5 +1,16 @@
-"""`python -m ckptmove`"""
+"""`python -m ckptmove`, and the command `ckptmove`."""
 
-from .cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command line. Until it handles Ctrl-C, that ends the process without a word."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from .cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,7 @@ _PLAIN = ("cpu", "mps", "meta")
 #: Devices whose tensors torch saves through the CPU: no storage ever carries their tag.
 _THROUGH_CPU = ("xla", "maia", "lazy", "vulkan", "ipu", "ort")
 _MAX_INDEX = 127  # c10::DeviceIndex is a signed byte
+_MOST_DIGITS = 3  # Python itself refuses to read a number of thousands
 
 _TAG = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
 _WRITTEN_LIKE = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "amd": "cuda"}
@@ -69,9 +70,17 @@ def parse(device: object) -> str:
             f"'{text}' can't be loaded by torch: the tag {kind} takes no index",
             hint=f"did you mean {kind}?",
         )
-    if index is not None and int(index) > _MAX_INDEX:
+    if index is not None and (len(index) > _MOST_DIGITS or int(index) > _MAX_INDEX):
         raise DeviceError(f"'{text}': torch counts devices only up to {_MAX_INDEX}")
     return text
+
+
+def is_tag(text: str) -> bool:
+    """Whether torch writes this as the location of a storage; in a file it may be any text."""
+    try:
+        return parse(text) == text
+    except DeviceError:
+        return False
 
 
 def numbered(device: object) -> str:

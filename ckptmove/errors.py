@@ -2,11 +2,12 @@
 
     CkptmoveError
     ├── UsageError        2   the request makes no sense, whatever the file
-    │   └── DeviceError   2   not a device tag that torch can load
+    │   └── DeviceError   2   no device that torch can load on, or none that is here
     ├── CheckFailed       1   a check the user asked for came out negative
     ├── InputError        3   the input can't be read, or is refused
     │   ├── CorruptError      damaged, truncated or hostile
-    │   └── UnsupportedError  a known thing that this version can't handle
+    │   ├── UnsupportedError  a known thing that this version can't handle
+    │   └── UntrustedError    names unknown callables, and `strict` was asked for
     ├── RefusedError      4   nothing was written, on purpose
     └── WriteError        5   writing, verifying or printing failed; no partial file is left
 
@@ -52,7 +53,7 @@ class UsageError(CkptmoveError):
 
 
 class DeviceError(UsageError, ValueError):
-    """A device that torch can't load a checkpoint on, by its spelling."""
+    """A device that torch can't load a checkpoint on, by its spelling or since it isn't here."""
 
 
 class CheckFailed(CkptmoveError):
@@ -73,6 +74,10 @@ class CorruptError(InputError):
 
 class UnsupportedError(InputError):
     """The input is something known that this version can't handle."""
+
+
+class UntrustedError(InputError):
+    """The input names callables that are not known to be harmless, and that was to be refused."""
 
 
 class RefusedError(CkptmoveError):

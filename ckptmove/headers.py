@@ -42,8 +42,11 @@ _LONGEST_INTEGER = 20  # digits of a number of 64 bits
 _LARGEST = (1 << 63) - 1  # that torch counts
 _LONGEST_SHOWN = 100  # characters of a name in a message
 _ALIGNMENT = 8
-_LEAST_ROOM = 1 << 16  # brackets that any header may open
+_LEAST_ROOM = 1 << 16  # brackets that any header may open, and tensors without a byte
 _NBYTES_OF_BRACKET = 8  # of a header, for each more; an entry opens three in 50 bytes at least
+_LEAST_QUOTES = 1 << 18  # that any header may have
+_NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
+_NBYTES_OF_EMPTY = 512  # of a header, for each tensor without a byte beyond these
 _CHUNK = 1 << 20
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
@@ -137,6 +140,9 @@ def read_header(source: Readable) -> Header:
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise CorruptError(f"the {METADATA} in its header is no object of strings")
     entries = {name: _entry(name, said, data_at) for name, said in root.items()}
+    empty = sum(not entry.nbytes for entry in entries.values())
+    if empty > _LEAST_ROOM + length // _NBYTES_OF_EMPTY:
+        raise CorruptError(f"its header names {empty:,} tensors without a byte: it is absurd")
     _check_coverage(entries, data_at, source.nbytes)
     return Header(entries, metadata, data_at)
 
@@ -172,14 +178,15 @@ def read_json(content: bytes, what: str) -> Json:
 
 
 def _check_nesting(content: bytes, what: str) -> None:
-    """Check how deep brackets are nested, and how many there are, before they are parsed."""
+    """Check how deep brackets are nested, and how many they and texts are, before any is parsed."""
     unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = unescaped.translate(_STEPS, _NO_MARKS)
-    depth = opened = within = 0  # within: 1 within a string
+    depth = opened = quotes = within = 0  # within: 1 within a string
     for at in range(0, len(marks), _CHUNK):
         parts = marks[at : at + _CHUNK].split(b'"')
         outside = b"".join(parts[within::2])
-        within ^= (len(parts) - 1) % 2
+        quotes += len(parts) - 1
+        within = quotes % 2
         opened += outside.count(b"\x01")
         steps = memoryview(outside).cast("b")
         if max(accumulate(steps, initial=depth)) > _DEEPEST:
@@ -187,6 +194,8 @@ def _check_nesting(content: bytes, what: str) -> None:
         depth += sum(steps)
     if opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
         raise CorruptError(f"{what} has absurdly many brackets")
+    if quotes > _LEAST_QUOTES + len(content) // _NBYTES_OF_QUOTE:
+        raise CorruptError(f"{what} has absurdly many texts")
 
 
 class Twice(Exception):

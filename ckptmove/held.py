@@ -14,6 +14,11 @@ from .copier import read_at, write_at
 from .errors import InputError, WriteError
 from .journal import HEAD_NBYTES, UNFINISHED, Change, check_head, journal_name
 
+#: What this process holds for a change, or is about to: by holder, process, device and inode.
+_held_here: dict[int, tuple[int, int, int]] = {}
+
+_PATIENCE = 1.0  # seconds until who leases the file is not just looking who else has it open
+
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 
 
@@ -35,7 +40,8 @@ class Held:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             self.folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self.fd = os.open(self.name, flags, dir_fd=self.folder)
+            _held_here[id(self)] = _key(os.stat(self.name, dir_fd=self.folder))
+            self.fd = self._open(flags)
             self.locked = self._lock(patience)
         except BaseException:
             self.close()
@@ -53,17 +59,31 @@ class Held:
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     os.close(fd)
+        _held_here.pop(id(self), None)
+
+    def _open(self, flags: int) -> int:
+        """Open it; who leases it for an instant, as `is_open_for_writing` does, is waited for."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return os.open(self.name, flags, dir_fd=self.folder)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.001)
 
     def _lock(self, patience: float) -> bool:
         """Whether the file system has locks."""
         until = time.monotonic() + patience
         while True:
+            here = is_held_here(self.fd, self)
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError as error:
                 if time.monotonic() >= until:
-                    raise busy(self.path) from error
+                    here = here or is_held_here(self.fd, self)  # gone since, or come since
+                    raise busy(self.path, here=here) from error
                 time.sleep(0.01)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -148,9 +168,20 @@ class Held:
             self.check(change.at, change.old)
 
 
-def busy(path: str) -> InputError:
-    """What is said where somebody else holds the file."""
-    return InputError("is being changed in place by another process", path=path)
+def busy(path: str, *, here: bool) -> InputError:
+    """What is said where somebody else holds the file, maybe in this very process."""
+    who = "another call in this process" if here else "another process"
+    return InputError(f"is being changed in place by {who}", path=path)
+
+
+def is_held_here(fd: int, but: Held | None = None) -> bool:
+    """Whether this process holds the file for a change, or is about to: another than `but`."""
+    key = _key(os.fstat(fd))
+    return any(each == key for holder, each in [*_held_here.items()] if holder != id(but))
+
+
+def _key(found: os.stat_result) -> tuple[int, int, int]:
+    return os.getpid(), found.st_dev, found.st_ino  # a fork holds what its parent does, no more
 
 
 def is_locked(fd: int) -> bool:

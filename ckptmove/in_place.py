@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .copier import write_at
 from .destination import failure_of
 from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
-from .held import Held, busy, is_locked, is_open_for_writing
+from .held import Held, busy, is_held_here, is_locked, is_open_for_writing
 from .journal import UNFINISHED, Journal, journal_name
 from .plan import Plan
 from .source import File
@@ -55,7 +55,7 @@ class InPlace:
 
         Raises:
             RefusedError: as `check_in_place`, or its file system knows no locks.
-            InputError: another process is changing it in place.
+            InputError: another process, or another thread of this one, is changing it in place.
         """
         check_in_place(self.source, self.plan, force=self.force)
         try:
@@ -188,9 +188,11 @@ def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
     links = os.fstat(source.fd).st_nlink
     if links > 1:
         raise RefusedError(f"has {links:,} hard links", path=path, hint=_INSIST)
+    here = is_held_here(source.fd)
     if is_open_for_writing(source.fd):
-        if is_locked(source.fd):
-            raise busy(path)
+        here = here or is_held_here(source.fd)  # gone since, or come since
+        if here or is_locked(source.fd):
+            raise busy(path, here=here)
         raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .device import kind_of, parse
 from .errors import CheckFailed
+from .other_records import OtherRecord
 from .paths import Path, path_json
 from .pickles.nodes import Node
 from .source import Fetched
@@ -33,6 +34,7 @@ class Section(str, Enum):
     """What a tensor serves, found by evidence and not by name."""
 
     MODEL = "model"
+    EMA = "ema"
     OPTIMIZER = "optimizer"
     SCHEDULER = "scheduler"
     RNG = "rng"
@@ -42,7 +44,7 @@ class Section(str, Enum):
 
 
 class Role(str, Enum):
-    """A part that some tensors play for which torch has a device of its own."""
+    """A part that some tensors play for which torch has a device of its own, or none."""
 
     STEP = "optimizer step"
     HYPERPARAMETER = "optimizer hyper-parameter"
@@ -50,6 +52,7 @@ class Role(str, Enum):
     RANK_MAP = "mesh rank map"
     SHAPE = "nested tensor shape"
     LENGTHS = "packed sequence length"
+    ARRAY = "numpy array"
 
     __str__ = str.__str__
 
@@ -76,7 +79,7 @@ class Storage:
         location: torch's tag of the device it was saved on.
         nbytes: its size.
         dtype: the element type it was saved with, or None for an untyped storage.
-        extent: where its bytes lie in the file, or None where they are spelled as text there.
+        extent: where its bytes lie in the file; None for text there, and for numpy arrays.
     """
 
     id: str
@@ -91,9 +94,10 @@ class TensorEntry:
     """One tensor under one path.
 
     Attributes:
-        path, name: where it is.
+        path, name: where it is; in a module that was saved whole, the name is that which its state
+            dict would have, or that of the attribute.
         section: what it serves.
-        kind: `tensor`, `parameter`, `storage`, or the qualified name of a tensor subclass.
+        kind: `tensor`, `parameter`, `storage`, or a qualified name: `numpy.ndarray`, a subclass.
         layout: `strided`, `sparse_coo`, `sparse_csr` …, `nested`.
         dtype: torch's name of the element type.
         shape: elements per dimension; -1 where it differs along the batch of a nested tensor.
@@ -107,10 +111,12 @@ class TensorEntry:
         state_key: its name within the model's state dict, or None outside of one; of a living
             model's gradients and optimizer state, that of the parameter they belong to.
         part_of: the name of the composite tensor (sparse, quantized, subclass) it is a part of.
-        role: set where torch has a rule of its own for this tensor's device.
+        role: set where torch has a rule of its own for its device, and for a numpy array.
         says_device: whether it names its device itself, besides where its bytes lie: wrapper
             subclasses, and tensors that are saved through the CPU.
         held: in a living model, how: `parameter`, `buffer`, `optimizer state`, …
+        beside: whether a module that was saved whole holds it besides what its state dict has: a
+            buffer that is not persistent, an attribute, …
     """
 
     path: Path
@@ -132,6 +138,7 @@ class TensorEntry:
     shared_with: tuple[str, ...] = ()
     says_device: bool = False
     held: str | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,7 @@ class NamedDevice:
 class Alias(NamedTuple):
     """A container that is the very same object as one met before.
 
-    In a file it is not listed again; a module is, under each of its names, as in a state dict.
+    It is not listed again; but a module is, under each of its names, as in a state dict.
     """
 
     name: str
@@ -201,11 +208,14 @@ class Manifest:
         values_naming_devices: the user's own values that name a device.
         objects: how many objects of each kind there are besides tensors and plain containers.
         globals: every name that unpickling would import.
-        unknown_callables: those of them that are neither torch's own nor known to be inert.
+        unknown_callables: those of them that are neither torch's own nor known to be inert; of
+            safetensors, what their tree names: a pickle made of it would import that.
         aliases: containers reached again.
         capturable: names of optimizers whose groups say `capturable=True`.
         meshes: of each device mesh, the kind of its devices.
         remotes: the devices that sharded tensors say their shards are on, on whatever machine.
+        records: what else the file holds, that is neither its object nor its tensors.
+        metadata: what the header of safetensors says of the whole, as text by key.
         warnings: what is odd about the file, a sentence each.
         fetched: what was fetched of it to know this, if it lies in a store.
         writer: what is known of who wrote it, e.g. `torch 1.6 to 2.0`; may be empty.
@@ -227,6 +237,8 @@ class Manifest:
     capturable: tuple[str, ...] = ()
     meshes: tuple[str, ...] = ()
     remotes: tuple[str, ...] = ()
+    records: tuple[OtherRecord, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     writer: str = ""
     fetched: Fetched | None = field(default=None, compare=False)
@@ -339,8 +351,8 @@ class Manifest:
     def elsewhere(self, device: str) -> tuple[TensorEntry, ...]:
         """Tensors that are not on `device`, but for those on the CPU that belong there.
 
-        A checkpoint for `cuda:0` keeps its RNG states and optimizer steps there, as torch does. A
-        device without an index, like `cuda`, stands for all of its kind.
+        A checkpoint for `cuda:0` keeps its RNG states and optimizer steps there, as torch does, and
+        numpy arrays have no device. One without an index, like `cuda`, stands for all of its kind.
         """
         wanted = parse(device)
         return tuple(
@@ -364,6 +376,9 @@ class Manifest:
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)
+        if kind_of(device) != "cpu" and all(e.role is Role.ARRAY for e in self.tensors):
+            told = "there are numpy arrays alone, which have no device"
+            raise CheckFailed(f"not on {device}: {told}", path=self.path)
         wanted, used = parse(device), {entry.storage for entry in self.tensors}
         for key, storage in self.storages.items():
             if key not in used and wanted not in (storage.location, kind_of(storage.location)):
@@ -385,6 +400,8 @@ class Manifest:
             "dtypes": {name: total._asdict() for name, total in self.dtypes.items()},
             "objects": dict(self.objects),
             "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
+            "records": [record.to_json() for record in self.records],
+            "metadata": dict(self.metadata),
             "aliases": [alias._asdict() for alias in self.aliases],
             "globals": list(self.globals),
             "unknown_callables": list(self.unknown_callables),

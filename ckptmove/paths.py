@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 Key = str | int | float | bool | bytes | None
 Path = tuple[Key, ...]
 
+#: How the spelling of a key begins that is no string, as a whole or in part.
+_LIKE_A_SCALAR = re.compile(r"-?\d|b['\"]|(None|True|False|-?inf|nan)$")
+
 
 def spell(path: Path) -> str:
-    """A path as a dotted name; that of the root is `(root)`."""
+    """A path as a dotted name; that of the root is `(root)`.
+
+    Keys are not quoted: two paths may be spelled alike, and `spell_apart` tells them apart.
+    """
     return ".".join([k if type(k) is str else _spell_key(k) for k in path]) if path else "(root)"
+
+
+def spell_apart(path: Path) -> str:
+    """A path as a dotted name that no other path has: strings are quoted where need be.
+
+    `("a.b", 0, "0")` is `"a.b".0."0"`.
+    """
+    return ".".join(map(_spell_quoted, path)) if path else "(root)"
 
 
 def _spell_key(key: Key) -> str:
@@ -17,6 +34,14 @@ def _spell_key(key: Key) -> str:
     if isinstance(key, int) and key.bit_length() > 1024:
         return hex(key)  # decimal takes quadratic time, and Python refuses it
     return str(key)
+
+
+def _spell_quoted(key: Key) -> str:
+    text = _spell_key(key)
+    if not isinstance(key, str):
+        return f"({text})" if "." in text else text
+    plain = text and not any(c in text for c in '."()\\') and not _LIKE_A_SCALAR.match(text)
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def path_json(path: Path) -> list[Key]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .device import TagMap, kind_of
 from .errors import RefusedError
 from .manifest import Manifest, Role, Section, TensorEntry
-from .paths import Path, spell
+from .paths import Path
 from .rules import Rules
 from .words import quoted
 
@@ -25,6 +25,7 @@ _WHY = {
     Role.RNG_STATE: "torch restores RNG states only from the CPU",
     Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
     Role.SHAPE: "the shape of a nested tensor stays on the CPU",
+    Role.ARRAY: "numpy arrays have no device",
     Role.LENGTHS: "RNNs want the lengths of a packed sequence on the CPU",
 }
 
@@ -137,6 +138,8 @@ def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
 
 def _stays(entry: TensorEntry, wanted: str, rules: Rules) -> bool:
     """Whether torch keeps on the CPU what plays this role; an RNG state even comes back to it."""
+    if entry.role is Role.ARRAY:
+        return True
     at_home = entry.device == "cpu" or entry.role is Role.RNG_STATE
     return at_home and wanted != "cpu" and not rules.everything
 
@@ -166,9 +169,10 @@ def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves:
 def _check_composites(manifest: Manifest, targets: list[str]) -> None:
     """Refuse to tear apart what is one tensor: its parts, and the device it has itself."""
     owners: dict[Path, str] = {}
+    names = {entry.path: entry.name for entry in manifest.tensors}
     for entry, target in zip(manifest.tensors, targets, strict=True):
         if entry.part_of is not None and entry.role not in (Role.RANK_MAP, Role.SHAPE):
-            whole = owners.setdefault(_owner(entry), target)
+            whole = owners.setdefault(_owner(entry, names), target)
             if whole != target:
                 raise RefusedError(
                     f"{entry.name!r} is a part of {entry.part_of!r}: it can't be on {target} "
@@ -179,10 +183,10 @@ def _check_composites(manifest: Manifest, targets: list[str]) -> None:
             owners[entry.path] = target
 
 
-def _owner(part: TensorEntry) -> Path:
+def _owner(part: TensorEntry, names: Mapping[Path, str]) -> Path:
     """The path of the composite tensor that a tensor is a part of."""
     depths = range(len(part.path) - 1, 0, -1)
-    return next((part.path[:n] for n in depths if spell(part.path[:n]) == part.part_of), ())
+    return next((part.path[:n] for n in depths if names.get(part.path[:n]) == part.part_of), ())
 
 
 def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:

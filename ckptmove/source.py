@@ -9,6 +9,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from traceback import clear_frames
 from types import TracebackType
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -16,6 +17,9 @@ from .errors import CkptmoveError, CorruptError, InputError, StrPath, Unsupporte
 
 #: The most that is read into memory at once and as a whole, in bytes.
 MAX_NBYTES = 512 << 20
+
+#: What to say of a file for which the memory does not suffice.
+NO_MEMORY = "needs more memory than this process can have"
 
 _CHUNK = 1 << 20
 _Self = TypeVar("_Self", bound="Source")
@@ -123,7 +127,8 @@ class Window:
 class Source(ABC):
     """Something to read from, whose size was taken once, wherever it lies.
 
-    Used as a context, it closes what it holds, and is named in errors that name nothing.
+    Used as a context, it closes what it holds, and is named in errors that name nothing. A file
+    for which the memory does not suffice is as good as damaged.
 
     Attributes:
         path: where it lies: a path, or a URL.
@@ -145,9 +150,26 @@ class Source(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
-        if isinstance(error, CkptmoveError):
-            error.about(self.path)
+        try:
+            if isinstance(error, InputError):
+                self._blame_changes(error)
+        finally:
+            self.close()
+            if isinstance(error, CkptmoveError):
+                error.about(self.path)
+            elif isinstance(error, MemoryError) and trace is not None:
+                clear_frames(trace)  # what was built is not needed any more
+                raise CorruptError(NO_MEMORY, path=self.path) from None
+
+    def _blame_changes(self, error: InputError) -> None:
+        """Raise what is true of a file that looks damaged since it is being written to."""
+        try:
+            self.check_unchanged()
+        except CorruptError as changed:
+            changed.about(self.path)
+            raise changed from error
+        except InputError:  # it can't be asked
+            pass
 
     @abstractmethod
     def close(self) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from .copier import Copier, put, start_writeback
 from .destination import failure_of, mode_from, refuse_if_full
-from .errors import CorruptError, WriteError
+from .errors import CorruptError, UnsupportedError, WriteError
 from .plan import Copy, Gather, Plan
 from .ranges import divided
 from .source import File, Source
@@ -220,9 +220,15 @@ def gathered_at(
     """What a gather brings, piece by piece, with the offsets that it goes to.
 
     Raises:
+        UnsupportedError: torch is missing.
         WriteError: it is less than was planned, or more.
     """
-    from .runtime.gather import gathered  # what needs no gather needs no torch
+    try:
+        from .runtime.gather import gathered  # what needs no gather needs no torch
+    except ImportError as error:
+        raise UnsupportedError(
+            "needs torch to write strided or cast tensors", hint="pip install torch"
+        ) from error
 
     at, left = gather.at, gather.nbytes
     for chunk in gathered(sources[gather.source] if gather.content is None else None, gather):

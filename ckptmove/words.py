@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MOST_LISTED = 8
+_LONGEST_NAME = 48  # bytes
 _LONGEST = 300  # characters of an exception
 
 
@@ -23,6 +24,25 @@ def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
 def quoted(names: Sequence[str], most: int = 3) -> str:
     """`'a', 'b' and 12 more`."""
     return listed([repr(name) for name in names[:most]] + list(names[most:]), most)
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names that a file gives, fit for one line."""
+    return listed([*map(short, names[:most]), *names[most:]], most)
+
+
+def short(name: str) -> str:
+    """A name that a file gives, fit for a part of one line."""
+    encoded = (name if name.isprintable() else ascii(name)).encode()
+    if len(encoded) <= _LONGEST_NAME:
+        return encoded.decode()
+    return f"{encoded[:_LONGEST_NAME].decode(errors='ignore')}..."
+
+
+def which_loading_runs(names: Sequence[str]) -> list[str]:
+    """That a file names unknown callables, in a sentence; none if it doesn't."""
+    many = counted(len(names), "unknown callable")
+    return [f"names {many}, which loading runs: {few(names)}"] if names else []
 
 
 def first_line(error: BaseException, longest: int = 200) -> str:

@@ -36,7 +36,8 @@ def corpus_files(kind: str) -> list[pytest.ParameterSet]:
     """
     folder = corpus_folder()
     if not (folder / "MANIFEST.tsv").is_file():
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no corpus in {folder}"))]
+        absent = pytest.mark.skip(reason=f"no corpus in {folder}")
+        return [pytest.param(None, marks=absent, id=f"no-{kind}")]
     with (folder / "MANIFEST.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     names = [row["file"] for row in rows if row["kind"] == kind]
@@ -53,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def corpus() -> Path:
     """The folder of public checkpoints."""
     folder = corpus_folder()
-    if not folder.is_dir():
+    if not (folder / "MANIFEST.tsv").is_file():
         pytest.skip(f"no corpus in {folder}; CKPTMOVE_CORPUS names another place")
     return folder
 

@@ -127,8 +127,9 @@ def test_one_rule_for_links(tmp_path: Path) -> None:
     (model / "vocab.txt").symlink_to(tmp_path / "words")
     (model / "data").symlink_to(tmp_path / "elsewhere")
     (model / "up").symlink_to("..")
+    tree, out = tmp_path / "tree", tmp_path / "out"
     with ThreadPoolExecutor(1) as executor:
-        batch = ckptmove.batch("convert", tmp_path / "tree", tmp_path / "out", executor=executor)
+        batch = ckptmove.batch("convert", tree, out, executor=executor, follow_links=True)
         [item] = [task.item for task in batch.plan.tasks]
         inside = [path for path in model.rglob("*") if path.is_file()]
         assert item.nbytes == sum(path.stat().st_size for path in inside)
@@ -139,10 +140,11 @@ def test_one_rule_for_links(tmp_path: Path) -> None:
     assert result.warnings == tuple(
         f"{name} is a link to a folder, and was not followed" for name in ("data", "up")
     )
-    assert {path.name for path in (tmp_path / "out" / "model").iterdir()} == {
+    assert {path.name for path in (out / "model").iterdir()} == {
         *("config.json", "model.safetensors", "vocab.txt")
     }
-    assert run("convert", tmp_path / "tree", tmp_path / "out") == {"model": "skipped"}
+    assert run("convert", tree, out, follow_links=True) == {"model": "skipped"}
+    assert run("convert", tree, tmp_path / "inside") == {"model": "refused"}
 
 
 # What is done depends on all that it was made of

@@ -191,6 +191,28 @@ def test_names_are_shown_on_one_line() -> None:
     assert repr(made) == "<Opaque 'evil.\\n\\x1b[2J" + "x" * 90 + "...'>"
 
 
+def test_an_opaque_shows_itself_whatever_it_holds() -> None:
+    names = ("", "\ud800" * 300, "\U0010ffff" * 300, "x" * 10**6, "\0")
+    contents: tuple[object, ...] = (
+        *(None, (), [], {}, 0, "", (torch.ones(2),), torch.ones(2), np.ones(3)),
+        {"\ud800" * 200 + str(n): n for n in range(20)},
+        {n: n for n in range(10**5)},
+    )
+    for name in names:
+        for content in contents:
+            made = Opaque(name, content, content, content)
+            made.state = content
+            made.items = [made, content] * 1000
+            made.pairs = [(made, made)]
+            told = repr(made)
+            assert told.startswith("<Opaque ")
+            assert told.isprintable()
+            assert len(told) < 2000
+    inside = Opaque("a.B", ())
+    inside.args, inside.state = (inside,), {"me": inside}
+    assert repr(inside) == "<Opaque a.B(...) me>"
+
+
 def test_aliases_and_cycles() -> None:
     shared: list[object] = []
     loop: dict[str, object] = {"shared": shared, "tuple": (shared,)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect as introspection
 import json
 import os
@@ -18,7 +19,8 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.cli import cli
+from ckptmove.cli import cli, run
+from ckptmove.render.text import one_line
 from tests.checkpoints import MAKERS, kept_on_cpu, save
 from tests.conftest import ROOT, RunCli
 
@@ -110,6 +112,65 @@ def test_an_error_is_one_line_and_a_code(
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+LONG = "n" * 230  # no file system takes much longer a name
+TOO_LONG = (
+    f"inspect {'p' * 5000}",
+    f"inspect {LONG}/{LONG}/{LONG}.pt",
+    f"inspect s3://{'b' * 3000}",
+    f"inspect run.pt --require {'d' * 3000}",
+    f"inspect --{'o' * 3000} run.pt",
+    "v" * 3000,
+    f"relocate run.pt --to cuda:{'9' * 3000}",
+    f"relocate run.pt --map {'m' * 3000}",
+    f"relocate run.pt --device-map {'f' * 3000}",
+    f"relocate long.pt --to cpu -o {LONG}.pt",
+    f"convert run.pt out.{'x' * 3000}",
+    f"convert run.pt out.safetensors --root {'r' * 3000}",
+    f"convert run.pt out.safetensors --select {'ä' * 3000}",
+    f"diff run.pt {'p' * 5000}",
+    f"diff run.pt long.pt --select {'ä' * 3000}",
+    f"validate run.pt --against {'p' * 5000}",
+    f"validate run.pt --step train --optimizer {'o' * 3000}",
+    f"doctor --device {'d' * 3000}",
+    f"recover {'p' * 5000}",
+    f"batch convert {'p' * 5000} out",
+    f"batch validate . --shard-of {'1' * 3000}",
+)
+
+
+@pytest.mark.parametrize("command", TOO_LONG, ids=range(len(TOO_LONG)))
+def test_a_rejection_has_few_bytes(
+    command: str,
+    run_pt: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tied = torch.ones(1)
+    names = [f"{'weight ' * 300}\n\x1b[2J{n}" for n in range(30)]
+    save(tmp_path / "long.pt", {name: tied for name in names})
+    (tmp_path / f"{LONG}.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    code = run(command.split())
+    gc.enable()  # which a process that ends soon does without
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code in (2, 3, 4)
+    assert line.startswith("ckptmove: ")
+    assert len(line.encode()) < 300
+    assert line.isprintable()
+
+
+def test_what_is_shortened_keeps_its_ends() -> None:
+    path = f"/models/{'deep/' * 200}run.pt"
+    line = one_line(path, "the destination exists", "--force replaces it; or name another", 289)
+    assert line.startswith("/models/")
+    assert line.endswith("run.pt: the destination exists (--force replaces it; or name another)")
+    line = one_line("run.pt", "so it is. " * 100, f"ckptmove recover {path}", 289)
+    assert len(line.encode()) <= 289
+    assert re.match(r"run\.pt: so it is.*….*is\.  \(ckptmove recover /models/.*run\.pt\)$", line)
+    assert 95 < len(one_line("", "ä" * 1000, "", 100).encode()) <= 100
+
+
 def test_what_can_not_be_written_is_code_5_and_leaves_nothing(tmp_path: Path) -> None:
     save(tmp_path / "big.pt", torch.ones(100_000))
     done = shell("ulimit -f 100; ckptmove relocate big.pt --to cpu -o out.pt", tmp_path)
@@ -142,11 +203,34 @@ def test_what_is_printed_in_part_is_code_5(unbuffered: str, many: Path) -> None:
     assert done.stderr == "ckptmove: output failed: File too large\n"
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+#: Of every verb, one that prints a result; and what it ends with where that can be printed.
+PRINTING = {
+    "-h": 0,
+    "--version": 0,
+    "inspect run.pt --json": 0,
+    "relocate run.pt --to cpu -o out.pt": 0,
+    "convert run.pt out.safetensors": 0,
+    "diff run.pt run.pt": 0,
+    "validate run.pt": 0,
+    "doctor --json": 1,
+    "recover run.pt": 0,
+    "batch validate . --include run.pt": 0,
+}
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_result_that_nobody_gets_is_code_5(command: str, run_pt: Path, tmp_path: Path) -> None:
+    done = shell(f"ckptmove {command} >&-", tmp_path)
+    assert (done.returncode, done.stderr) == (5, "ckptmove: output failed: Bad file descriptor\n")
+    done = shell(f"ckptmove {command} --force >&- 2>&-" if "out" in command else "exit 5", tmp_path)
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&-", ">&- -q", ">&- 2>&- -q", "<&- >&- 2>&- -q"])
 def test_nobody_needs_to_listen(closed: str, run_pt: Path, tmp_path: Path) -> None:
     save(tmp_path / "module.pt", MAKERS["whole_module"]())  # there is something to warn of
     for name in ("run", "module"):
-        line = f"ckptmove inspect {name}.pt --json {closed} && "
+        line = f"ckptmove inspect {name}.pt --tensors {closed} && "
         line += f"ckptmove relocate {name}.pt --to cpu -o {name}.out.pt {closed}"
         done = shell(line, tmp_path)
         assert done.returncode == 0
@@ -181,6 +265,54 @@ def test_a_signal_ends_it_as_that_signal(number: signal.Signals, many: Path) -> 
         process.send_signal(number)
         assert process.stderr.read().strip() == b""
     assert process.returncode == -number
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    count = 0
+
+    def find_spec(self, name, path=None, target=None):
+        self.count += self.count > 0 or name == "ckptmove.cli"
+        if self.count == int(os.environ["INTERRUPTED_AT"]):
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 9, 17, 33, 65, 129, 180])
+def test_an_interrupt_during_the_start_is_quiet(number: int, run_pt: Path, tmp_path: Path) -> None:
+    """At the import of so many modules."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    done = subprocess.run(
+        [*CLI, "inspect", run_pt],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+            "INTERRUPTED_AT": str(number),
+        },
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_minded() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import ckptmove.__main__; "
+        "print(*sorted(each for each in set(sys.modules) - before if each.startswith('ckptmove')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["ckptmove", "ckptmove.__main__", "ckptmove.version"]
 
 
 # -- the library's twin ------------------------------------------------------------------------

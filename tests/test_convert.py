@@ -226,7 +226,7 @@ from ckptmove.cli import run
 sys.path.insert(0, os.getcwd())
 before = set(sys.modules)
 for source, out in (("made.pt", "a.safetensors"), ("a.safetensors", "b.pt"), ("b.pt", "c.pt")):
-    ckptmove.convert(source, out)
+    ckptmove.convert(source, out, trust_objects=out == "b.pt")
 assert {"posix.system", "canary.canary"} <= set(ckptmove.inspect("b.pt").globals)
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert not new & {"canary", "torch", "numpy", "posix", "tests"}, new
@@ -277,6 +277,20 @@ def test_plain_layouts_need_neither_torch_nor_numpy(run_pt: Path, tmp_path: Path
     assert_shows_the_same(
         load(run_pt, weights_only=False), load(tmp_path / "back.pt", weights_only=False)
     )
+
+
+def test_without_torch_what_must_be_gathered_is_refused_in_one_line(tmp_path: Path) -> None:
+    source = tmp_path / "run.pt"
+    torch.save({"strided": torch.zeros(4, 6).t()}, source)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, "convert", source, tmp_path / "out.safetensors"],
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert "needs torch to write strided or cast tensors" in done.stderr
+    assert content(tmp_path).keys() == {"run.pt"}
 
 
 # -- presets -----------------------------------------------------------------------------------
@@ -427,10 +441,28 @@ def test_a_model_alone_is_selected_whole(tmp_path: Path) -> None:
         assert load_file(tmp_path / "out.safetensors").keys() == wanted
 
 
-def test_a_selection_without_a_tensor_is_told(tmp_path: Path) -> None:
-    torch.save({"model": "resnet", "state_dict": tree()["model"]}, tmp_path / "run.pt")
-    report = convert(tmp_path / "run.pt", tmp_path / "out.safetensors", preset="hf")
-    assert report.warnings == ("no tensor is among what is written",)
+def test_a_selection_without_a_tensor_is_refused_unless_it_was_named(tmp_path: Path) -> None:
+    path, out = tmp_path / "run.pt", tmp_path / "out.safetensors"
+    saved = {"model": "resnet", "state_dict": tree()["model"], "epoch": 3, "lost": None}
+    torch.save(saved, path)
+    whose = r"the weights are under 'state_dict' \(3 tensors\)"
+    asked: list[dict[str, Any]] = [
+        {"root": "model"},
+        {"root": "lost"},
+        {"root": "epoch"},
+        {"select": "e*"},
+        {"exclude": ["state_dict"]},
+        {"exclude": ["model"]},
+        {"select": "epoch", "exclude": "*.weight"},
+    ]
+    for options in asked:
+        with pytest.raises(RefusedError, match="none of its 3 tensors") as refused:
+            convert(path, out, **options)
+        assert refused.value.hint is not None
+        assert re.match(whose, refused.value.hint)
+        assert not out.exists()
+    assert convert(path, out, select=["epoch", "lost"]).tensors == 0
+    assert convert(path, out, select="model", force=True).tensors == 3
 
 
 def test_what_is_beside_a_root_is_said_to_be_left_out(tmp_path: Path) -> None:

@@ -147,7 +147,9 @@ def test_a_trainer_resumes_from_what_went_there_and_back(tmp_path: Path) -> None
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         source = (folder / name).rename(tmp_path / name)
         convert(source, tmp_path / f"{name}.safetensors")
-        convert(tmp_path / f"{name}.safetensors", folder / name, format="torch-zip")
+        convert(
+            tmp_path / f"{name}.safetensors", folder / name, format="torch-zip", trust_objects=True
+        )
     arguments = transformers.TrainingArguments(
         output_dir=tmp_path / "more",
         max_steps=3,

@@ -36,7 +36,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 def there_and_back(source: Path, folder: Path) -> tuple[Path, Path]:
     there, back = folder / "there.safetensors", folder / "back.pt"
     convert(source, there)
-    convert(there, back)
+    convert(there, back, trust_objects=True)
     return there, back
 
 
@@ -94,7 +94,7 @@ def test_paths_that_are_spelled_alike_get_names_of_their_own(tmp_path: Path) -> 
     there = assert_comes_back([saved, 0], tmp_path)
     shapes = {name: tuple(value.shape) for name, value in load_file(there).items()}
     assert sorted(shapes.values()) == [(1,), (2,), (3,)]
-    assert shapes["0.a.b"] == (1,)
+    assert (shapes['0."a.b"'], shapes["0.a.b"]) == ((1,), (2,))
 
 
 def test_keys_of_any_type_come_back(tmp_path: Path) -> None:

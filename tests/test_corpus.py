@@ -80,7 +80,9 @@ def test_a_zip_names_the_callables_its_row_names(corpus_zip: Path, row: Row) -> 
 
 def told(manifest: Manifest) -> Any:
     """All that a manifest says, but for what is the file's own."""
-    return replace(manifest, path="", nbytes=0, warnings=()).to_json()
+    # JSON is written with other white space, so that its size is the file's own.
+    records = tuple(record._replace(nbytes=0) for record in manifest.records)
+    return replace(manifest, path="", nbytes=0, warnings=(), records=records).to_json()
 
 
 @pytest.mark.parametrize("to", ["xpu:3", "privateuseone:15", "mps"])

@@ -66,11 +66,15 @@ UNCOUNTED = {"quantized", "sharded", "helped"}
 # Whose maker leaves something on the CPU that torch has no reason to leave there.
 MIXED = {"scripted_mixed": {"shift"}, "storageless": {"bias"}}
 
+# What a module that was saved whole keeps its tensors in, and its state dict does not name.
+_FRAME = re.compile(r"(?<![^.])_(modules|parameters|buffers)\.")
+
 
 def spelled(name: str, family: str, tensor: str, keys: dict[str, str]) -> str:
     """The name that we give to a tensor of a maker's."""
     if name == "saved_non_string_keys" and family == "legacy" and tensor == "b'raw'":
         return "<key 8>"
+    tensor = _FRAME.sub("", tensor)
     if name.startswith("estimator"):
         return f"__cuda_dependent_attributes__.{tensor}"
     found = _KEY.sub(lambda at: keys.setdefault(at[0], f"<key {len(keys)}>"), tensor)

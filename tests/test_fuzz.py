@@ -167,7 +167,10 @@ BLOCKS_OF_KINDS = [(kind, block) for kind in KINDS for block in range(BLOCKS)]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize(("kind", "block"), BLOCKS_OF_KINDS)
-def test_damaged_files_are_refused_or_relocated(kind: str, block: int, tmp_path: Path) -> None:
+def test_damaged_files_are_refused_or_relocated(
+    kind: str, block: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("files", CASES)
     forged = cases(kind, str(block))
     for n in range(CASES):
         data = next(forged)

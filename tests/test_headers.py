@@ -380,6 +380,13 @@ def test_brackets_are_counted_before_they_take_memory(text: str) -> None:
         read(framed(text.encode()))
 
 
+@pytest.mark.parametrize("content", ['"%x":"",', '"%d":"x",'])
+def test_texts_are_counted_before_they_take_memory(content: str) -> None:
+    said = "".join(content % n for n in range(200_000))
+    with pytest.raises(CorruptError, match="absurdly many texts"):
+        read(framed(f'{{"__metadata__":{{{said}"a":"a"}}}}'.encode()))
+
+
 def test_brackets_in_names_are_no_brackets() -> None:
     name = '[{"\\' * 500_000
     made = lay_out([Sized(name, "int8", (0,), 0), Sized("w", "int8", (0,), 0)])

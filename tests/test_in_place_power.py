@@ -1,15 +1,10 @@
-"""A power cut at every step of a change in place, and of its recovery.
-
-What a disk holds at that moment is what is in the image of a mounted file system: bytes that were
-written but not synced are not there yet. A copy of the image, mounted, is the disk after the cut.
-"""
+"""A power cut at every step of a change in place, and of its recovery."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +12,17 @@ import pytest
 import ckptmove
 from tests.checkpoints import MAKERS, save
 from tests.injecting import LOCKING, WRITING, Call, calls_of, command, needs_strace, run
-from tests.staging import interrupted, journal_of, journals, mounted, or_skip, unfinished_of
+from tests.power import Disk, disk_of
+from tests.staging import interrupted, journal_of, journals, unfinished_of
 
 CHANGING = (*WRITING, *LOCKING)
 
 
-class Disk:
-    """A file system in an image, with a checkpoint in it."""
+class Scene:
+    """A disk with a checkpoint on it."""
 
-    def __init__(self, folder: Path, image: Path, disk: Path) -> None:
-        self.folder, self.image, self.path = folder, image, disk / "in.pt"
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.disk, self.path = disk, disk.path / "in.pt"
         save(self.path, MAKERS["adamw_training"](), "cuda:1")
         self.old = self.path.read_bytes()
         ckptmove.relocate(self.path, folder / "out.pt", to="cpu")
@@ -47,28 +43,19 @@ class Disk:
 
     def after_the_cut(self) -> tuple[bytes, bool]:
         """The file as it is recovered after a power cut now, and whether there was a journal."""
-        copy, there = self.folder / "copy", self.folder / "after"
-        shutil.copyfile(self.image, copy)
-        try:
-            with mounted(there, "-o", "loop", os.fspath(copy)) as disk:
-                had = bool(journals(disk))
-                ckptmove.inspect(disk / "in.pt")
-                assert journals(disk) == []
-                return (disk / "in.pt").read_bytes(), had
-        finally:
-            there.rmdir()
+        with self.disk.after_the_cut() as found:
+            had = bool(journals(found))
+            ckptmove.inspect(found / "in.pt")
+            assert journals(found) == []
+            return (found / "in.pt").read_bytes(), had
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
-    """One whose writes wait for a sync."""
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """On a disk whose writes wait for a sync."""
     folder = tmp_path_factory.mktemp("power")
-    image = folder / "image"
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    or_skip("mkfs.ext4", "-q", image)
-    with mounted(folder / "disk", "-o", "loop,noatime,commit=300", os.fspath(image)) as there:
-        yield Disk(folder, image, there)
+    with disk_of(folder) as disk:
+        yield Scene(folder, disk)
 
 
 def some(calls: list[Call]) -> list[Call]:
@@ -78,31 +65,37 @@ def some(calls: list[Call]) -> list[Call]:
 
 
 @needs_strace
-def test_after_a_power_cut_it_is_the_old_or_the_new_file(disk: Disk, tmp_path: Path) -> None:
-    line = command("relocate", "-q", disk.path, "--to", "cpu", "--in-place")
-    calls = some(calls_of(line, disk.path, tmp_path / "log", CHANGING))
-    assert disk.after_the_cut() == (disk.new, False)  # what was done stays done
+def test_after_a_power_cut_it_is_the_old_or_the_new_file(
+    scene: Scene, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    line = command("relocate", "-q", scene.path, "--to", "cpu", "--in-place")
+    calls = some(calls_of(line, scene.path, tmp_path / "log", CHANGING))
+    assert scene.after_the_cut() == (scene.new, False)  # what was done stays done
     found = set()
     for call in calls:
-        disk.reset(disk.old)
+        scene.reset(scene.old)
         ended = run(line, inject=f"{call.name}:signal=KILL:when={call.ordinal}")
         assert ended.code == -signal.SIGKILL, call
-        content, had_journal = disk.after_the_cut()
-        assert content in ((disk.old,) if had_journal else (disk.old, disk.new)), call
+        content, had_journal = scene.after_the_cut()
+        assert content in ((scene.old,) if had_journal else (scene.old, scene.new)), call
         found.add(had_journal)
     assert found == {False, True}
+    record_property("cuts", len(calls))
 
 
 @needs_strace
-def test_after_a_power_cut_of_the_recovery_it_is_the_old_file(disk: Disk, tmp_path: Path) -> None:
-    disk.reset(disk.old)
-    interrupted(disk.path)
-    half, journal = disk.path.read_bytes(), journal_of(disk.path).read_bytes()
-    line = command("recover", "-q", disk.path)
-    calls = some(calls_of(line, disk.path.parent, tmp_path / "log", CHANGING))
-    assert disk.after_the_cut() == (disk.old, False)
+def test_after_a_power_cut_of_the_recovery_it_is_the_old_file(
+    scene: Scene, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    scene.reset(scene.old)
+    interrupted(scene.path)
+    half, journal = scene.path.read_bytes(), journal_of(scene.path).read_bytes()
+    line = command("recover", "-q", scene.path)
+    calls = some(calls_of(line, scene.path.parent, tmp_path / "log", CHANGING))
+    assert scene.after_the_cut() == (scene.old, False)
     for call in calls:
-        disk.reset(half, journal)
+        scene.reset(half, journal)
         ended = run(line, inject=f"{call.name}:signal=KILL:when={call.ordinal}")
         assert ended.code == -signal.SIGKILL, call
-        assert disk.after_the_cut()[0] == disk.old, call
+        assert scene.after_the_cut()[0] == scene.old, call
+    record_property("cuts", len(calls))

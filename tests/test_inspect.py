@@ -69,8 +69,9 @@ def assert_agrees(path: Path, manifest: Manifest, loaded: object) -> None:
 
 
 def spelled(path: tuple[object, ...]) -> str:
-    """A path as a name."""
-    return ".".join(map(str, path)) if path else "(root)"
+    """A path as a name; in a module that was saved whole, as in its state dict."""
+    keys = [key for key in path if key not in ("_modules", "_parameters", "_buffers")]
+    return ".".join(map(str, keys)) if path else "(root)"
 
 
 def facts_of(entry: TensorEntry) -> dict[str, object]:

@@ -26,6 +26,7 @@ from ckptmove.errors import CkptmoveError
 from tests.building import CODES, at_most
 from tests.checkpoints import MAKERS, rezip, save
 from tests.conftest import ROOT
+from tests.making.python2 import text_or_bytes
 from tests.oracles import Inert, assert_same_records, load
 from tests.sameness import assert_same_tree
 
@@ -155,11 +156,14 @@ class Stubs(pickle._Unpickler):
     """Imports nothing; in Python, where a slot of 2^32 - 1 takes no memory."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data), encoding="utf-8", errors="surrogateescape")
+        super().__init__(io.BytesIO(data), encoding="utf-8")
         self.locations: list[str] = []
 
     def find_class(self, module: str, name: str) -> Any:
         return _stub(module, name)
+
+    def _decode_string(self, value: bytes) -> Any:
+        return text_or_bytes(value)
 
     def persistent_load(self, pid: Any) -> Any:
         _, storage_type, key, location, numel = pid

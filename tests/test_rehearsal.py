@@ -146,7 +146,9 @@ def test_of_several_state_dicts_the_likeliest_is_taken(sound: Path) -> None:
     spoilt(sound, lambda saved: saved.update(teacher=Recurrent().state_dict()))
     assert rehearse(sound, model=Convolutions).of("model").data["state_dict"] == "model"
     spoilt(sound, lambda saved: saved.update(ema=Convolutions().state_dict()))
-    with pytest.raises(UsageError, match="fit the model alike: model, ema") as error:
+    assert rehearse(sound, model=Convolutions).of("model").data["state_dict"] == "model"
+    spoilt(sound, lambda saved: saved.update(other=Convolutions().state_dict()))
+    with pytest.raises(UsageError, match="fit the model alike: model, other") as error:
         rehearse(sound, model=Convolutions)
     assert "--root" in str(error.value.hint)
 

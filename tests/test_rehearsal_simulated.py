@@ -13,7 +13,7 @@ import ckptmove
 from ckptmove.errors import UsageError
 from ckptmove.rehearsal.performing import Request
 from ckptmove.rehearsal.rehearse import rehearse
-from ckptmove.rehearsal.simulation import simulate
+from ckptmove.rehearsal.simulation import excused, simulate
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, named, sequences, trained
@@ -172,6 +172,23 @@ def test_what_needs_values_is_skipped_by_name(found: dict[str, Findings], name: 
 def test_a_model_that_fails_anywhere_fails(found: dict[str, Findings]) -> None:
     assert outcomes(found["Failing"]) == ["passed", "failed", "skipped"]
     assert found["Failing"]["step"]["data"]["module"] == "head"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+        "CUDA driver initialization failed, you might not have a CUDA gpu.",
+        "Could not run 'aten::digamma_' with arguments from the 'Lazy' backend. This could be",
+        "Torch not compiled with CUDA enabled",
+    ],
+)
+def test_no_program_is_blamed_for_what_the_simulation_lacks(text: str) -> None:
+    assert excused(RuntimeError(text), str) == f"RuntimeError: {text}"
+
+
+def test_a_program_is_blamed_for_its_own_error() -> None:
+    assert excused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), str) is None
 
 
 def test_a_process_that_dies_is_a_finding(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -148,3 +149,81 @@ def test_tensors_are_not_copied(suffix: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 30_000_000
+
+
+# -- what is loaded inert --------------------------------------------------------------------------
+
+
+class Runs:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+class Own:
+    """A class of the user's."""
+
+    class Inner:
+        """One within."""
+
+        kind = 1
+
+
+def inert(tmp_path: Path) -> dict[str, object]:
+    torch.save({"w": torch.ones(1), "run": [Runs(tmp_path / "made")]}, tmp_path / "bad.pt")
+    made = ckptmove.load(tmp_path / "bad.pt")
+    assert isinstance(made, dict)
+    return made
+
+
+def test_what_is_inert_is_written_only_if_it_is_trusted(tmp_path: Path) -> None:
+    made, out = inert(tmp_path), tmp_path / "out.pt"
+    with pytest.raises(RefusedError, match=r"posix\.mkdir at 'run\.0'$") as raised:
+        ckptmove.save(made, out)
+    assert "trust_objects=True" in str(raised.value.hint)
+    assert not out.exists()
+    ckptmove.save(made, tmp_path / "inert.safetensors")
+    ckptmove.save(made, out, trust_objects=True)
+    for path in (out, tmp_path / "bad.pt"):
+        assert ckptmove.inspect(path).unknown_callables == ("posix.mkdir",)
+    assert not (tmp_path / "made").exists()
+    load(out, weights_only=False)
+    assert (tmp_path / "made").is_dir()
+
+
+def test_ways_to_hide_what_runs(tmp_path: Path) -> None:
+    run = ckptmove.Opaque("posix.mkdir", (str(tmp_path / "made"),))
+    mkdir = ckptmove.Opaque("posix.mkdir")
+    for hidden in (
+        run,
+        mkdir,
+        ckptmove.Opaque("", ("x",), function=mkdir),
+        ckptmove.Opaque("builtins.getattr", (ckptmove.Opaque("posix"), "mkdir")),
+        ckptmove.Opaque("collections.OrderedDict", (run,)),
+        {mkdir: 1},
+        (1, {run}),
+        Own.Inner,
+    ):
+        saved = {"w": torch.ones(1), "own": Own(), "a": hidden}
+        if hidden is Own.Inner:
+            ckptmove.save(saved, tmp_path / "own.pt")  # as torch does
+        else:
+            with pytest.raises(RefusedError, match=r"at 'a"):
+                ckptmove.save(saved, tmp_path / "out.pt")
+    loaded: Any = load(tmp_path / "own.pt", weights_only=False)
+    assert loaded["a"] is Own.Inner
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_what_is_loaded_and_saved_is_what_it_was(name: str, tmp_path: Path) -> None:
+    path, again = tmp_path / "saved.pt", tmp_path / "again.pt"
+    torch.save(MAKERS[name](), path)
+    made = ckptmove.load(path)
+    ckptmove.save(made, again, trust_objects=True)
+    safe = loads_safely(path)
+    assert_same_tree(load(path, weights_only=safe), load(again, weights_only=safe))
+    assert "ckptmove" not in str(ckptmove.inspect(again).globals)

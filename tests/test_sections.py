@@ -59,7 +59,7 @@ def roles(manifest: Manifest) -> dict[str, Role]:
         ("sgd", {"model": 9}),
         ("lbfgs", {"model": 9, "optimizer": 15}),
         ("gan", {"model": 18, "optimizer": 36}),
-        ("ema", {"model": 9, "other": 12}),
+        ("ema", {"model": 9, "ema": 6, "other": 6}),
         ("rng_state_file", {"rng": 2}),
         ("generator", {"rng": 1, "other": 1}),
         ("cpu_string_first", {"other": 2}),
@@ -115,7 +115,7 @@ def test_tensors_of_a_scheduler(tmp_path: Path) -> None:
         ({"weight": torch.ones(1), "epoch": 1}, OTHER),
         ({0: torch.ones(1)}, OTHER),
         ([torch.ones(1)], OTHER),
-        ({"ema": {"decay": 0.9, "shadow": {"weight": torch.ones(1)}}}, MODEL),
+        ({"ema": {"decay": 0.9, "shadow": {"weight": torch.ones(1)}}}, Section.EMA),
     ],
 )
 def test_names_of_tensors_alone_make_a_state_dict(

@@ -83,7 +83,7 @@ def test_a_few_objects_in_very_many_places(tmp_path: Path) -> None:
     many: Any = inmost
     for _ in range(60):
         many = [many, many]
-    torch.save({"many": many, "c": 1}, path := tmp_path / "saved.pt")
+    torch.save({"many": many, "c": torch.ones(3)}, path := tmp_path / "saved.pt")
     assert list(ckptmove.load(path, select="many")) == ["many"]
     assert list(converted(path, exclude="many")) == ["c"]
     with pytest.raises(RefusedError, match="too many places"):

@@ -177,11 +177,11 @@ def test_everything_comes_back(name: str, tmp_path: Path) -> None:
     convert(tmp_path / "shards", tmp_path / "merged.safetensors")
     convert(tmp_path / "shards", tmp_path / "other", max_shard_size=2000)
     convert(source, tmp_path / "once.safetensors")
-    convert(tmp_path / "once.safetensors", tmp_path / "again.pt")
+    convert(tmp_path / "once.safetensors", tmp_path / "again.pt", trust_objects=True)
     expected = (tmp_path / "again.pt").read_bytes()
     for way in ("merged.safetensors", "shards", "other"):
         (tmp_path / "again.pt").unlink()
-        convert(tmp_path / way, tmp_path / "again.pt")
+        convert(tmp_path / way, tmp_path / "again.pt", trust_objects=True)
         assert (tmp_path / "again.pt").read_bytes() == expected
     loaded = torch.load(tmp_path / "again.pt", weights_only=False)
     assert_same_tree(torch.load(source, weights_only=False), loaded)
@@ -293,8 +293,8 @@ def test_no_name_leads_elsewhere(name: str, safe: Path) -> None:
 
 def test_files_may_be_links(safe: Path, tmp_path: Path) -> None:
     """So lies everything in the cache of the Hub."""
-    snapshot = tmp_path / "hub" / "snapshots" / "abc"
-    blobs = tmp_path / "hub" / "blobs"
+    snapshot = tmp_path / "models--hub" / "snapshots" / "abc"
+    blobs = tmp_path / "models--hub" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for n, path in enumerate(sorted(safe.iterdir())):
@@ -304,7 +304,7 @@ def test_files_may_be_links(safe: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(snapshot)
     assert_same_tensors(ckptmove.load(tmp_path / "link"), weights())
     with pytest.raises(UnsupportedError, match="the cache of the Hub"):
-        inspect(tmp_path / "hub")
+        inspect(tmp_path / "models--hub")
 
 
 def first(folder: Path) -> Path:

@@ -33,7 +33,7 @@ from ckptmove.pickles.nodes import (
     Tuple,
 )
 from ckptmove.pickles.terms import Term, from_terms, parsed, spelled, to_terms
-from ckptmove.pickles.terms.text import MAX_DEPTH
+from ckptmove.pickles.terms.text import LEAST_BRACKETS, LEAST_TEXTS, MAX_DEPTH
 from ckptmove.pickles.walk import Pickle, walk
 from tests.building import at_most, dumps
 from tests.strategies import Checkpoint, checkpoint_trees, trees
@@ -485,13 +485,14 @@ def test_strings_without_end_take_no_time(text: str) -> None:
         parsed(text)
 
 
-def test_too_many_brackets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptmove.pickles.terms.text.MAX_BRACKETS", 3)
-    assert parsed("[[],[]]") == [[], []]
-    with pytest.raises(CorruptError, match="more than 3 lists and objects"):
-        parsed("[[],[],{}]")
-    with pytest.raises(UnsupportedError, match="more than 3 lists and objects"):
-        spelled([[], [], {}])
+def test_too_many_brackets_and_texts_are_refused() -> None:
+    within = LEAST_BRACKETS
+    assert len(parsed("[" + "[]," * (within - 2) + "[]]")) == within - 1
+    for text in ("[" + "[]," * (2 * within) + "[]]", "[" + '"",' * (4 * LEAST_TEXTS) + '""]'):
+        with pytest.raises(CorruptError, match="than its length can need"):
+            parsed(text)
+    with pytest.raises(UnsupportedError, match="lists and objects in JSON than its length"):
+        spelled([[]] * (2 * within))
 
 
 def nested(levels: int) -> List:

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, InputError
-from ckptmove.pickles.machine import MAX_OPCODES
 from ckptmove.pickles.nodes import List
 from ckptmove.pickles.walk import walk
 from tests.building import CODES, Stored, at_most, dumps
@@ -240,7 +239,7 @@ def test_nothing_is_allocated_for_bytes_that_are_not_there(declared: bytes) -> N
     assert peak < 1 << 16
 
 
-DEEP = 200_000
+DEEP = 15_000  # fewer than any file may have of whatever it is
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_a_deep_tree_is_as_deep_as_it_is() -> None:
     assert depth == DEEP
 
 
-def test_there_is_a_last_opcode() -> None:
-    data = b"N" + b"N0" * (MAX_OPCODES // 2) + b"."
-    with at_most(300), pytest.raises(CorruptError, match="more than"):
+def test_opcodes_to_no_effect_come_to_an_end() -> None:
+    data = b"N" + b"N0" * 20_000_000 + b"."
+    with at_most(60), pytest.raises(CorruptError, match="to no effect"):
         walk(data)

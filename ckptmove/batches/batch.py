@@ -68,7 +68,8 @@ def batch(
         shard_of: `i/N`, i from 1: do only the i-th of N shares of the tree.
         retry: a log that `ckptmove batch … --log` wrote: do only what was refused or failed there.
         verify: read also the outputs that are done already, to see that they are what was written.
-        dry_run: plan everything, do nothing.
+        dry_run: plan which items are done and to where, and do nothing; each is checked when it is
+            done.
         progress: called with the bytes of sources that were done since the last call; they add up
             to `plan.nbytes`.
         options: of the verb. `exclude_tensors` is `convert`'s `exclude`; `against` of `validate` is

@@ -15,6 +15,7 @@ from ..stores import folder_of, is_folder, is_url, open_source
 from ..uploads import staged
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate
+from ..verbs.unknown import refuse_unknown_in
 from ..verbs.validate import validate
 from ..verifier import Progress
 from .disk import allocated_nbytes
@@ -133,6 +134,8 @@ def _made(task: Task, output: str, *, force: bool) -> Made:
     if kind == "unreadable":
         raise _unreadable(task.item)
     if kind == "other" or (kind == "index" and task.verb == "relocate"):
+        if task.options.get("strict"):
+            refuse_unknown_in(task.item.path, otherwise="without --strict it is copied untouched")
         return _copied(task.item, output, force)
     if task.verb == "relocate":
         return _relocated(task, output, force)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..words import which_loading_runs
 from .ledger import Entry
 
 SCHEMA = 1
@@ -116,7 +117,9 @@ class Result(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know, a sentence each."""
-        return tuple((self.report or {}).get("warnings", ()))
+        report = self.report or {}
+        unknown = which_loading_runs(report.get("unknown_callables", ()))
+        return (*report.get("warnings", ()), *unknown)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, the same as a line of `--log`."""

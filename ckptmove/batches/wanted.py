@@ -99,7 +99,7 @@ def share_of(text: str | None) -> tuple[int, int] | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise UsageError(f"{text!r} is not of the form i/N with i from 1 to N", hint="e.g. 1/8")
     return int(found[1]), int(found[2])

@@ -6,8 +6,9 @@ import time
 from functools import lru_cache
 
 from ..destination import failure_of, syncing_later
-from ..errors import CkptmoveError, RefusedError, UnsupportedError, UsageError
+from ..errors import CkptmoveError, RefusedError, UnsupportedError, UntrustedError, UsageError
 from ..in_place import settle
+from ..source import NO_MEMORY
 from .doing import Made, made_or_there
 from .items import BUSY, DONE, FAILED, REFUSED, SKIPPED, Item, Result, Task, result_of
 from .keys import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
@@ -15,7 +16,7 @@ from .ledger import Entry
 from .marks import Book, book_at
 from .places import at
 
-_REFUSALS = (RefusedError, UnsupportedError, UsageError)
+_REFUSALS = (RefusedError, UnsupportedError, UntrustedError, UsageError)
 _MAYBE = "its devices are as they were changed to: it may be the same file, with another time"
 _LEDGERS = 4  # that a process remembers what it has read of
 
@@ -44,7 +45,7 @@ def _outcome_of(task: Task) -> Result:
     except OSError as error:
         return _failure(item, failure_of(error, item.output or item.path))
     except MemoryError:
-        return result_of(item, FAILED, "there is not enough memory")
+        return result_of(item, FAILED, NO_MEMORY)
     except Exception as error:  # the others must not suffer from it
         why = f"a bug in ckptmove: {type(error).__name__}: {error}"
         return result_of(item, FAILED, " ".join(why.split()))

@@ -16,10 +16,11 @@ from typing import NoReturn
 
 import click
 
-from .. import __version__
-from ..errors import CkptmoveError, UsageError
-from ..render.text import cut, printable
+from ..errors import CkptmoveError, CorruptError, UsageError
+from ..render.text import LONGEST_REASON, one_line, printable
+from ..source import NO_MEMORY
 from ..stores import masked
+from ..version import __version__
 from .batch import batch
 from .convert import convert
 from .diff import diff
@@ -31,7 +32,7 @@ from .streams import Signalled, take_streams
 from .validate import validate
 
 _BUG = 70
-_LONGEST_LINE = 600  # characters of an error; a name in a file may have millions
+_OURS = "ckptmove: "
 _ISSUES = "please report it, with the output of the same command and -v"
 
 
@@ -91,6 +92,8 @@ def run(args: list[str]) -> int:
         return _say(UsageError(error.format_message()))
     except CkptmoveError as error:
         return _say(error)
+    except MemoryError:
+        return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):
         return _die(signal.SIGINT)
     except Signalled as error:
@@ -104,14 +107,22 @@ def run(args: list[str]) -> int:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind like Ctrl-C does, instead of ending the process at once."""
+    """Have signals unwind what is under way, instead of ending the process at once."""
 
     def unwind(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # a second one is immediate
         raise Signalled(number)
 
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    before = {number: signal.signal(number, unwind) for number in numbers}
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: unwind,
+        signal.SIGHUP: unwind,
+    }
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) is signal.SIG_DFL
+    }
     try:
         yield
     finally:
@@ -131,12 +142,12 @@ def _help_of(context: click.Context | None) -> str:
 
 
 def _say(error: CkptmoveError) -> int:
-    where = "" if error.path is None else f"{error.path}: "
-    hint = "" if error.hint is None else f" ({error.hint})"
-    _complain(f"{where}{error}{hint}")
+    _complain(str(error), where=error.path or "", hint=error.hint or "")
     return error.exit_code
 
 
-def _complain(message: str) -> None:
+def _complain(message: str, *, where: str = "", hint: str = "") -> None:
+    where, message, hint = (masked(printable(each)) for each in (where, message, hint))
+    line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))
     with contextlib.suppress(OSError):
-        click.echo(f"ckptmove: {cut(masked(printable(message)), _LONGEST_LINE)}", err=True)
+        click.echo(_OURS + line, err=True)

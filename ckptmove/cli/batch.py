@@ -100,7 +100,11 @@ def _batch_options(command: Function) -> Function:
         ),
         click.option("--log", metavar="FILE", help="Add a line of JSON for each item to FILE."),
         click.option("--retry", metavar="FILE", help="Only what was not done, by such a log."),
-        click.option("--dry-run", is_flag=True, help="Plan everything, do nothing."),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Print the plan, do nothing; each item is checked when it is done.",
+        ),
     )
 
 

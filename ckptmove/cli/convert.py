@@ -7,18 +7,22 @@ from typing import Any
 
 import click
 
+from ..drafts.weights import WEIGHTS
 from ..errors import UsageError
 from ..render.convert import conversion
 from ..verbs.convert import PRESETS
 from ..verbs.convert import convert as convert_checkpoint
+from ..words import which_loading_runs
 from .options import (
     Function,
     emit,
     emit_json,
+    follow_links_option,
     needs_source,
     output_options,
     progress_bar,
     source_argument,
+    strict_option,
     warn,
     with_options,
 )
@@ -32,10 +36,14 @@ def convert_options(exclude: str = "--exclude") -> Callable[[Function], Function
     """
     options = (
         click.option(
-            "--format", metavar="FORMAT", help="safetensors or torch-zip; else by DST's suffix."
+            "--format",
+            metavar="FORMAT",
+            help="safetensors, torch-zip or zip-bundle; else by DST's suffix.",
         ),
         click.option(
-            "--preset", metavar="NAME", help=f"Options by name: {', '.join(PRESETS)}; see above."
+            "--preset",
+            metavar="NAME",
+            help=f"Options by name: {', '.join(PRESETS)}; see convert -h.",
         ),
         click.option(
             "--select",
@@ -47,6 +55,11 @@ def convert_options(exclude: str = "--exclude") -> Callable[[Function], Function
             exclude, multiple=True, metavar="GLOB", help="All but what is so called. Repeatable."
         ),
         click.option("--root", metavar="NAME", help="Make what has this name all there is."),
+        click.option(
+            "--weights",
+            type=click.Choice(WEIGHTS),
+            help="The state dict of one model alone, or its averages (EMA, SWA).",
+        ),
         click.option(
             "--rename",
             multiple=True,
@@ -91,7 +104,18 @@ def convert_options(exclude: str = "--exclude") -> Callable[[Function], Function
         click.option(
             "--drop", multiple=True, metavar="GLOB", help="Accept these losses. Repeatable."
         ),
-        click.option("--force", is_flag=True, help="Replace an existing destination."),
+        strict_option,
+        click.option(
+            "--trust-objects",
+            is_flag=True,
+            help="Write into a pickle what SRC could only name, such as classes of yours.",
+        ),
+        follow_links_option,
+        click.option(
+            "--force",
+            is_flag=True,
+            help="Replace an existing destination; allow more than eight times SRC's size.",
+        ),
     )
     return lambda command: with_options(command, *options)
 
@@ -138,21 +162,22 @@ def convert(
     Both may be in a store: s3://bucket/run.pt. There a folder appears file by file, once all was
     verified, its index last.
 
-    GLOB speaks of dotted names, and of all that is below them; the name of a section (model,
-    optimizer, scheduler, rng) will do where nothing is called so.
+    GLOB speaks of dotted names, and of all that is below them; the name of a section (model, ema,
+    optimizer, scheduler, rng) speaks of that too. Names whose keys hold dots are quoted where
+    others would be the same.
 
     \b
     --preset lightning   --root state_dict --strip-prefix model
                          --rename 's/\\b_orig_mod\\.//g'
-    --preset hf          --select model --bare
+    --preset hf          --weights model --bare
                          --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'
-    --preset deploy      --select model --bare --to cpu
+    --preset deploy      --weights model --bare --to cpu
                          --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'
 
     \b
     ckptmove convert run.pt run.safetensors
     ckptmove convert run.safetensors again.pt
-    ckptmove convert run.pt model.safetensors --preset hf
+    ckptmove convert run.pt model.safetensors --preset hf --weights ema
     ckptmove convert run.pt shards/ --select model --dtype bf16 --max-shard-size 5GB
     ckptmove convert checkpoint-500/ smaller/ --dtype bf16
     """
@@ -173,7 +198,7 @@ def convert(
     elif not quiet:
         emit(conversion(report, full=verbose))
     if not quiet:
-        warn(path, report.warnings)
+        warn(path, [*report.warnings, *which_loading_runs(report.unknown_callables)])
 
 
 def _metadata(text: str) -> tuple[str, str]:

@@ -9,7 +9,15 @@ from ..render.diff import differences
 from ..render.text import printable
 from ..stores import masked
 from ..verbs.diff import diff as diff_checkpoints
-from .options import emit, emit_json, needs_source, output_options, progress_bar
+from .options import (
+    emit,
+    emit_json,
+    follow_links_option,
+    needs_source,
+    output_options,
+    progress_bar,
+    strict_option,
+)
 
 
 @click.command()
@@ -21,7 +29,12 @@ from .options import emit, emit_json, needs_source, output_options, progress_bar
 @click.option("--atol", type=float, default=0.0, metavar="X", help="How far floats may be apart.")
 @click.option("--rtol", type=float, default=0.0, metavar="X", help="The same, relative to A.")
 @click.option("--ignore-devices", is_flag=True, help="Let pass that they name other devices.")
+@click.option(
+    "--ignore-code", is_flag=True, help="Let pass other code, and what can't be compared."
+)
 @click.option("--cast", is_flag=True, help="Compare floats of A as cast to the dtype of B.")
+@strict_option
+@follow_links_option
 @output_options
 def diff(
     a: str | None,
@@ -30,7 +43,10 @@ def diff(
     atol: float,
     rtol: float,
     ignore_devices: bool,
+    ignore_code: bool,
     cast: bool,
+    strict: bool,
+    follow_links: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -40,6 +56,8 @@ def diff(
 
     Nothing in the files is executed. Elements are compared by their bits, tensors by what they
     show, all else by what it is made of. A tensor with the same bytes and another name is renamed.
+    Code and other files in a checkpoint count: what only one of two formats can hold is named as
+    not compared, and the exit code is 1.
 
     \b
     ckptmove diff before.pt after.pt
@@ -58,7 +76,10 @@ def diff(
             atol=atol,
             rtol=rtol,
             ignore_devices=ignore_devices,
+            ignore_code=ignore_code,
             cast=cast,
+            strict=strict,
+            follow_links=follow_links,
             progress=progress,
         )
     if as_json:

@@ -8,7 +8,15 @@ from ..device import parse
 from ..errors import UsageError
 from ..render import inspect as render
 from ..verbs.inspect import inspect as inspect_checkpoint
-from .options import emit, emit_json, needs_source, output_options, source_argument, warn
+from .options import (
+    emit,
+    emit_json,
+    follow_links_option,
+    needs_source,
+    output_options,
+    source_argument,
+    warn,
+)
 
 
 @click.command()
@@ -21,6 +29,7 @@ from .options import emit, emit_json, needs_source, output_options, source_argum
     metavar="DEVICE",
     help="Exit 1 unless everything is on DEVICE, or where torch keeps it for DEVICE.",
 )
+@follow_links_option
 @output_options
 def inspect(
     src: str | None,
@@ -28,6 +37,7 @@ def inspect(
     tree: bool,
     select: tuple[str, ...],
     require: str | None,
+    follow_links: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -46,7 +56,7 @@ def inspect(
     if sum((tensors, tree, as_json)) > 1:
         raise UsageError("--tensors, --tree and --json exclude each other")
     device = None if require is None else parse(require)
-    whole = inspect_checkpoint(path)
+    whole = inspect_checkpoint(path, follow_links=follow_links)
     manifest = whole.select(select) if select else whole
     if as_json:
         emit_json(manifest.to_json())

@@ -19,6 +19,16 @@ from ..verifier import Progress
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 source_argument = click.argument("src", type=click.Path(), required=False)
+strict_option = click.option(
+    "--strict", is_flag=True, help="Refuse files that name unknown callables."
+)
+
+
+follow_links_option = click.option(
+    "--follow-links",
+    is_flag=True,
+    help="Follow links that lead out of a folder of a model, or of an index.",
+)
 
 
 def with_options(command: Function, *options: Callable[[Function], Function]) -> Function:

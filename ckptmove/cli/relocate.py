@@ -10,6 +10,7 @@ import click
 from ..errors import UsageError
 from ..render.relocate import relocation
 from ..verbs.relocate import relocate as relocate_checkpoint
+from ..words import which_loading_runs
 from .options import (
     Function,
     emit,
@@ -18,6 +19,7 @@ from .options import (
     output_options,
     progress_bar,
     source_argument,
+    strict_option,
     warn,
     with_options,
 )
@@ -54,7 +56,7 @@ def relocate_options(command: Function) -> Function:
         click.option(
             "--values", is_flag=True, help="Rewrite also values of yours that name a moved device."
         ),
-        click.option("--strict", is_flag=True, help="Refuse files that name unknown callables."),
+        strict_option,
         click.option(
             "--in-place", is_flag=True, help="Change the tags in SRC itself; see recover."
         ),
@@ -139,10 +141,7 @@ def relocate(
     elif not quiet:
         emit(relocation(report, full=verbose))
     if not quiet:
-        warn(path, report.warnings)
-        if report.unknown_callables:
-            count = len(report.unknown_callables)
-            warn(path, [f"names {count:,} unknown callables, copied untouched: loading runs them"])
+        warn(path, [*report.warnings, *which_loading_runs(report.unknown_callables)])
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -66,8 +66,11 @@ class _Result(_Remarks):
         raise WriteError(f"output failed: {error.strerror}") from error
 
 
-def _lead_nowhere(fd: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+def _lead_nowhere(fd: int, flags: int = os.O_RDWR) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != fd:
+        os.dup2(opened, fd)
+        os.close(opened)
 
 
 def take_streams() -> None:
@@ -76,7 +79,8 @@ def take_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:  # closed: a file that we open must not take its place
-            _lead_nowhere(fd)
+            # A result that nobody gets is an error, so what stands for stdout can't be written.
+            _lead_nowhere(fd, os.O_RDONLY if fd == 1 else os.O_RDWR)
     sys.stdout = _Result(1, sys.stdout)
     sys.stderr = _Remarks(2, sys.stderr)
 

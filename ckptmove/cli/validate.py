@@ -13,10 +13,12 @@ from .options import (
     Function,
     emit,
     emit_json,
+    follow_links_option,
     needs_source,
     output_options,
     progress_bar,
     source_argument,
+    strict_option,
     warn,
     with_options,
 )
@@ -29,6 +31,9 @@ def validate_options(command: Function) -> Function:
         command,
         click.option(
             "--against", metavar="OTHER", help="What it must be equal to, but for devices."
+        ),
+        click.option(
+            "--ignore-code", is_flag=True, help="Its code may differ from OTHER's, or be missing."
         ),
         click.option(
             "--part", is_flag=True, help="It may hold less than OTHER, under other names."
@@ -56,8 +61,10 @@ def validate_options(command: Function) -> Function:
         click.option(
             "--trust-pickle",
             is_flag=True,
-            help="Unpickle a whole module, running whatever it says.",
+            help="Unpickle what the file holds, running whatever it says.",
         ),
+        strict_option,
+        follow_links_option,
     )
 
 
@@ -77,8 +84,11 @@ def validate(
 
     The checks, each passed, failed or skipped with its reason: every checksum of the file; equal to
     OTHER; loaded by torch itself; taken by the model, strictly; a step; and what that step did on
-    which device. Nothing in the file is executed unless --trust-pickle says so, or it is a program,
-    TorchScript or .pt2, and asked for a step; FACTORY is code of yours, and is.
+    which device. Nothing in the file is executed unless it is a program, TorchScript or .pt2, and
+    asked for a step: one of torch's operators over tensors is run, and what holds anything else is
+    refused, as pickles are, but for --trust-pickle. A model made of a file, trusted or not, runs in
+    a process of its own, which is ended if it starts a process, opens a socket or writes a file
+    outside of its temporary folder. FACTORY that is code of yours is run as it is.
 
     FACTORY is package.module:name, path/to/file.py:name, a Hugging Face folder, a TorchScript file
     or a .pt2. SPEC is float32[8,3,224,224], int64[2,128]<1000 or NAME=…, or the name of a function;

@@ -1,13 +1,16 @@
 """Names that a checkpoint may import without anybody having to worry.
 
 An allow-list of exact names: what torch's own `weights_only` unpickler accepts
-(torch/_weights_only_unpickler.py, `_get_allowed_globals`), and a few more that only build plain
-data. Everything else is an unknown callable: loading the file elsewhere would run it.
+(torch/_weights_only_unpickler.py, `_get_allowed_globals`), a few more that only build plain data,
+and those that `reviewed` gives a reason for. Everything else is an unknown callable: loading the
+file elsewhere would run it. A name whose argument says what runs, or which module is imported, has
+a check of its uses in `uses`.
 """
 
 from __future__ import annotations
 
 from ..dtypes import BITS, STORAGE_CLASSES
+from .reviewed import REVIEWED
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
 _SPARSE_TYPES = "BFloat16 Byte Char Double Float Half Int Long Short"
@@ -107,4 +110,51 @@ _NUMPY = {
     *(f"numpy.float{n}" for n in (16, 32, 64)),
 }
 
-KNOWN = frozenset(_TORCH | _PYTHON | _NUMPY)
+#: torch's own modules, as `torch.nn.modules.__all__` has them: made empty, and given their state.
+#: `Module.__setstate__` keeps it, and so do those of RNNs, convolutions, attention and the like:
+#: nothing of it is called. Left out are wrappers with a `__new__` that calls (`Container`,
+#: `NLLLoss2d`). `uses` sees to it that none is called with arguments.
+MODULES = frozenset(
+    f"torch.nn.modules.{module}.{name}"
+    for module, names in {
+        "activation": "CELU ELU GELU GLU Hardshrink Hardsigmoid Hardswish Hardtanh LeakyReLU "
+        "LogSigmoid LogSoftmax Mish MultiheadAttention PReLU RReLU ReLU ReLU6 SELU SiLU Sigmoid "
+        "Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold",
+        "adaptive": "AdaptiveLogSoftmaxWithLoss",
+        "batchnorm": "BatchNorm1d BatchNorm2d BatchNorm3d LazyBatchNorm1d LazyBatchNorm2d "
+        "LazyBatchNorm3d SyncBatchNorm",
+        "channelshuffle": "ChannelShuffle",
+        "container": "ModuleDict ModuleList ParameterDict ParameterList Sequential",
+        "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LazyConv1d "
+        "LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d",
+        "distance": "CosineSimilarity PairwiseDistance",
+        "dropout": "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout",
+        "flatten": "Flatten Unflatten",
+        "fold": "Fold Unfold",
+        "instancenorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d LazyInstanceNorm1d "
+        "LazyInstanceNorm2d LazyInstanceNorm3d",
+        "linear": "Bilinear Identity LazyLinear Linear NonDynamicallyQuantizableLinear",
+        "loss": "BCELoss BCEWithLogitsLoss CTCLoss CosineEmbeddingLoss CrossEntropyLoss "
+        "GaussianNLLLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss MSELoss MarginRankingLoss "
+        "MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss "
+        "SmoothL1Loss SoftMarginLoss TripletMarginLoss TripletMarginWithDistanceLoss",
+        "module": "Module",
+        "normalization": "CrossMapLRN2d GroupNorm LayerNorm LocalResponseNorm RMSNorm",
+        "padding": "CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d "
+        "ConstantPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d "
+        "ReplicationPad2d ReplicationPad3d ZeroPad1d ZeroPad2d ZeroPad3d",
+        "pixelshuffle": "PixelShuffle PixelUnshuffle",
+        "pooling": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d "
+        "AdaptiveMaxPool2d AdaptiveMaxPool3d AvgPool1d AvgPool2d AvgPool3d FractionalMaxPool2d "
+        "FractionalMaxPool3d LPPool1d LPPool2d LPPool3d MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d "
+        "MaxUnpool2d MaxUnpool3d",
+        "rnn": "GRU GRUCell LSTM LSTMCell RNN RNNBase RNNCell RNNCellBase",
+        "sparse": "Embedding EmbeddingBag",
+        "transformer": "Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder "
+        "TransformerEncoderLayer",
+        "upsampling": "Upsample UpsamplingBilinear2d UpsamplingNearest2d",
+    }.items()
+    for name in names.split()
+)
+
+KNOWN = frozenset(_TORCH | _PYTHON | _NUMPY | REVIEWED.keys() | MODULES)

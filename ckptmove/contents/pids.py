@@ -140,7 +140,8 @@ def storages_of(
     Args:
         ids: every mention of a storage.
         extent: where the bytes of a storage lie in the file; raises CorruptError where they can't.
-        retyped: whether mentions may be of several dtypes, as in packages.
+        retyped: whether mentions may be of several dtypes, as in packages; those of an empty
+            storage may everywhere.
 
     Raises:
         CorruptError: mentions of a storage contradict each other.
@@ -163,7 +164,8 @@ def storages_of(
                     f"and {each.whole_nbytes:,}"
                 )
         several = len({each.dtype for each in same if each.dtype is not None}) > 1
-        if several and not retyped:
+        # torch saves and loads an empty storage under as many dtypes as look at it
+        if several and not retyped and first.whole_nbytes:
             raise CorruptError(f"the storage {first.key!r} is said to be of several dtypes")
         lies, location = extent(first), str(first.location)
         nbytes = first.whole_nbytes if lies is None else lies.nbytes

@@ -9,14 +9,17 @@ from enum import Enum
 from ..manifest import Role, Section
 from ..paths import Key
 from ..pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
+from .arrays import array_of
+from .modules import is_module
 
 _RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")
 #: Bytes of torch's CPU generator state (at::CPUGeneratorImplState), now and in the beginning.
 _CPU_GENERATOR_NBYTES = (5056, 5048)
 _LONGEST_WORD = 100  # characters of a key that is looked through
-_MOST_SIBLINGS = 64  # an RNG state has few of them; more are not looked through
+_SAFE_BITS = 60  # of a number that is its own hash
+#: How many things beside each other are looked through for the state of a generator.
+MOST_SIBLINGS = 64  # an RNG state has few of them; more are not looked through
 
-_MODULE = {"_parameters", "_buffers", "_modules"}  # the attributes of every torch.nn.Module
 _DICTS = ("collections.OrderedDict", "collections.defaultdict")
 _SLOTS_ON_CPU = ("step", "mu_product")
 _FLAGS = ("capturable", "fused")
@@ -25,14 +28,13 @@ _FLAGS = ("capturable", "fused")
 def section_of(node: Mapping) -> Section | None:
     """The section that a mapping or object opens, or None where it stays in that of its parent."""
     held = _attributes(node)
-    if held is None:
-        return None
-    if is_optimizer(held):
-        return Section.OPTIMIZER
-    keys = held.names()
-    if "last_epoch" in keys and keys & {"_step_count", "base_lrs", "_last_lr"}:
-        return Section.SCHEDULER
-    if is_module_state(node) or is_state_dict(node):
+    if held is not None:
+        if is_optimizer(held):
+            return Section.OPTIMIZER
+        keys = held.names()
+        if "last_epoch" in keys and keys & {"_step_count", "base_lrs", "_last_lr"}:
+            return Section.SCHEDULER
+    if is_module_state(node) or (held is not None and is_state_dict(node)):
         return Section.MODEL
     return None
 
@@ -52,27 +54,48 @@ def is_optimizer(node: Mapping) -> bool:
 
 def is_module_state(node: Mapping) -> bool:
     """Whether this is what `Module.state_dict` gives, by its `_metadata`, or a pickled module."""
-    if isinstance(node, Call) and isinstance(node.state, Mapping):
-        return node.state.get("_metadata") is not None or node.state.names() >= _MODULE
-    return False
+    if not isinstance(node, Call):
+        return False
+    if isinstance(node.state, Mapping) and node.state.get("_metadata") is not None:
+        return True
+    return is_module(node)
+
+
+def is_graph_data(node: Node) -> bool:
+    """Whether this is a graph to learn from, not a model: of PyG, or a dict of the parts of one.
+
+    Source: torch_geometric/data/storage.py; data/in_memory_dataset.py, `save`.
+    """
+    if not isinstance(node, Mapping) or is_module_state(node):
+        return False
+    named = isinstance(node, Call) and (node.qualname or "").startswith("torch_geometric.data.")
+    return named or "edge_index" in node.names()
 
 
 def is_state_dict(node: Mapping) -> bool:
-    """Whether this maps names to tensors alone; `_extra_state` and None are let through."""
+    """Whether this maps names to tensors alone, or to numpy's arrays as well.
+
+    `_extra_state` and None are let through. Arrays beside the state of torch's generator, or below
+    a key that speaks of such states, are those of another generator.
+    """
     if isinstance(node, Call) and node.qualname not in _DICTS:
         return False
-    tensors = 0
+    tensors = arrays = 0
     for key, value in node.pairs:
         if not isinstance(key, str):
             return False
-        if _is_tensor(value):
+        if is_tensor(value):
             tensors += 1
+        elif array_of(value) is not None and not _names_rng(key):
+            arrays += 1
         elif value is not None and not key.endswith("_extra_state"):
             return False
-    return tensors > 0
+    if arrays and any(_is_cpu_generator_state(value) for _, value in node.pairs):
+        return False
+    return tensors + arrays > 0
 
 
-def _is_tensor(node: Node) -> bool:
+def is_tensor(node: Node) -> bool:
     """Whether this rebuilds a tensor, or is the number of one: so torch 0.1 named them."""
     if isinstance(node, Persistent):
         return isinstance(node.pid, str)
@@ -103,7 +126,7 @@ def rng_within(node: Node, key: Key, children: list[Node], around: Rng) -> Rng:
         return around
     if _names_rng(key) or (isinstance(node, Call) and node.qualname == "torch._C.Generator"):
         return Rng.INSIDE
-    few = len(children) <= _MOST_SIBLINGS
+    few = len(children) <= MOST_SIBLINGS
     if few and any(_is_cpu_generator_state(child) for child in children):
         return Rng.NEAR
     return Rng.NEAR if around is Rng.NEAR and isinstance(node, (List, Tuple)) else Rng.UNKNOWN
@@ -170,6 +193,8 @@ def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
 
 def _identity(parameter: Node) -> object:
     """What a parameter goes by in an optimizer: its number or name, or itself."""
+    if isinstance(parameter, int) and parameter.bit_length() > _SAFE_BITS:
+        return f"{parameter:x}", "number"
     return parameter if isinstance(parameter, (int, str)) else (id(parameter),)
 
 

@@ -13,26 +13,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..budget import Budget
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import NamedDevice, Section, Storage
+from ..other_records import HeldRecord
 from ..paths import Path
 from ..pickles.fetch import fetch
 from ..pickles.literals import may_be_checkpoint
-from ..pickles.nodes import Blob, Call, Node, Text, Tuple
+from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
 from ..plan import Edit, Plan, carry_out, edited
 from ..source import Memory, Readable
 from .code import Literal
+from .encoded import bytes_as_text, latin_1
 from .known import KNOWN
 from .pids import StorageId, TensorId
+from .uses import ENCODE, LOADER, Uses
 
-#: By what a plain pickle loads a storage from bytes.
-LOADER = "torch.storage._load_from_bytes"
-_ENCODE = "_codecs.encode"
 _SPAN = 1 << 40  # how far the bases of two streams are apart
-_LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
 _NEAR = 4096  # bytes between two changes that are written as one
 
 
@@ -99,12 +99,14 @@ class Container:
         beside: what there is besides, that no graph of nodes holds, in a few words; or "".
         program: whether what it holds is a program, of which the graph shows but the data.
         big_endian: whether the elements of its storages are.
+        inert: whether the loaders of its format run nothing that it names.
     """
 
     section = Section.OTHER
     beside = ""
     program = False
     big_endian = False
+    inert = False
 
     def __init__(self, source: Readable) -> None:
         self.source = source
@@ -162,9 +164,22 @@ class Container:
         """The checksum of a storage's bytes, if the file has one; 0 if not."""
         return 0
 
-    def is_known(self, name: str) -> bool:
-        """Whether a name that a pickle imports is known to be harmless."""
-        return name in KNOWN
+    def is_known(self, name: Global) -> bool:
+        """Whether a name that a pickle imports is known to be harmless, in its right use."""
+        return name.qualname in KNOWN and "." not in name.name
+
+    def unknown_callables(self) -> Iterator[str]:
+        """The names that loading it would import, and that are not known to be harmless.
+
+        They may come several times; those of containers nested in it are not among them.
+        """
+        for stream in self.streams:
+            loaded = {id(nested.maker) for nested in stream.nested}
+            yield from Uses(loaded).unknown(stream.pickle, self.is_known)
+
+    def records(self) -> Iterator[HeldRecord]:
+        """What else it holds, besides pickles and storages."""
+        return iter(())
 
     def frame(self, spelling: Spelling | None = None) -> object:
         """What there is besides pickles and storages.
@@ -173,6 +188,11 @@ class Container:
             spelling: what is to be changed; then what there shall be.
         """
         return None
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """The containers right within it, each with a name."""
+        nested = [each.container for stream in self.streams for each in stream.nested]
+        return ((f"bytes.{n}", each) for n, each in enumerate(nested))
 
     def everything(self) -> Iterator[Container]:
         """Itself, and the containers nested in it, however deep."""
@@ -224,8 +244,8 @@ class Stream:
         unread: how many more there seem to be, in there and below, that can't be read.
     """
 
-    def __init__(self, source: Readable, start: int, number: int) -> None:
-        """Read the pickle that starts there.
+    def __init__(self, source: Readable, start: int, number: int, budget: Budget) -> None:
+        """Read the pickle that starts there, which draws on the budget of its file.
 
         Raises:
             CorruptError, UnsupportedError: as `fetch` and `walk`.
@@ -236,7 +256,7 @@ class Stream:
         self._fetched = fetch(source, start)
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
-        self.pickle = walk(self.data, self.base, gaps)
+        self.pickle = walk(self.data, self.base, gaps, budget)
         self.names = {each.qualname for each in self.pickle.globals}
         self.nested: list[Nested] = []
         self.unread = 0
@@ -252,11 +272,11 @@ class Stream:
             elif blob.content is not None:
                 yield Candidate(blob, blob, Memory(blob.content, self.source.path))
         decoded: dict[int, bytes | None] = {}  # of each text, which may be decoded by many calls
-        for call in self.calls_of(_ENCODE):
-            text = _bytes_as_text(call)
+        for call in self.calls_of(ENCODE):
+            text = bytes_as_text(call)
             if text is not None:
                 if id(text) not in decoded:
-                    decoded[id(text)] = _latin_1(text)
+                    decoded[id(text)] = latin_1(text)
                 content = decoded[id(text)]
                 if content is not None:
                     yield Candidate(text, call, Memory(content, self.source.path))
@@ -358,24 +378,6 @@ class Stream:
 
 def _any_between(sorted_offsets: list[int], start: int, end: int) -> bool:
     return bisect_right(sorted_offsets, start) < bisect_right(sorted_offsets, end)
-
-
-def _bytes_as_text(call: Call) -> Text | None:
-    """The text of `_codecs.encode(text, 'latin1')`, as protocols up to 2 spell bytes."""
-    if call.qualname != _ENCODE or not isinstance(call.args, Tuple):
-        return None
-    items = call.args.items
-    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in _LATIN_1:
-        return None
-    text = items[0]
-    return text if may_be_checkpoint(text[:64].encode("latin-1", "replace")) else None
-
-
-def _latin_1(text: str) -> bytes | None:
-    try:
-        return text.encode("latin-1")
-    except UnicodeEncodeError:
-        return None
 
 
 class Whole(NamedTuple):

@@ -16,16 +16,30 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..contents.pids import StorageId, TensorId
-from ..contents.strided import Tensor, reach_of
+from ..contents.strided import Tensor
 from ..contents.tensors import Recogniser, variable_of
 from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
-from ..manifest import Manifest, Storage, TensorEntry
-from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple, named
+from ..manifest import Section, Storage
+from ..pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Text,
+    Tuple,
+    named,
+)
 from ..pickles.nodes import Mapping as MappingNode
-from .raising import raised
+from ..source import Readable
+from .raising import raised, text_of
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
+_PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_state")}
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
@@ -48,6 +62,8 @@ class Graph:
         ids: what each persistent id of a storage says, by `id()` of its node.
         storages: the one node that stands for each storage, by its id.
         cut: id of a storage that is but a part of one in the file → which part.
+        sections: name of a tensor at the top → what it serves, where the tree doesn't tell.
+        within: `id()` of bytes, or of what stands for them → what is saved in them.
     """
 
     def __init__(self, root: Node) -> None:
@@ -55,6 +71,8 @@ class Graph:
         self.ids: dict[int, StorageId] = {}
         self.storages: dict[str, Persistent] = {}
         self.cut: dict[str, Cut] = {}
+        self.sections: dict[str, Section] = {}
+        self.within: dict[int, Node] = {}
         self._at = 0
 
     def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> Persistent:
@@ -149,6 +167,13 @@ def is_plain(node: Node) -> bool:
     )
 
 
+def data_of(node: Node) -> Node:
+    """What a parameter is a parameter of; of all else the node itself."""
+    while isinstance(node, Call) and node.qualname in _PARAMETERS:
+        node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
+    return node
+
+
 def flags_of(node: Call) -> dict[str, bool] | None:
     """Which of `conj` and `neg` a plain tensor has set, or None if it has more to say."""
     items = node.args.items if isinstance(node.args, Tuple) else []
@@ -178,6 +203,8 @@ def canonical(
     ids: Mapping[int, StorageId],
     tensors: Mapping[int, TensorId],
     storages: Mapping[str, Storage],
+    blobs: Mapping[int, Readable] | None = None,
+    within: Mapping[int, Node] | None = None,
 ) -> Graph:
     """Bring a graph into canonical form; its nodes are changed, not copied.
 
@@ -186,12 +213,15 @@ def canonical(
         ids: what each node says that stands for a storage, by its `id()`.
         tensors: what each persistent id of a tensor says, likewise.
         storages: by id.
+        blobs: `id()` of bytes that were passed over → what holds them.
+        within: `id()` of what stands for bytes → what is saved in them, to be in that form too.
 
     Raises:
         CorruptError: a tensor makes no sense.
-        UnsupportedError: part of a storage is used in a way that has no canonical form.
+        UnsupportedError: part of a storage is used in a way that has no canonical form, or text
+            is too long.
     """
-    return _Canoniser(root, ids, tensors, storages).run()
+    return _Canoniser(root, ids, tensors, storages, blobs or {}).run(within or {})
 
 
 class _Canoniser:
@@ -201,8 +231,10 @@ class _Canoniser:
         ids: Mapping[int, StorageId],
         tensors: Mapping[int, TensorId],
         storages: Mapping[str, Storage],
+        blobs: Mapping[int, Readable],
     ) -> None:
         self.graph = Graph(root)
+        self.blobs = blobs
         self.stored = storages
         self.old = ids
         self.tensors = tensors
@@ -211,11 +243,22 @@ class _Canoniser:
         self.new: dict[int, Node] = {}
         self.done: set[int] = set()  # tensors that hold nothing more to be looked at
 
-    def run(self) -> Graph:
-        self.graph.root = self.replaced(self.graph.root)
-        for _ in nodes_of(self.graph.root, self.enter, self.done):
-            pass  # each was entered
+    def run(self, within: Mapping[int, Node]) -> Graph:
+        met = set[int]()
+        self.graph.root = self.walked(self.graph.root, met)
+        for maker, root in within.items():
+            self.kept.append(root)
+            self.graph.within[maker] = self.walked(root, met)
+        for maker, new in self.new.items():
+            if maker in within:
+                self.graph.within[id(new)] = self.graph.within[maker]
         return self.graph
+
+    def walked(self, root: Node, met: set[int]) -> Node:
+        found = self.replaced(root)
+        for _ in nodes_of(found, self.enter, self.done, met):
+            pass  # each was entered
+        return found
 
     def enter(self, node: Composite) -> None:
         """Replace what a node holds."""
@@ -232,7 +275,7 @@ class _Canoniser:
             node.items = [self.replaced(each) for each in node.items]
 
     def replaced(self, node: Node) -> Node:
-        if not isinstance(node, (Persistent, Call, bytes)):
+        if not isinstance(node, (Persistent, Call, bytes, Blob)):
             return node
         known = id(node)
         if known not in self.new:
@@ -240,7 +283,10 @@ class _Canoniser:
             self.new[known] = self.counterpart(node)
         return self.new[known]
 
-    def counterpart(self, node: Persistent | Call | bytes) -> Node:
+    def counterpart(self, node: Persistent | Call | bytes | Blob) -> Node:
+        if isinstance(node, Blob):
+            text = text_of(node, self.blobs.get(id(node)))
+            return node if text is None else self.graph.text(text)
         found = self.old.get(id(node))
         if found is not None:
             part = found.view_at or found.nbytes != found.whole_nbytes
@@ -270,7 +316,8 @@ class _Canoniser:
 
     def storage(self, found: StorageId) -> Persistent:
         stored = self.stored[found.id]
-        return self.graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
+        nbytes = max(stored.nbytes, found.whole_nbytes)  # of example inputs, no bytes are there
+        return self.graph.storage(stored.id, stored.dtype, nbytes, stored.location)
 
     def parameter(self, node: Call) -> None:
         """Bring a parameter of torch 0.1 to 0.3 into the form that it has had since."""
@@ -356,45 +403,3 @@ def held_by(node: Composite) -> Sequence[Node]:
     if isinstance(node, Dict):
         return [each for pair in node.pairs for each in pair]
     return [node.pid] if isinstance(node, Persistent) else node.items
-
-
-def state_dict(
-    manifest: Manifest,
-    nodes: Sequence[Node],
-    ids: Mapping[int, StorageId],
-    tensors: Mapping[int, TensorId],
-) -> Graph:
-    """The tensors of a program as a state dict: what a module of the same parts would give.
-
-    Tensors without bytes, which example inputs are, are left out.
-
-    Args:
-        manifest: what the program holds.
-        nodes: of the last of its tensors; those before have none.
-        ids, tensors: as `canonical` takes them.
-    """
-    root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
-    raw = len(manifest.tensors) - len(nodes)
-    taken: dict[str, str] = {}
-    names: list[str] = []
-    for entry in manifest.tensors:
-        key = entry.state_key or entry.name
-        names.append(key if taken.setdefault(key, entry.name) == entry.name else entry.name)
-    for entry, node, name in zip(manifest.tensors[raw:], nodes, names[raw:], strict=True):
-        if entry.part_of is None and _has_bytes(entry, manifest):
-            root.pairs.append((Text(name, 0), node))
-    graph = canonical(root, ids, tensors, manifest.storages)
-    for entry, name in zip(manifest.tensors[:raw], names, strict=False):
-        if entry.storage is not None and _has_bytes(entry, manifest):
-            stored = manifest.storages[entry.storage]
-            storage = graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
-            lies = entry.shape, entry.stride, entry.offset
-            root.pairs.append((Text(name, 0), graph.tensor(storage, entry.dtype, *lies)))
-    return graph
-
-
-def _has_bytes(entry: TensorEntry, manifest: Manifest) -> bool:
-    storage = manifest.storages.get(entry.storage or "")
-    if storage is None:
-        return entry.layout != "strided"
-    return reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) <= storage.nbytes

@@ -72,7 +72,7 @@ class Casts(NamedTuple):
         for pattern, dtype in reversed(self.named):
             if _speaks_of(pattern, entry, sections):
                 return dtype
-        return self.model if entry.section is Section.MODEL else None
+        return self.model if entry.section in (Section.MODEL, Section.EMA) else None
 
 
 def _speaks_of(pattern: str, entry: TensorEntry, sections: Collection[str] = ()) -> bool:

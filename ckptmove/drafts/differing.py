@@ -33,6 +33,10 @@ class Kind(str, Enum):
     VALUE_REMOVED = "value removed"
     TYPE = "type"
     ORDER = "order"
+    RECORD = "record"
+    RECORD_ADDED = "record added"
+    RECORD_REMOVED = "record removed"
+    NOT_COMPARED = "not compared"
 
     __str__ = str.__str__
 
@@ -76,6 +80,7 @@ class Difference(NamedTuple):
             values. None where there is nothing.
         values: of a changed tensor, how its elements differ.
         names: of bytes or objects that are, or were, one and the same: all their names.
+        lines: of a record that is text, some of what changed, as a unified diff has it.
     """
 
     kind: Kind
@@ -84,10 +89,13 @@ class Difference(NamedTuple):
     new: Any = None
     values: Values | None = None
     names: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         said: dict[str, Any] = {"kind": str(self.kind), "name": self.name}
+        if self.lines:
+            said["lines"] = list(self.lines)
         if self.values is not None:
             said["values"] = self.values.to_json()
         elif self.names:
@@ -123,6 +131,11 @@ class Held(NamedTuple):
     draft: Draft
 
     @property
+    def is_left_out(self) -> bool:
+        """Whether its bytes are not there, as those of example inputs."""
+        return is_left_out(self.tensor, self.draft)
+
+    @property
     def extent(self) -> tuple[Hashable, int, int] | None:
         """Where its bytes lie: in what, from where, to where; None if it has no storage."""
         tensor = self.tensor
@@ -130,10 +143,20 @@ class Held(NamedTuple):
             return None
         stored = self.draft.stored[tensor.storage]
         start = tensor.offset * BITS[tensor.dtype] // 8
+        if self.is_left_out:
+            return None
         end = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
         if stored.content is not None:
             return stored.id, start, end
         return stored.source, stored.start + start, stored.start + end
+
+
+def is_left_out(tensor: Tensor, draft: Draft) -> bool:
+    """Whether a tensor has a storage, and that not the bytes that it needs."""
+    if tensor.storage is None:
+        return False
+    reach = reach_of(tensor.shape, tensor.stride, tensor.offset, tensor.dtype)
+    return reach > draft.stored[tensor.storage].nbytes
 
 
 def can_cast(old: str, new: str) -> bool:

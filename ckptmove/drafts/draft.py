@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..contents.listing import Contents, contents_of
@@ -11,6 +11,7 @@ from ..contents.streams import Container, Whole
 from ..contents.tensors import device_text
 from ..dtypes import BITS
 from ..manifest import Manifest, Section, Storage
+from ..other_records import HeldRecord
 from ..plan import Checksum, Copy, Gather, Proof, Write
 from ..source import Memory, Readable, Source
 from .canonical import Graph, held_by, nodes_of
@@ -182,7 +183,10 @@ class Draft:
         blobs: `id()` of bytes in the graph that were passed over → what holds them.
         metadata: what is said of the whole, as text.
         losses: what the graph does not hold of the source.
+        records: what else the source holds besides what the graph shows, to be compared.
+        beside: what of the source is nowhere in here, in a few words each.
         warnings: what the user should know.
+        inert: whether the loaders of its format run nothing that it names.
     """
 
     path: str
@@ -194,7 +198,10 @@ class Draft:
     blobs: Mapping[int, Readable] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
+    records: Sequence[HeldRecord] = ()
+    beside: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
+    inert: bool = False
 
     def manifest(self) -> Manifest:
         """What the draft holds, as any checkpoint's manifest."""
@@ -204,7 +211,7 @@ class Draft:
             format=self.format,
             nbytes=sum(each.nbytes for each in self.sources),
             tensors=tuple(found.tensors),
-            storages=self.storages,
+            storages={**self.storages, **found.storages},
             values_naming_devices=tuple(found.values),
             objects=dict(found.objects),
             aliases=tuple(found.aliases),
@@ -234,12 +241,13 @@ class Draft:
         container = _Graph(Memory(b"", self.path))
         container.section = self.section
         container.roots = [((), self.graph.root)]
-        return contents_of(container, Whole([], self.graph.ids, self.storages, {}, {}))
-
-    @property
-    def sections(self) -> dict[str, Section]:
-        """What each tensor serves, by its name."""
-        return {entry.name: entry.section for entry in self.listed().tensors}
+        found = contents_of(container, Whole([], self.graph.ids, self.storages, {}, {}))
+        for n, entry in enumerate(found.tensors if self.graph.sections else ()):
+            section = self.graph.sections.get(entry.name, entry.section)
+            if section is not entry.section:
+                found.tensors[n] = replace(entry, section=section)
+                found.mixed.add(id(self.graph.root))
+        return found
 
     @property
     def storages(self) -> dict[str, Storage]:

@@ -6,7 +6,7 @@ from ..errors import UnsupportedError
 from ..pickles.nodes import Blob
 from ..source import MAX_NBYTES
 from .canonical import held_by, nodes_of
-from .draft import Draft
+from .draft import Draft, Stored
 
 
 def fill(draft: Draft) -> None:
@@ -27,6 +27,17 @@ def fill(draft: Draft) -> None:
                     f"it holds more than {MAX_NBYTES:,} bytes besides its tensors"
                 )
             held.content = window.read(0, window.nbytes)
+
+
+def stored_blob(draft: Draft, blob: Blob) -> Stored:
+    """Where the bytes of a blob come from, as a storage."""
+    if blob.content is not None:
+        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=blob.content)
+    window = draft.blobs[id(blob)]
+    if window.start is None:
+        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=window.read(0, blob.nbytes))
+    source = draft.number_of(window)
+    return Stored("bytes", "cpu", "uint8", blob.nbytes, source, window.start)
 
 
 def blobs_of(draft: Draft) -> list[Blob]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Hashable, Sequence
 
-from ..contents.listing import children_of
+from ..contents.children import TRANSPARENT, children_of
+from ..contents.modules import attributes_of, is_frame
 from ..contents.strided import Child
 from ..contents.tensors import device_text
 from ..device import names_device
 from ..paths import Key, Path
-from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from .canonical import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
 _LATIN_1 = ("latin1", "latin-1")
+_PLAIN = {type(None), bool, int, float, Text}
 _SAFE_BITS = 60  # of a number that is its own hash
 
 #: What a thing holds, by keys that can be compared: the keys that lead there, and the node.
@@ -32,15 +35,24 @@ def edges_of(node: Composite) -> Edges:
         }
     if isinstance(node, Persistent):
         return {"pid": (("<id>",), node.pid)}
-    return _keyed(list(children_of(node)))
+    children = list(children_of(node))
+    if isinstance(node, Call) and node.qualname in TRANSPARENT and isinstance(node.args, Tuple):
+        # what a wrapper says of its content leads to nothing, and counts all the same
+        children += [(("<args>", n), each) for n, each in enumerate(node.args.items) if n]
+    edges = _keyed(children)
+    if attributes_of(node) is not None:  # names are those of its state dict
+        return {key: (() if is_frame(keys) else keys, at) for key, (keys, at) in edges.items()}
+    return edges
 
 
 def _keyed(children: list[tuple[Path, Node]]) -> Edges:
     found: Edges = {}
+    times: dict[tuple[Hashable, ...], int] = {}
     for keys, child in children:
         label: tuple[Hashable, ...] = tuple(map(_label, keys))
-        while label in found:  # an attribute and an item may be called the same
-            label = (*label, "again")
+        times[label] = again = times.get(label, 0) + 1
+        if again > 1:  # an attribute and an item may be called the same
+            label = (*label, "again", again)
         found[label] = keys, child
     return found
 
@@ -159,3 +171,15 @@ def device_of(node: Node) -> str | None:
 def children_edges(children: Sequence[Child]) -> Edges:
     """What hangs on a tensor."""
     return _keyed([((child.key,), child.node) for child in children])
+
+
+def plainly_same(old: list[Node], new: list[Node]) -> bool:
+    """Whether two rows are of the same plain values, of which there may be very many."""
+    kinds = list(map(type, old))
+    if kinds != list(map(type, new)) or not _PLAIN.issuperset(kinds):
+        return False
+    floats = array("d", [each for each in old if isinstance(each, float)])
+    others = array("d", [each for each in new if isinstance(each, float)])
+    if floats.tobytes() != others.tobytes():
+        return False
+    return (bool(floats) and len(floats) == len(old)) or (not floats and old == new)

@@ -1,16 +1,23 @@
 """What the tensors of a draft are called in a file that knows them by name alone.
 
 Where all tensors belong to one state dict, they have the names that the model gives them, as every
-tool expects that reads safetensors; else the dotted names of their paths.
+tool expects that reads safetensors; else the dotted names of their paths. What a module that was
+saved whole holds besides its state dict is called so that nobody takes it for a part of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..contents.listing import Contents
+from ..manifest import TensorEntry
 from ..pickles.nodes import Node
 from .draft import Draft
 from .filling import blobs_of
 from .raising import LONGEST_INLINE
+
+#: How names end of what no state dict holds.
+_BESIDE = "~extra"
 
 
 def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:
@@ -20,19 +27,30 @@ def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:
         contents: what the graph holds.
         draft: the draft.
     """
-    names = _own_names(contents) or [entry.name for entry in contents.tensors]
-    return [*zip(names, contents.nodes, strict=True), *_long(draft)]
+    listed = list(zip(contents.tensors, contents.nodes, strict=True))
+    state = [(entry, node) for entry, node in listed if not entry.beside]
+    names, around = _own_names(state) or ([entry.name for entry, _ in state], "")
+    held = {id(node) for _, node in state}
+    beside = [
+        (f"{entry.name.removeprefix(around)}{_BESIDE}", node)
+        for entry, node in listed
+        if entry.beside and id(node) not in held
+    ]
+    return [*zip(names, (node for _, node in state), strict=True), *beside, *_long(draft)]
 
 
-def _own_names(contents: Contents) -> list[str] | None:
+def _own_names(listed: Sequence[tuple[TensorEntry, Node]]) -> tuple[list[str], str] | None:
     """The names within the one state dict that all tensors belong to, or None if there is none.
 
     Where it is there twice, it is still one: the same tensors under the same names.
+
+    Returns:
+        The names, and what the names of the tensors begin with besides.
     """
     names: list[str] = []
     own: dict[str, int] = {}
     dicts: set[str] = set()
-    for entry, node in zip(contents.tensors, contents.nodes, strict=True):
+    for entry, node in listed:
         if entry.state_key is None:
             return None
         if entry.state_key not in own:
@@ -40,9 +58,11 @@ def _own_names(contents: Contents) -> list[str] | None:
         if own.setdefault(entry.state_key, id(node)) != id(node) or len(dicts) > 1:
             return None
         names.append(entry.state_key)
-    return names
+    return (names, dicts.pop()) if dicts else None
 
 
 def _long(draft: Draft) -> list[tuple[str, Node]]:
-    found = [blob for blob in blobs_of(draft) if blob.nbytes > LONGEST_INLINE]
+    found = [
+        blob for blob in blobs_of(draft) if blob.nbytes > LONGEST_INLINE or blob.content is None
+    ]
     return [(f"bytes.{n}", blob) for n, blob in enumerate(found)]

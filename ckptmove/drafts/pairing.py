@@ -7,19 +7,23 @@ bytes and devices are compared by what they are, everything else by its structur
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from math import prod
 from typing import NamedTuple
 
+from ..contents.modules import attributes_of
 from ..contents.strided import Tensor
 from ..contents.tensors import Recogniser
+from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError
-from ..paths import Path, spell
-from ..pickles.nodes import Blob, Call, Global, Node, Persistent, Tuple
+from ..paths import Path
+from ..pickles.nodes import Blob, Call, Global, List, Node, Persistent, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.terms import Term, to_terms
 from ..source import Memory, Readable
-from .canonical import Composite, flags_of, held_by, is_plain, nodes_of
-from .differing import Difference, Held, Kind, Shown, can_cast, regrouped, unlike
+from .canonical import Composite, data_of, flags_of, held_by, is_plain, nodes_of
+from .differing import Difference, Held, Kind, Shown, can_cast, is_left_out, regrouped, unlike
 from .draft import Draft, View
+from .excerpts import first_unlike, of_bytes, of_scalars
 from .meaning import (
     COMPOSITE,
     Edges,
@@ -29,46 +33,18 @@ from .meaning import (
     edges_of,
     is_leaf,
     is_mutable,
+    plainly_same,
     scalar_of,
     signature_of,
     type_of,
     types_of,
 )
+from .where import Where
 
-_PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_state")}
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps
 _LARGEST_TERM = 100  # nodes of a value that is told as a whole
 _LONGEST_TERM = 4096  # characters, bytes or bits of a scalar that is
-_CHUNK_NBYTES = 1 << 20
-
-
-class Where(NamedTuple):
-    """A place in a tree: the place of what holds it, and the keys from there.
-
-    Attributes:
-        within: the place of what holds it.
-        keys: from there; none at the root.
-        depth: how many keys lead to it.
-        chosen: whether it is to be compared.
-        rest: whether it only spells what a tensor is made of.
-    """
-
-    within: Where | None
-    keys: Path
-    depth: int
-    chosen: bool
-    rest: bool
-
-    @property
-    def name(self) -> str:
-        """The dotted name."""
-        parts: list[Path] = []
-        place: Where | None = self
-        while place is not None:
-            parts.append(place.keys)
-            place = place.within
-        return spell(tuple(key for keys in reversed(parts) for key in keys))
 
 
 class Pairs(NamedTuple):
@@ -124,7 +100,9 @@ class _Side:
     @property
     def breadth(self) -> int:
         """How many things are held by others."""
-        return sum(1 for node in nodes_of(self.draft.graph.root) for _ in held_by(node))
+        graph, met = self.draft.graph, set[int]()
+        roots = (graph.root, *graph.within.values())
+        return sum(len(held_by(node)) for root in roots for node in nodes_of(root, met=met))
 
     def tensor(self, node: Node) -> Tensor | None:
         if isinstance(node, Call):
@@ -137,15 +115,18 @@ class _Side:
 
     def shown(self, node: Node, tensor: Tensor) -> Shown | None:
         """The elements of a storage, a plain tensor, or a parameter that is one."""
-        while isinstance(node, Call) and node.qualname in _PARAMETERS:
-            node = node.args.items[0] if isinstance(node.args, Tuple) else None
+        node = data_of(node)
         flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
         if isinstance(node, Call) and is_plain(node):
             flags = flags_of(node)
-        if flags is None or tensor.storage is None:
+        if flags is None or tensor.storage is None or is_left_out(tensor, self.draft):
             return None
         view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
-        return Shown(self.draft, self.draft.stored[tensor.storage], view)
+        stored = self.draft.stored[tensor.storage]
+        bare = id(node) in self.draft.graph.ids
+        if bare and nbytes_of(prod(tensor.shape), tensor.dtype) < stored.nbytes:
+            view = View("uint8", (stored.nbytes,), (1,), 0)  # quantized: several in a byte
+        return Shown(self.draft, stored, view)
 
     def bytes_of(self, node: Node) -> Readable | None:
         """Bytes, however they are spelled."""
@@ -212,7 +193,9 @@ class _Pairing:
         self.room = _LEAST_ROOM
         self.counted = False
         self.todo: list[tuple[Node, Node, Where]] = []
+        self.later: list[tuple[Node, Node, Where]] = []
         self.met: set[tuple[int, int]] = set()
+        self.opened: set[tuple[int, int]] = set()  # bytes that hold checkpoints
         self.both: list[tuple[Held, Held]] = []
         self.found: list[Difference] = []
         self.passed = 0
@@ -220,9 +203,12 @@ class _Pairing:
 
     def run(self) -> Pairs:
         whole = self.chosen is None or "" in self.chosen
-        root = Where(None, (), 0, whole, False)
+        alike = self.old.draft.listed().alike | self.new.draft.listed().alike
+        root = Where(None, (), 0, whole, False, alike)
         self.todo.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
-        while self.todo:
+        while self.todo or self.later:
+            if not self.todo:
+                self.todo, self.later = self.later[::-1], []
             self.visit(*self.todo.pop())
         self.found += self.regrouped()
         return Pairs(self.both, self.old.alone, self.new.alone, self.found, self.passed)
@@ -241,6 +227,12 @@ class _Pairing:
         self.step()
         if where.depth > _DEEPEST:
             raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
+        within = self.old.draft.graph.within, self.new.draft.graph.within
+        if id(old) in within[0] and id(new) in within[1]:
+            if (id(old), id(new)) not in self.opened:
+                self.opened.add((id(old), id(new)))
+                self.visit(within[0][id(old)], within[1][id(new)], where)
+            return
         mine, other = self.old.tensor(old), self.new.tensor(new)
         if mine is not None and other is not None:
             self.tensors(old, new, mine, other, where)
@@ -277,7 +269,8 @@ class _Pairing:
 
     def inside(self, where: Where, keys: Path, *, rest: bool = False) -> Where:
         """The place of something that is held by what is at `where`."""
-        place = Where(where, keys, where.depth + len(keys), where.chosen, where.rest or rest)
+        depth = where.depth + len(keys)
+        place = Where(where, keys, depth, where.chosen, where.rest or rest, where.alike)
         if self.chosen is None or where.chosen or not keys:
             return place
         return place._replace(chosen=place.name in self.chosen)
@@ -329,16 +322,25 @@ class _Pairing:
             return
         mine, other = self.old.bytes_of(old), self.new.bytes_of(new)
         if mine is not None and other is not None:
-            same = _same_bytes(mine, other)
-        else:
-            same = scalar_of(old) == scalar_of(new)
-        if same:
+            at = first_unlike(mine, other)
+            if at is not None:
+                sides = self.told_apart(old, new)
+                if sides[0] == sides[1]:
+                    sides = of_bytes(mine, at), of_bytes(other, at)
+                self.differ(Kind.VALUE, where, *sides)
+            return
+        if scalar_of(old) == scalar_of(new):
             return
         devices = device_of(old), device_of(new)
         if None not in devices and scalar_of(old)[0] == scalar_of(new)[0]:
             self.move(Kind.VALUE, where, self.old.term(old), self.new.term(new))
         else:
-            self.differ(Kind.VALUE, where, self.old.term(old), self.new.term(new))
+            self.differ(Kind.VALUE, where, *self.told_apart(old, new))
+
+    def told_apart(self, old: Node, new: Node) -> tuple[Term, Term]:
+        """The terms of two values, such that these differ as well."""
+        sides = self.old.term(old), self.new.term(new)
+        return (of_scalars(old, new) or sides) if sides[0] == sides[1] else sides
 
     # -- containers ----------------------------------------------------------------------------
 
@@ -355,21 +357,25 @@ class _Pairing:
     def below(self, old: Node, new: Node, where: Where) -> None:
         assert isinstance(old, COMPOSITE)
         assert isinstance(new, COMPOSITE)
+        if isinstance(old, (List, Tuple)) and isinstance(new, (List, Tuple)):
+            self.step(len(old.items))
+            if plainly_same(old.items, new.items):
+                return
         olds, news = edges_of(old), edges_of(new)
         if isinstance(old, MappingNode) and isinstance(new, MappingNode):
             both = [key for key in olds if key in news]
             if both != [key for key in news if key in olds]:
                 self.differ(Kind.ORDER, where)
-        self.edges(olds, news, where)
+        self.edges(olds, news, where, module=attributes_of(old) is not None)
 
-    def edges(self, olds: Edges, news: Edges, where: Where) -> None:
-        """What two things hold, by its keys."""
+    def edges(self, olds: Edges, news: Edges, where: Where, *, module: bool = False) -> None:
+        """What two things hold, by its keys; of modules what their state dicts hold comes first."""
         self.step(len(olds) + len(news))
-        pairs = []
+        pairs: list[tuple[Node, Node, Where]] = []
         for key, (keys, child) in olds.items():
             place = self.inside(where, keys)
             if key in news:
-                pairs.append((child, news[key][1], place))
+                (self.later if module and keys else pairs).append((child, news[key][1], place))
             else:
                 self.only(self.old, child, place)
         for key, (keys, child) in news.items():
@@ -412,13 +418,3 @@ class _Pairing:
 
 def _is_long(node: Node) -> bool:
     return isinstance(node, (str, bytes)) and len(node) > _LONGEST_TERM
-
-
-def _same_bytes(old: Readable, new: Readable) -> bool:
-    if old.nbytes != new.nbytes:
-        return False
-    for at in range(0, old.nbytes, _CHUNK_NBYTES):
-        nbytes = min(_CHUNK_NBYTES, old.nbytes - at)
-        if old.read(at, nbytes) != new.read(at, nbytes):
-            return False
-    return True

@@ -21,7 +21,7 @@ from ..contents.tensors import Recogniser
 from ..dtypes import BITS, CARRIERS, nbytes_of
 from ..errors import RefusedError
 from ..pickles.nodes import Blob, Call, Node, Persistent
-from .canonical import flags_of, is_plain, is_untouched, nodes_of
+from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of
 from .draft import Draft, Stored, View
 
 _SHARED = ("keep", "duplicate", "error")
@@ -162,6 +162,9 @@ class _Division:
             if isinstance(node, Blob) or (is_plain(node) and _is_simple(node)):
                 self.note(name, node)
             else:
+                data = data_of(node)
+                if data is not node and is_plain(data) and _is_simple(data):
+                    self.note(name, data)
                 self.note_look(node)
                 self.note_inside(name, node, claimed)
         self.note_inside("unnamed", self.draft.graph.root, claimed)

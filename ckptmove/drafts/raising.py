@@ -8,13 +8,17 @@ of what `pickles.emit` lowers. Source: CPython, Lib/pickle.py.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 
+from ..errors import UnsupportedError
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, List, Node, Set, Text, Tuple
+from ..source import MAX_NBYTES, Readable
 
 #: Bytes within a tree that are longer are a thing of their own.
 LONGEST_INLINE = 4096
+_READ = 1 << 20
 _ENCODINGS = ("latin1", "latin-1")
 
 
@@ -58,6 +62,33 @@ def _held(content: bytes) -> bytes | Blob:
     if len(content) <= LONGEST_INLINE and not may_be_checkpoint(content):
         return content
     return Blob(0, len(content), content)
+
+
+def text_of(blob: Blob, window: Readable | None) -> str | None:
+    """The text that long bytes are, as Python 2 kept it; None where they are no UTF-8.
+
+    Args:
+        blob: the bytes.
+        window: what holds them, where they were passed over.
+
+    Raises:
+        UnsupportedError: it is too long to be held.
+    """
+    if not blob.string:
+        return None
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        if window is None:
+            return decoder.decode(blob.content or b"", final=True)
+        if window.nbytes > MAX_NBYTES:
+            raise UnsupportedError(f"a string within it is longer than {MAX_NBYTES:,} bytes")
+        parts = []
+        for at in range(0, window.nbytes, _READ):
+            part = window.read(at, min(_READ, window.nbytes - at))
+            parts.append(decoder.decode(part, final=at + len(part) == window.nbytes))
+    except UnicodeDecodeError:
+        return None
+    return "".join(parts)
 
 
 def _encoded(items: list[Node]) -> bytes | None:

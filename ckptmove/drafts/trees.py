@@ -23,20 +23,30 @@ TREE = "ckptmove"
 _VERSION = 1
 
 
-def tree_text(graph: Graph, parts: Parts) -> str:
+def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) -> str:
     """The tree of a graph whose tensors are written as these parts.
 
+    Args:
+        graph: the graph.
+        parts: what is written of its tensors.
+        most_characters: how much text it may hold, or None.
+
     Raises:
+        TooLong: it would hold more.
         UnsupportedError: it is nested too deeply.
     """
-    said = {"version": _VERSION, "root": to_terms(graph.root, Speller(graph, parts).leaf)}
+    root = to_terms(graph.root, Speller(graph, parts).leaf, most_characters)
+    said = {"version": _VERSION, "root": root}
     if parts.duplicates:
         said["duplicates"] = sorted(parts.duplicates)
     return spelled(said)
 
 
 def read_tree(
-    entries: Mapping[str, Held], text: str | None, warnings: list[str]
+    entries: Mapping[str, Held],
+    text: str | None,
+    warnings: list[str],
+    others: Mapping[str, str] | None = None,
 ) -> tuple[Reader, Node]:
     """What was saved in a file of tensors.
 
@@ -44,6 +54,7 @@ def read_tree(
         entries: the tensors by name, in order.
         text: what its metadata tells of their tree, if it does.
         warnings: what is odd about it is added to these.
+        others: further names of tensors → their name; a tree says such things itself.
 
     Returns:
         What read it, and the root: without a tree, a dict of the tensors.
@@ -58,7 +69,8 @@ def read_tree(
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries), Dict()
-    root.pairs = [(Text(name, 0), reader.whole(name)) for name in entries]
+    names = {**{name: name for name in entries}, **(others or {})}
+    root.pairs = [(Text(name, 0), reader.whole(of)) for name, of in names.items()]
     reader.graph.root = root
     return reader, root
 

@@ -12,17 +12,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..contents.streams import Container
+from ..contents.uses import not_surely_harmless
+from ..drafts.callables import Judge, misused
 from ..drafts.draft import Draft
-from ..errors import InputError, StrPath, UnsupportedError
+from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from ..in_place import settle
 from ..journal import MAGIC as JOURNAL_MAGIC
 from ..journal import file_of
 from ..manifest import Manifest
-from ..source import Fetched, Readable, Source
-from ..stores import is_folder, open_source
+from ..pickles.nodes import Blob, Node
+from ..pickles.reach import names_reached
+from ..source import Fetched, Memory, Readable, Source
+from ..stores import check_link, is_folder, open_source
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
 from .bundle import ZipBundle
+from .checkpoint import PickledCheckpoint
 from .model_folder import weights_of
 from .opening import Opening
 from .pickle import PlainPickle
@@ -47,10 +52,13 @@ __all__ = [
     "Glimpse",
     "Opened",
     "WritableFormat",
+    "judge",
+    "looks_like",
     "opened",
     "read",
     "sniffed",
     "uncollected",
+    "unknown_callables",
 ]
 
 FORMATS: tuple[Format, ...] = (
@@ -67,7 +75,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 #: In which a checkpoint can be written, the usual first.
-WRITABLE: tuple[WritableFormat, ...] = (SafetensorsFile(), TorchZip())
+WRITABLE: tuple[WritableFormat, ...] = (SafetensorsFile(), TorchZip(), ZipBundle())
 
 #: What may lie within the bytes of a pickle.
 _NESTED: tuple[Nestable, ...] = (TorchZip(), TorchScript(), TorchLegacy(), PlainPickle())
@@ -101,13 +109,10 @@ def read(source: Readable) -> Checkpoint:
     """
     with uncollected():
         glimpse = _glimpse(source, Opening(_open_nested))
-        for format in FORMATS:
-            if format.sniff(glimpse):
-                return format.read(glimpse)
-        legacy = TorchLegacy()
-        if legacy.sniff_behind(glimpse):
-            return legacy.read(glimpse)
-        raise _stranger(glimpse)
+        format = _format_of(glimpse)
+        if format is None:
+            raise _stranger(glimpse)
+        return format.read(glimpse)
 
 
 def sniffed(source: Readable) -> Format | None:
@@ -120,11 +125,88 @@ def sniffed(source: Readable) -> Format | None:
     """
     with uncollected():
         glimpse = _glimpse(source, Opening(_open_nested))
-        for format in FORMATS:
-            if format.sniff(glimpse):
-                return format if _is_one(format, glimpse) else None
-        legacy = TorchLegacy()
-        return legacy if legacy.sniff_behind(glimpse) else None
+        found = _format_of(glimpse)
+        return found if found is not None and _is_one(found, glimpse) else None
+
+
+def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
+    """The callables of a pickle that is to be written, as those of one that was read are listed.
+
+    Args:
+        pickle: the pickle, as torch.save writes it.
+        path: what it is told of.
+
+    Raises:
+        CorruptError, UnsupportedError: as `read`.
+    """
+    with uncollected():
+        opening = Opening(_open_nested)
+        opening.folder()
+        container = Container(Memory(pickle, path))
+        container.streams.append(opening.stream(container.source))
+        return PickledCheckpoint(TorchZip.name, container).unknown_callables()
+
+
+def judge(path: str) -> Judge:
+    """Tells the unknown callable that a node of a graph is, or holds as bytes, if it does.
+
+    Args:
+        path: what the graph is of.
+    """
+    opening = Opening(_open_nested)
+    opening.folder()
+
+    def judged(node: Node) -> str | None:
+        if isinstance(node, Blob) and node.content is not None:
+            return next(iter(_unknown_within(node.content)), None)
+        return misused(node)
+
+    def _unknown_within(content: bytes) -> tuple[str, ...]:
+        with contextlib.suppress(InputError):
+            container = opening.open(Memory(content, path))
+            if container is not None:
+                return PickledCheckpoint("", container).unknown_callables()
+        return ()
+
+    return judged
+
+
+def looks_like(source: Readable) -> Format | None:
+    """The format that a file looks to be of, even if it holds no tensors or can't be read.
+
+    Raises:
+        InputError: it may have been one, and is damaged.
+    """
+    if source.nbytes == 0:
+        return None
+    with uncollected():
+        return _format_of(_glimpse(source, Opening(_open_nested)))
+
+
+def _format_of(glimpse: Glimpse) -> Format | None:
+    for format in FORMATS:
+        if format.sniff(glimpse):
+            if isinstance(format, (TorchTar, SafetensorsFile)):
+                _refuse_pickle(glimpse)
+            return format
+    legacy = TorchLegacy()
+    if not legacy.sniff_behind(glimpse):
+        return None
+    _refuse_pickle(glimpse)
+    return legacy
+
+
+def _refuse_pickle(glimpse: Glimpse) -> None:
+    """Refuse a file that is of another format, and runs something where it is unpickled.
+
+    `torch.load` unpickles whatever is no zip, from its first byte.
+
+    Raises:
+        CorruptError: it would run something.
+    """
+    found = list(not_surely_harmless(names_reached(glimpse.source)))
+    if found:
+        raise CorruptError(f"unpickled from its first byte, it would run {found[0]!r:.100}")
 
 
 def _is_one(format: Format, glimpse: Glimpse) -> bool:
@@ -180,15 +262,15 @@ class Opened(NamedTuple):
         found = self.checkpoint.manifest
         return replace(found, warnings=(*self.notes, *found.warnings))
 
-    def draft(self) -> Draft:
+    def draft(self, *, nested: bool = False, program: bool = False) -> Draft:
         """As `Checkpoint.draft`."""
-        draft = self.checkpoint.draft(self.sources)
+        draft = self.checkpoint.draft(self.sources, nested=nested, program=program)
         draft.warnings = [*self.notes, *draft.warnings]
         return draft
 
 
 @contextlib.contextmanager
-def opened(path: StrPath) -> Iterator[Opened]:
+def opened(path: StrPath, *, follow_links: bool = False) -> Iterator[Opened]:
     """A checkpoint of any format, open for as long as the context is.
 
     Changes in place that were interrupted are undone first, of all its files.
@@ -196,21 +278,28 @@ def opened(path: StrPath) -> Iterator[Opened]:
     Args:
         path: a file; an index, which stands for the files that it names; or a folder that holds
             one of these.
+        follow_links: whether links in that folder, or beside that index, may lead out of it.
 
     Raises:
         InputError: as `read`, or it can't be opened.
     """
     notes: list[str] = []
+    folder: StrPath | None = None
     if is_folder(path):
+        folder = None if follow_links else path
         weights = weights_of(path)
         path = weights.path
+        if folder is not None:
+            check_link(path, folder)
         notes += weights.warnings
     notes += settle(path)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(open_source(path))
+        if folder is not None:
+            check_link(path, folder, source)
         if is_json(_head(source)):
             index = read_index(source)
-            shards, more = open_shards(index, stack)
+            shards, more = open_shards(index, stack, follow_links=follow_links)
             checkpoint = _read_shards(index, shards)
             yield Opened(checkpoint, (*shards.values(), source), (*notes, *more))
         else:
@@ -242,6 +331,8 @@ def _read_part(source: Source, opening: Opening) -> Container:
     glimpse = _glimpse(source, opening)
     for format in _PARTS:
         if format.sniff(glimpse):
+            if isinstance(format, SafetensorsFile):
+                _refuse_pickle(glimpse)
             return format.open(glimpse)
     raise _stranger(glimpse)
 
@@ -262,7 +353,7 @@ def _glimpse(source: Readable, opening: Opening) -> Glimpse:
     if source.nbytes == 0:
         raise UnsupportedError("is empty")
     head = _head(source)
-    archive = Archive(source) if head.startswith(LOCAL_MAGIC) else None
+    archive = Archive(source, opening.budget) if head.startswith(LOCAL_MAGIC) else None
     return Glimpse(source, head, archive, opening)
 
 

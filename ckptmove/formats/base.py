@@ -57,11 +57,15 @@ class Checkpoint(Protocol):
     def manifest(self) -> Manifest:
         """What it holds."""
 
-    def draft(self, sources: Sequence[Source]) -> Draft:
+    def draft(
+        self, sources: Sequence[Source], *, nested: bool = False, program: bool = False
+    ) -> Draft:
         """What it holds, to be written in another form; it is of no use afterwards.
 
         Args:
             sources: the files that it was read from.
+            nested: whether to look into bytes that hold checkpoints, to compare these.
+            program: whether to hold all that is saved of a program, not only its tensors.
         """
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:

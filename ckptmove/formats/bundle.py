@@ -2,12 +2,15 @@
 
     policy.pth              a whole torch-zip, torch-legacy or pickle file, mostly stored
     policy.optimizer.pth    another
-    data, …                 anything else, which is left alone
+    data, …                 anything else: bytes
 
-stable-baselines3 saves agents this way, and people zip what they download. Each checkpoint is shown
-under the name of its record. Relocating changes the devices in these; the zip keeps what else its
-writer chose, and gets new checksums. Records that only hold a plain pickle are read as well, but
-don't make a zip a bundle: many zips hold some.
+stable-baselines3 saves agents this way, and people zip what they download. All of it is one dict:
+under the name of each record is the object that the checkpoint holds, or else its bytes. Relocating
+changes the devices in checkpoints; the zip keeps what else its writer chose, and gets new
+checksums. Records that only hold a plain pickle are read as well, but don't make a zip a bundle:
+many zips hold some. A checkpoint that holds nothing but bytes is shown as a file, since it could
+not be told from one. A record that is compressed too tightly to be held in memory is listed, and
+has no place in the dict.
 
 Source: stable_baselines3/common/save_util.py (`save_to_zip_file`).
 """
@@ -15,20 +18,32 @@ Source: stable_baselines3/common/save_util.py (`save_to_zip_file`).
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 
+from ..budget import Excess
+from ..contents.uses import not_surely_harmless
+from ..drafts.draft import Draft, Loss
 from ..errors import InputError
+from ..other_records import HeldRecord, RecordKind
 from ..pickles.literals import may_be_checkpoint
-from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record, most_inflated
+from ..pickles.nodes import Blob
+from ..pickles.reach import names_reached
+from ..source import Memory, Readable
+from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .base import Carries, Glimpse
+from .bundle_writing import is_bytes, is_of_torch, losses_of, planned
 from .checkpoint import PickledFormat
 from .opening import Opening
-from .records import RecordsContainer, content_of
+from .records import RecordsContainer
 from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
+from .writing import Manner, Writing
+from .zip_container import content_of
 
 _HEAD_NBYTES = 512
+_PROTO, _NEWEST_PROTOCOL = b"\x80", b"\5"
 _NAME_NBYTES = 300  # within which the name of a zip's first record ends
-_BY_TORCH = (".data/", "data.pkl", "archive_format", "model.json")
 
 
 class ZipBundle(PickledFormat):
@@ -37,16 +52,16 @@ class ZipBundle(PickledFormat):
     name = "zip-bundle"
     suffixes: tuple[str, ...] = (".zip",)
     summary = "any zip with checkpoints in it, such as those of stable-baselines3"
-    refused = "nothing; records that are no checkpoints stay as they are"
+    folder_stem = "bundle"
+    shards = False
+    annotates = False
+    refused = "nothing; records that are no checkpoints stay as they are, or are bytes in a dict"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
     def sniff(self, glimpse: Glimpse) -> bool:
         """A zip that torch did not lay out, with a record that torch.save wrote."""
         archive = glimpse.archive
-        if archive is None or any(
-            name.startswith(_BY_TORCH) or name.partition("/")[2].startswith(_BY_TORCH)
-            for name in archive.records
-        ):
+        if archive is None or any(map(is_of_torch, archive.records)):
             return False
         records = archive.records.values()
         return any(_is_checkpoint(archive, each, glimpse.opening) for each in records)
@@ -55,6 +70,19 @@ class ZipBundle(PickledFormat):
         """Open every record that is a checkpoint."""
         assert glimpse.archive is not None
         return BundleContainer(glimpse.archive, glimpse.opening)
+
+    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
+        """As `WritableFormat.losses`."""
+        return losses_of(draft, manner)
+
+    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+        """How to write a dict as a zip, each of its values as a record.
+
+        Raises:
+            RefusedError: it is no such dict.
+            UnsupportedError: a pickle can't say what is saved.
+        """
+        return planned(draft, manner)
 
 
 class BundleContainer(RecordsContainer):
@@ -67,42 +95,114 @@ class BundleContainer(RecordsContainer):
             CorruptError, UnsupportedError: as `formats.read`.
         """
         super().__init__(archive, opening, by_torch=False)
+        self.reached: list[str] = []  # what unpickling a record that can't be read would import
+        self.tight = set[str]()  # what is compressed too tightly to be held
         large = 0
         for record in archive.records.values():
-            if _too_large(record):
+            if not archive.may_be_parsed(record):
                 large += 1
-            elif may_be_checkpoint(_head(archive, record)):
-                self._try(record)
+                self.tight.add(record.name)
+                continue
+            if not _may_be_one(_head(archive, record)) or not self._try(record):
+                self._hold(record)
+            known = not record.nbytes or record.name in self.parts
+            if not known and archive.may_be_parsed(record):
+                self.reached += names_reached(content_of(archive, record))
         if large:
             self.warnings.append(
                 f"{large:,} of its records are compressed and too large to be looked into: "
                 "they stay as they are"
             )
 
-    def _try(self, record: Record) -> None:
-        """Open a record that may be a checkpoint; what torch did not write may be anything."""
+    def _hold(self, record: Record) -> None:
+        """Show the bytes of a record; they are read where they are needed."""
+        blob = Blob(0, record.nbytes, None)
+        packed = record.method == DEFLATED
+        window = self.archive.source.window
+        content = window(self.archive.data_at(record), record.stored_nbytes)
+        self.blobs[id(blob)] = _Packed(self.archive, record) if packed else content
+        self.roots.append(((record.name,), blob))
+
+    def unknown_callables(self) -> Iterator[str]:
+        """As `Container.unknown_callables`, and those in records that are no checkpoints."""
+        yield from super().unknown_callables()
+        yield from not_surely_harmless(self.reached)
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """As `ArchiveContainer.kind_of`: no name has a meaning of torch's here."""
+        return RecordKind.DATA
+
+    def records(self) -> Iterator[HeldRecord]:
+        """As `Container.records`; nearly all are shown as bytes, too."""
+        for held in super().records():
+            yield held._replace(in_tree=held.record.name not in self.tight)
+
+    def _try(self, record: Record) -> bool:
+        """Open a record that may be a checkpoint; what torch did not write may be anything.
+
+        Returns:
+            Whether it is one, and shown as such.
+        """
+        known = len(self.roots)
         try:
-            self.add(record, (record.name,), needed=False)
-        except InputError:
-            if _is_checkpoint(self.archive, record, self.opening):
+            container = self.add(record, (record.name,), needed=False)
+            if container is None or not all(is_bytes(root) for _, root in container.roots):
+                return container is not None
+            del self.roots[known:]
+        except InputError as error:
+            if isinstance(error, Excess) or _is_checkpoint(self.archive, record, self.opening):
                 raise
             self.warnings.append(f"the record {record.name!r} can't be read, and stays as it is")
+        return False
 
 
-def _too_large(record: Record) -> bool:
-    return record.method == DEFLATED and record.nbytes > most_inflated(record)
+class _Packed:
+    """The content of a compressed record, inflated when it is read first.
+
+    Attributes:
+        path, nbytes, start: as `Readable` has them.
+    """
+
+    start = None
+
+    def __init__(self, archive: Archive, record: Record) -> None:
+        self.path = archive.source.path
+        self.nbytes = record.nbytes
+        self._archive = archive
+        self._record = record
+
+    @cached_property
+    def _content(self) -> Memory:
+        content = self._archive.read_parsed(self._record)
+        return Memory(content, self.path)
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Readable.read`."""
+        return self._content.read(start, nbytes)
+
+    def window(self, start: int, nbytes: int) -> Readable:
+        """As `Readable.window`."""
+        return self._content.window(start, nbytes)
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`: it is read as a whole."""
+
+
+def _may_be_one(head: bytes) -> bool:
+    """Whether a record starts like a checkpoint, however short it is."""
+    return head.startswith(LOCAL_MAGIC) or (head[:1] == _PROTO and head[1:2] <= _NEWEST_PROTOCOL)
 
 
 def _is_checkpoint(archive: Archive, record: Record, opening: Opening) -> bool:
     """Whether `torch.save` wrote a record."""
-    head = b"" if _too_large(record) else _head(archive, record)
+    head = _head(archive, record) if archive.may_be_parsed(record) else b""
     if not may_be_checkpoint(head):
         return False
     if not head.startswith(LOCAL_MAGIC):
         return TorchLegacy().sniff(Glimpse(archive.source, head, None, opening))
     source = content_of(archive, record)
     try:
-        inner = Archive(source)
+        inner = Archive(source, opening.budget)
     except InputError:  # broken, or no zip at all; torch.save's begins with the pickle
         return b"/data.pkl" in head[:_NAME_NBYTES]
     return TorchZip().sniff(Glimpse(source, head, inner, opening))

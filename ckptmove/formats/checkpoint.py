@@ -5,17 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
-from ..drafts.canonical import Cut, Graph, canonical, state_dict
+from ..drafts.canonical import Cut, Graph, canonical
 from ..drafts.draft import Draft, Loss, Stored
+from ..drafts.programs import state_dict
 from ..errors import UnsupportedError, WriteError
-from ..manifest import Manifest, Storage
+from ..manifest import Manifest, Storage, TensorEntry
+from ..other_records import HeldRecord, RecordKind
 from ..paths import Path
 from ..pickles.compare import difference
-from ..pickles.nodes import Node
+from ..pickles.nodes import Call, Node
 from ..placement import Moves
 from ..plan import Plan
 from ..source import MAX_NBYTES, Readable, Source
@@ -65,20 +68,27 @@ class PickledCheckpoint:
             format=self.format,
             nbytes=container.nbytes,
             tensors=tuple(contents.tensors),
-            storages=self.whole.storages,
+            storages={**self.whole.storages, **contents.storages},
             values_naming_devices=tuple(contents.values),
             objects=dict(contents.objects),
             globals=tuple(names),
-            unknown_callables=tuple(name for name in names if not container.is_known(name)),
+            unknown_callables=self.unknown_callables(),
             aliases=tuple(contents.aliases),
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),
             remotes=tuple(device_text(each) or "" for each in contents.remotes),
+            records=tuple(held.record for held in self._records()),
+            metadata=container.metadata,
             warnings=tuple(dict.fromkeys(self._warnings())),
             writer=container.writer,
             tree=joined(container.roots),
             nested=self._nested(),
         )
+
+    def unknown_callables(self) -> tuple[str, ...]:
+        """The names that loading it would import, and that are not known to be harmless."""
+        found = (each.unknown_callables() for each in self.container.everything())
+        return tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def _warnings(self) -> Iterator[str]:
         for each in self.container.everything():
@@ -118,20 +128,42 @@ class PickledCheckpoint:
             spelling.spell(contents.value_nodes[n], device)
         return spelling
 
-    def draft(self, sources: Sequence[Source]) -> Draft:
+    def _within(self) -> Iterator[tuple[str, Container]]:
+        """Its containers, and what the names of their records start with."""
+        todo, met = [("", self.container)], set[int]()
+        while todo:
+            prefix, container = todo.pop()
+            if id(container) not in met:
+                met.add(id(container))
+                yield prefix, container
+                inner = [(f"{prefix}{name}/", each) for name, each in container.inner()]
+                todo += reversed(inner)
+
+    def _records(self) -> Iterator[HeldRecord]:
+        for prefix, container in self._within():
+            for held in container.records():
+                name = f"{prefix}{held.record.name}"
+                yield held._replace(record=held.record._replace(name=name))
+
+    def draft(
+        self, sources: Sequence[Source], *, nested: bool = False, program: bool = False
+    ) -> Draft:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
-        Of a program this is a state dict of its tensors.
+        Of a program this is a state dict of its tensors, unless all of it is wanted.
 
         Args:
             sources: the files that it was read from.
+            nested, program: as `Checkpoint.draft` has them.
 
         Raises:
             CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
         """
         container = self.container
         storages, origins = self.whole.storages, self._origins()
-        graph = self.graph()
+        graph = self.graph(nested=nested, program=program)
+        records = [held for held in self._records() if not held.in_tree]
+        beside = list(dict.fromkeys(each.beside for each in container.everything() if each.beside))
         stored = {
             key: _cut(key, graph.cut[key], origins, storages)
             if key in graph.cut
@@ -153,25 +185,46 @@ class PickledCheckpoint:
             section=container.section,
             blobs=self._blobs(),
             metadata=container.metadata,
-            losses=[
-                Loss(f"<{each.beside}>", "has no place in other formats")
-                for each in container.everything()
-                if each.beside
+            losses=[Loss(f"<{each}>", "has no place in other formats") for each in beside]
+            + [
+                Loss(f"<record {held.record.name}>", "has no place in other formats")
+                for held in records
+                if held.record.kind is RecordKind.DATA
             ],
+            records=records,
+            beside=beside,
             warnings=[*dict.fromkeys(self._warnings()), *_parts_cut(graph)],
+            inert=container.inert,
         )
 
-    def graph(self) -> Graph:
-        """What it holds, in canonical form.
+    def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
+        """What it holds, in canonical form; the arguments are those of `draft`.
 
         Raises:
             CorruptError, UnsupportedError: as `draft`.
         """
-        if self.container.program:
-            found = self.whole
-            return state_dict(self.manifest, self.contents.nodes, found.ids, found.tensors)
-        tree, (_, ids, storages, _, tensors) = joined(self.container.roots), self.whole
-        return canonical(tree, ids, tensors, storages)
+        _, ids, storages, _, tensors = self.whole
+        if self.container.program and not program:
+            return state_dict(self.manifest, self.contents.nodes, ids, tensors)
+        within = self._nested_trees() if nested else {}
+        raw = self.raw() if program else ()
+        tree = joined(self.container.roots)
+        graph = canonical(tree, ids, tensors, storages, self._blobs(), within)
+        if raw:
+            nodes = [(each.path, _raw_tensor(graph, each, storages)) for each in raw]
+            graph.root = joined([((), graph.root), *nodes])
+        return graph
+
+    def _nested_trees(self) -> dict[int, Node]:
+        """What is saved in bytes, as one tree each; not what is but the bytes of a storage."""
+        all_nested = [nested for stream in self.whole.streams for nested in stream.nested]
+        containers = {id(nested.container): nested.container for nested in all_nested}
+        trees = {known: joined(each.roots) for known, each in containers.items()}
+        return {id(nested.maker): trees[id(nested.container)] for nested in all_nested}
+
+    def raw(self) -> Sequence[TensorEntry]:
+        """The tensors of a program that no pickle names, those with bytes."""
+        return ()
 
     def _blobs(self) -> dict[int, Readable]:
         """The bytes that are not held in memory."""
@@ -219,6 +272,21 @@ class PickledCheckpoint:
         frames = [each.frame(spelling) for each in self.container.everything()]
         if not same or frames != [each.frame() for each in other.container.everything()]:
             raise WriteError("what was written has other storages than the source")
+
+
+def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage]) -> Call:
+    """A tensor that is saved as raw bytes, as a node."""
+    assert entry.storage is not None
+    held = storages[entry.storage]
+    storage = graph.storage(held.id, held.dtype, held.nbytes, held.location)
+    return graph.tensor(
+        storage,
+        entry.dtype,
+        entry.shape,
+        entry.stride,
+        entry.offset,
+        requires_grad=entry.requires_grad,
+    )
 
 
 def _stored(container: Container, storage: Storage) -> Stored:

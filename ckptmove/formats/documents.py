@@ -67,6 +67,17 @@ class Document:
         fitting = next((text for text in made if len(text) <= self.nbytes), made[-1])
         return fitting.ljust(self.nbytes)
 
+    def shown(self, changes: Changes) -> bytes:
+        """What the text says with other values, a line each, to be compared and shown.
+
+        Raises:
+            UnsupportedError: it is too deep to be written.
+        """
+        try:
+            return json.dumps(_changed(self.root, changes), indent=1).encode("ascii")
+        except RecursionError as error:
+            raise UnsupportedError(f"the record {self.name!r} is nested too deeply") from error
+
     def _dumped(self, root: Json, spacing: tuple[str, str]) -> bytes:
         try:
             return json.dumps(root, ensure_ascii=self._ascii, separators=spacing).encode("utf-8")

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Section, TensorEntry
+from ..other_records import RecordKind
 from ..paths import Path, spell
 from ..zips.archive import Archive, Record
-from .documents import Json, member
+from .documents import Changes, Json, member
 from .export_graph import Place, device_text, walk
 from .opening import Opening
 from .records import RecordsContainer, View
@@ -101,6 +102,28 @@ class ExportContainer(RecordsContainer):
                 if any(name.qualname == _FAKE for s in each.streams for name in s.pickle.globals):
                     self.riddles.append("it holds tensors without data, pickled")
         self.riddles = list(dict.fromkeys(self.riddles))
+
+    def short(self, record: Record) -> str:
+        """As `ArchiveContainer.short`."""
+        return record.name.removeprefix(self.prefix)
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """As `ArchiveContainer.kind_of`: what describes the program, or is compiled of it."""
+        if name in ("archive_format", "archive_version"):
+            return None
+        if f"{self.prefix}{name}" in self.documents or name.startswith(_COMPILED):
+            return RecordKind.CODE
+        return RecordKind.CODE if self.old and name == "version" else super().kind_of(name)
+
+    def without_devices(self, name: str) -> Changes:
+        """As `RecordsContainer.without_devices`: those of its weights, and of its graph."""
+        places = [each.place for each in self.weights if each.config == name]
+        records = zip(self.place_records, self.places, strict=True)
+        places += [place for record, place in records if record == name]
+        changes: dict[int, dict[str, Json]] = {}
+        for place in places:
+            changes.setdefault(id(place.holder), {}).update(place.respelled("cpu"))
+        return changes
 
     # -- layouts -------------------------------------------------------------------------------
 

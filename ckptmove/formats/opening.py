@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from ..contents.streams import LOADER, Candidate, Container, Nested, Stream, loaded_from
+from ..budget import Budget, Excess
+from ..contents.streams import Candidate, Container, Nested, Stream, loaded_from
+from ..contents.uses import LOADER
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..source import Readable
 
@@ -17,6 +19,7 @@ class Opening:
     """The opening of one file: what is read in its course.
 
     Attributes:
+        budget: what the file, and all that is nested in it, may still make us build.
         unread: how many checkpoints within bytes could not be read.
     """
 
@@ -25,6 +28,7 @@ class Opening:
         open_nested: reads bytes as a container, or gives None where they are none.
         """
         self._open_nested = open_nested
+        self.budget = Budget()
         self._streams = count()
         self._containers = count()
         self.unread = 0
@@ -42,7 +46,7 @@ class Opening:
         Raises:
             CorruptError, UnsupportedError: the pickle can't be read, or holds a storage that can't.
         """
-        stream = Stream(source, start, next(self._streams))
+        stream = Stream(source, start, next(self._streams), self.budget)
         unread = self.unread
         loaded = {id(loaded_from(call)) for call in stream.calls_of(LOADER)} - {id(None)}
         opened: dict[int, Container | None] = {}
@@ -58,6 +62,22 @@ class Opening:
         if loaded:
             raise CorruptError(_NO_STORAGE)
         stream.unread = self.unread - unread
+        return stream
+
+    def plain(self, source: Readable, start: int) -> Stream:
+        """Read a pickle beside that of the object, which holds numbers, texts, lists and dicts.
+
+        Raises:
+            CorruptError, UnsupportedError: as `stream`; or it has names to import, or to look up.
+        """
+        stream = self.stream(source, start)
+        pickle = stream.pickle
+        if pickle.globals or pickle.calls or pickle.persistents:
+            name = pickle.globals[0].qualname if pickle.globals else "an object"
+            raise CorruptError(
+                f"a pickle that should hold plain data is malformed: it names {name!r:.100}, "
+                "which torch would import"
+            )
         return stream
 
     def open(self, source: Readable) -> Container | None:
@@ -83,8 +103,8 @@ class Opening:
         """
         try:
             container = self.open(candidate.source)
-        except InputError:
-            if needed or self._too_deep:
+        except InputError as error:
+            if needed or self._too_deep or isinstance(error, Excess):
                 raise
             return None
         if needed and (container is None or len(container.roots) != 1):

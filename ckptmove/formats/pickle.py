@@ -15,9 +15,14 @@ Sources: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`); CPyth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from ..budget import Excess
 from ..contents.streams import Container
+from ..contents.uses import not_surely_harmless
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..pickles.nodes import Node
+from ..pickles.reach import names_reached
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 
@@ -63,6 +68,7 @@ class PickleContainer(Container):
         """
         super().__init__(glimpse.source)
         glimpse.opening.folder()
+        self.reached: list[str] = []  # what unpickling the bytes that follow would import
         at = 0
         roots: list[Node] = []
         while at < self.source.nbytes:
@@ -70,11 +76,12 @@ class PickleContainer(Container):
                 raise UnsupportedError(f"it holds more than {_MOST:,} pickles")
             try:
                 stream = glimpse.opening.stream(self.source, at)
-            except CorruptError:
-                if not roots or self._says_so(at):
+            except CorruptError as error:
+                if isinstance(error, Excess) or not roots or self._says_so(at):
                     raise
                 rest = self.source.nbytes - at
                 self.warnings.append(f"{rest:,} bytes follow the end of the pickle")
+                self.reached = names_reached(self.source, at)
                 break
             if stream.pickle.persistents:
                 raise UnsupportedError("its pickle refers to things that were kept outside of it")
@@ -83,6 +90,11 @@ class PickleContainer(Container):
             at += stream.nbytes
         self.roots = [((n,) if len(roots) > 1 else (), root) for n, root in enumerate(roots)]
         self.writer = self._writer()
+
+    def unknown_callables(self) -> Iterator[str]:
+        """As `Container.unknown_callables`, and those in the bytes that follow the pickles."""
+        yield from super().unknown_callables()
+        yield from not_surely_harmless(self.reached)
 
     def _says_so(self, at: int) -> bool:
         """Whether what follows says that it is a pickle, as all since protocol 2 do."""

@@ -15,13 +15,13 @@ from ..paths import Path
 from ..plan import Plan, carry_out
 from ..source import Memory, Readable
 from ..zips.amend import amend
-from ..zips.archive import DEFLATED, STORED, Archive, Record, most_inflated
+from ..zips.archive import STORED, Archive, Record
 from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
-from .documents import Document
+from .documents import Changes, Document
 from .opening import Opening
-from .zip_container import ArchiveContainer
+from .zip_container import ArchiveContainer, content_of
 
 
 class View(NamedTuple):
@@ -136,6 +136,26 @@ class RecordsContainer(ArchiveContainer):
             raise CorruptError(f"the record {name!r} is missing")
         return found
 
+    def parsed(self) -> set[str]:
+        """The records that are containers."""
+        return set(self.parts)
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """As `Container.inner`: by the names of their records."""
+        return iter(self.parts.items())
+
+    def compared(self, record: Record, no_devices: bool) -> Readable:
+        """As `ArchiveContainer.compared`: of JSON what it says, not how it is spelled."""
+        document = self.documents.get(record.name)
+        if document is None:
+            return super().compared(record, no_devices)
+        changes = self.without_devices(record.name) if no_devices else {}
+        return Memory(document.shown(changes), self.source.path)
+
+    def without_devices(self, name: str) -> Changes:
+        """What changes in a JSON text such that it names no device of its own."""
+        return {}
+
     def everything(self) -> Iterator[Container]:
         """Itself, and the containers in it, however deep."""
         yield self
@@ -162,14 +182,3 @@ class RecordsContainer(ArchiveContainer):
     def frame(self, spelling: Spelling | None = None) -> object:
         """The names of the records, in order."""
         return list(self.archive.records)
-
-
-def content_of(archive: Archive, record: Record) -> Readable:
-    """The content of a record, in place where it is not compressed.
-
-    Raises:
-        UnsupportedError: it is compressed and too long.
-    """
-    if record.method == DEFLATED:
-        return Memory(archive.read(record, at_most=most_inflated(record)), archive.source.path)
-    return archive.source.window(archive.data_at(record), record.nbytes)

@@ -14,11 +14,12 @@ https://github.com/huggingface/safetensors, README.md (Format).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS
+from ..drafts.callables import callables_in, misused
 from ..drafts.canonical import Graph
 from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
@@ -31,6 +32,7 @@ from ..plan import Plan
 from ..source import Readable
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint, PickledFormat
+from .metadata import other_names
 from .safetensors_writing import planned
 from .writing import Manner, Writing
 
@@ -123,9 +125,11 @@ class TensorsCheckpoint(PickledCheckpoint):
         super().__init__(format, container)
         self._tensors = container
 
-    def graph(self) -> Graph:
+    def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
         """As `PickledCheckpoint.graph`."""
-        return self._tensors.graph if self._tensors.is_canonical else super().graph()
+        if self._tensors.is_canonical:
+            return self._tensors.graph
+        return super().graph(nested=nested, program=program)
 
 
 class TensorsContainer(Container):
@@ -136,14 +140,22 @@ class TensorsContainer(Container):
         is_canonical: whether these are sure to be in canonical form.
     """
 
+    inert = True
+
     def __init__(
-        self, source: Readable, placed: Mapping[str, Placed], tree: str | None, described: int
+        self,
+        source: Readable,
+        placed: Mapping[str, Placed],
+        tree: str | None,
+        described: int,
+        metadata: Mapping[str, str],
     ) -> None:
         """Args:
             source: what names them.
             placed: where they are.
             tree: what is told of their tree.
             described: how many bytes say all that.
+            metadata: what is said of the whole besides.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
@@ -155,7 +167,9 @@ class TensorsContainer(Container):
                 raise UnsupportedError(
                     f"the tensor {shown(name)} has {len(entry.shape)} dimensions"
                 )
-        reader, root = read_tree(entries, tree, self.warnings)
+        self.metadata = dict(metadata)
+        others = other_names(entries, self.metadata)
+        reader, root = read_tree(entries, tree, self.warnings, others)
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
         self.graph = reader.graph
@@ -171,6 +185,11 @@ class TensorsContainer(Container):
     def described_nbytes(self) -> int:
         """The length of the header, or of all."""
         return self._described
+
+    def unknown_callables(self) -> Iterator[str]:
+        """What its tree names: loading it runs nothing, but a pickle made of it would run that."""
+        if not self.is_canonical:
+            yield from callables_in(self.graph.root, misused)
 
     def _window(self, name: str) -> Readable:
         entry, file, _ = self._placed[name]
@@ -213,8 +232,8 @@ class SafetensorsContainer(TensorsContainer):
         source = glimpse.source
         self.header = read_header(source)
         placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
-        super().__init__(source, placed, self.header.metadata.get(TREE), self.header.data_at)
-        own = ("format", TREE)
-        self.metadata = {k: v for k, v in self.header.metadata.items() if k not in own}
+        said, own = self.header.metadata, ("format", TREE)
+        besides = {key: text for key, text in said.items() if key not in own}
+        super().__init__(source, placed, said.get(TREE), self.header.data_at, besides)
         made_for = _WRITERS.get(self.header.metadata.get("format", ""))
         self.writer = self.writer or (f"a library for {made_for}" if made_for else "")

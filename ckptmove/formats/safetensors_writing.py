@@ -12,16 +12,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..drafts.draft import Draft, Pieces, Stored
+from ..drafts.draft import Draft, Pieces
+from ..drafts.filling import stored_blob
 from ..drafts.fingerprint import fingerprint
 from ..drafts.naming import names_of
 from ..drafts.parts import Part, parts_of
 from ..drafts.trees import TREE, read_tree, tree_text
 from ..errors import UnsupportedError, WriteError
 from ..headers import Entry, Sized, lay_out, read_header
-from ..pickles.nodes import Blob
 from ..plan import Plan
-from ..source import Source
+from ..source import Readable
+from .metadata import still_true
 from .writing import Manner, Writing, assembled
 
 #: What every tool looks for that reads safetensors for PyTorch.
@@ -41,10 +42,11 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         names_of(contents, draft),
         shared=manner.shared,
         bare=manner.bare,
-        blob=lambda blob: _blob(draft, blob),
+        blob=lambda blob: stored_blob(draft, blob),
     )
-    told = None if manner.bare else tree_text(draft.graph, parts)
-    metadata = {**_FOR_TORCH, **draft.metadata, **manner.metadata}
+    told = None if manner.bare else tree_text(draft.graph, parts, manner.most_nbytes)
+    said = still_true(draft.metadata, {each.name for each in contents.tensors})
+    metadata = {**_FOR_TORCH, **said, **manner.metadata}
     shards = [parts.parts]
     if manner.max_shard_nbytes is not None:
         shards = _shards(parts.parts, manner.max_shard_nbytes)
@@ -67,7 +69,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         index = _index(names, shards, told)
         files[f"{manner.stem}.safetensors.index.json"] = assembled(len(index), _only(index))
 
-    def check(written: Mapping[str, Source]) -> None:
+    def check(written: Mapping[str, Readable]) -> None:
         """Read the headers and the tree back."""
         entries: dict[str, Entry] = {}
         for name, laid in expected.items():
@@ -82,17 +84,6 @@ def planned(draft: Draft, manner: Manner) -> Writing:
                 raise WriteError("what was written has another tree than the source")
 
     return Writing(files, len(parts.parts), parts.shared, tuple(parts.duplicates), check)
-
-
-def _blob(draft: Draft, blob: Blob) -> Stored:
-    """Where the bytes of a blob come from."""
-    if blob.content is not None:
-        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=blob.content)
-    window = draft.blobs[id(blob)]
-    if window.start is None:
-        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=window.read(0, blob.nbytes))
-    source = draft.number_of(window)
-    return Stored("bytes", "cpu", "uint8", blob.nbytes, source, window.start)
 
 
 def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:

@@ -4,8 +4,8 @@
     {"metadata": {"total_size": N, …}, "weight_map": {TENSOR: FILE, …}}
 
 The files lie beside the index. A name in it is a plain file name, so that none leads elsewhere;
-the file of that name may be a symbolic link, as all are in the cache of the Hub. The tree of a
-checkpoint that ckptmove divided is in `metadata`, under `drafts.trees.TREE`.
+the file of that name may be a symbolic link within the folder, or to a blob in the cache of the
+Hub. The tree of a checkpoint that ckptmove divided is in `metadata`, under `drafts.trees.TREE`.
 
 What contradicts itself is refused: a tensor that is not in the file it should be in, or in two of
 them. Tensors that the index does not list are read as well, as loaders do that go by the files.
@@ -26,7 +26,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..headers import LONGEST, read_json, shown
 from ..in_place import settle
 from ..source import Source
-from ..stores import Missing, folder_of, joined, open_source
+from ..stores import Missing, check_link, folder_of, joined, open_source
 
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name
@@ -94,8 +94,15 @@ def is_plain_name(file: str) -> bool:
     return 0 < nbytes <= _LONGEST_NAME and file not in (".", "..") and _SEPARATORS.isdisjoint(file)
 
 
-def open_shards(index: Index, stack: ExitStack) -> tuple[dict[str, Source], list[str]]:
+def open_shards(
+    index: Index, stack: ExitStack, *, follow_links: bool = False
+) -> tuple[dict[str, Source], list[str]]:
     """Open every file of a checkpoint, for as long as a stack lasts.
+
+    Args:
+        index: the index.
+        stack: closes them.
+        follow_links: whether they may be links that lead out of its folder.
 
     Returns:
         The files by name, and what the user should know of them.
@@ -107,12 +114,16 @@ def open_shards(index: Index, stack: ExitStack) -> tuple[dict[str, Source], list
     notes: list[str] = []
     for name in index.files:
         path = joined(folder, name)
+        if not follow_links:
+            check_link(path, folder)
         notes += (f"{name}: {note}" for note in settle(path))
         try:
             opened[name] = source = open_source(path)
         except InputError as error:
             raise _without(name, len(index.files), error) from error
         stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
+        if not follow_links:
+            check_link(path, folder, source)
     return opened, notes
 
 

@@ -114,11 +114,12 @@ class _ShardedTensors(TensorsContainer):
         check_shards(index, headers, warnings)
         if own:
             warnings.append(f"the tree that {own[0]} tells of is that of one file: it is ignored")
-        super().__init__(index.source, placed, index.tree, described)
+        metadata: dict[str, str] = {}
         for shard in shards:
             for key, said in shard.container.metadata.items():
-                if self.metadata.setdefault(key, said) != said:
+                if metadata.setdefault(key, said) != said:
                     warnings.append(f"its files differ in their metadata {key!r}: one is kept")
+        super().__init__(index.source, placed, index.tree, described, metadata)
         self.warnings = [*dict.fromkeys(warnings), *self.warnings]
         self.writer = self.writer or shards[0].container.writer
         self._nbytes = _nbytes_of(index, shards)
@@ -137,6 +138,7 @@ class _ShardedPickles(Container):
     def __init__(self, index: Index, shards: Sequence[Shard]) -> None:
         super().__init__(index.source)
         self.parts = [shard.container for shard in shards]
+        self.names = [shard.name for shard in shards]
         self.writer = self.parts[0].writer
         self._nbytes = _nbytes_of(index, shards)
         held: dict[str, list[str]] = {}
@@ -166,6 +168,10 @@ class _ShardedPickles(Container):
         yield self
         for part in self.parts:
             yield from part.everything()
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """As `Container.inner`: by the names of their files."""
+        return zip(self.names, self.parts, strict=True)
 
     def plan(self, spelling: Spelling) -> Plan:
         """Never: it is several files.

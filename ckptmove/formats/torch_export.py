@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ..contents.listing import with_shared
+from ..contents.naming import with_shared
 from ..device import kind_of
 from ..errors import UnsupportedError, WriteError
 from ..manifest import Manifest, NamedDevice, TensorEntry
@@ -94,6 +94,10 @@ class ExportCheckpoint(PickledCheckpoint):
     @cached_property
     def _raw(self) -> list[TensorEntry]:
         return [weight.entry for weight in self.container.weights]
+
+    def raw(self) -> list[TensorEntry]:
+        """As `PickledCheckpoint.raw`; what has no bytes is told in the description alone."""
+        return [each for each in self._raw if each.storage is not None]
 
     def plan_relocate(self, moves: Moves) -> Plan:
         """How to write it with other devices.

@@ -11,18 +11,25 @@ Nothing is aligned and nothing has a checksum, so bytes are compared after copyi
 changes device tags in the object's pickle alone, and what follows it moves if it must. Asked for
 with `_use_new_zipfile_serialization=False`. Integers are little-endian, whatever the machine.
 
+torch unpickles all five: a file in which one of the others than the object's names anything to
+import is refused.
+
 Sources: torch/serialization.py (`_legacy_save`, `_legacy_load`); `writeFileRaw` of
 torch/csrc/StorageMethods.cpp and its kin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling, Stream
+from ..contents.uses import not_surely_harmless
 from ..dtypes import storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
 from ..pickles.nodes import Dict, List, Text
+from ..pickles.reach import names_reached
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 
@@ -96,6 +103,7 @@ class LegacyContainer(Container):
         self.opening = glimpse.opening
         self.folder = f"{self.opening.folder()}data/"
         self._extents: dict[str, Extent] = {}
+        self.reached: list[str] = []  # what unpickling the bytes that follow would import
         start = start_of(glimpse) or 0
         if start:
             self.warnings.append(f"{start:,} bytes precede what torch saved")
@@ -108,6 +116,7 @@ class LegacyContainer(Container):
             self.roots = [((n,), root) for n, (_, root) in enumerate(self.roots)]
         if end < self.source.nbytes:
             self.warnings.append(f"{self.source.nbytes - end:,} bytes follow the last storage")
+            self.reached = names_reached(self.source, end)
         self.storages = storages_of(self.ids.values(), self._extent)
         self.writer = self._writer(self.streams[0])
 
@@ -118,17 +127,17 @@ class LegacyContainer(Container):
     def _read(self, at: int, folder: str) -> int:
         """Read what was saved there; gives where it ends."""
         opening = self.opening
-        magic = opening.stream(self.source, at)
-        protocol = opening.stream(self.source, at + magic.nbytes)
+        magic = opening.plain(self.source, at)
+        protocol = opening.plain(self.source, at + magic.nbytes)
         if magic.pickle.root != _MAGIC:
             raise CorruptError("the magic number at its start is wrong")
         if protocol.pickle.root != _PROTOCOL:
             raise UnsupportedError(f"its protocol is not {_PROTOCOL}")
-        machine = opening.stream(self.source, protocol.start + protocol.nbytes)
+        machine = opening.plain(self.source, protocol.start + protocol.nbytes)
         if not isinstance(machine.pickle.root, Dict):  # torch reads it, and believes none of it
             raise CorruptError("the third pickle of the file should be a dict")
         stream = opening.stream(self.source, machine.start + machine.nbytes)
-        keys = opening.stream(self.source, stream.start + stream.nbytes)
+        keys = opening.plain(self.source, stream.start + stream.nbytes)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
         self.streams.append(stream)
@@ -170,6 +179,11 @@ class LegacyContainer(Container):
             raise CorruptError(f"the storage {storage.key!r} is missing")
         start = self.source.start
         return None if start is None else Extent(start + found.start, found.nbytes)
+
+    def unknown_callables(self) -> Iterator[str]:
+        """As `Container.unknown_callables`, and those in the bytes that follow."""
+        yield from super().unknown_callables()
+        yield from not_surely_harmless(self.reached)
 
     def content(self, storage: str) -> bytes:
         """As `Container.content`."""

@@ -22,10 +22,12 @@ Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.
 
 from __future__ import annotations
 
+from ..budget import Excess
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
+from ..other_records import RecordKind
 from ..pickles.fetch import fetch
 from ..pickles.nodes import Global, Persistent, Tuple
 from ..pickles.walk import walk
@@ -38,6 +40,7 @@ from .opening import Opening
 from .zip_container import ZipContainer, prefix_of
 
 _STORAGES = ".data/"
+_CODE = (f"{_STORAGES}extern_modules", f"{_STORAGES}ts_code/")
 _PROTO, _NEWEST_PROTOCOL = 0x80, 5
 _STOP = b"."
 
@@ -76,6 +79,11 @@ class PackageContainer(ZipContainer):
             CorruptError, UnsupportedError: as `formats.read`.
         """
         super().__init__(archive, opening)
+        self.brought = {  # the modules and packages whose source is in it, by their first names
+            record.name.removeprefix(self.prefix).partition("/")[0].removesuffix(".py")
+            for record in archive.records.values()
+            if record.name.endswith(".py")
+        }
         self.made: list[str] = []  # by which function, of each object that can't be told
         for record in archive.records.values():
             if self._is_pickle(record):
@@ -105,7 +113,10 @@ class PackageContainer(ZipContainer):
             return False
         try:
             found = fetch(Memory(content, self.source.path), 0)
-            walk(found.data, gaps={at: gap.nbytes for at, gap in found.gaps.items()})
+            gaps = {at: gap.nbytes for at, gap in found.gaps.items()}
+            walk(found.data, gaps=gaps, budget=self.opening.budget)
+        except Excess:
+            raise
         except CorruptError:
             return False
         return found.nbytes == len(content)
@@ -121,8 +132,20 @@ class PackageContainer(ZipContainer):
                 self.made.append(made)
         self.ids.update(storage_ids(stored, f"{self.folder}{_STORAGES}", numbered=True))
 
+    def is_known(self, name: Global) -> bool:
+        """What the package brings under a known name is code of its own."""
+        return name.module.partition(".")[0] not in self.brought and super().is_known(name)
+
     def _extent(self, storage: StorageId) -> Extent | None:
         return self.extent(storage, ".storage")
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """As `ArchiveContainer.kind_of`."""
+        if name == f"{_STORAGES}python_version":
+            return RecordKind.IDENTITY
+        if name.endswith(".py") or name.startswith(_CODE):
+            return RecordKind.CODE
+        return super().kind_of(name)
 
     def is_text(self, record: Record) -> bool:
         """Whether a record holds no tensor, so that it may be compressed."""

@@ -21,6 +21,8 @@ Source: torch/serialization.py (`_legacy_load`, `legacy_load`).
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from functools import partial
 
 from ..contents.pids import StorageId, TensorId, is_size, storages_of
 from ..contents.streams import Container, Spelling, Stream
@@ -28,8 +30,10 @@ from ..contents.strided import tensor_at
 from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
+from ..other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plan import Plan, edited
+from ..source import Readable
 from ..tars import BLOCK, Member, has_checksum, members_of, resized
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
@@ -221,6 +225,17 @@ class TarContainer(Container):
             if growth:
                 changes += resized(self.source, member, member.nbytes + growth)
         return edited(self.source.start or 0, self.source.nbytes, changes)
+
+    def records(self) -> Iterator[HeldRecord]:
+        """As `Container.records`: members that torch reads nothing of."""
+        for name, member in self.members.items():
+            if name not in _NEEDED:
+                kind = RecordKind.IDENTITY if name == "sys_info" else RecordKind.DATA
+                content = partial(self._window, member)
+                yield HeldRecord(OtherRecord(name, kind, member.nbytes), content)
+
+    def _window(self, member: Member, _no_devices: bool) -> Readable:
+        return self.source.window(member.start, member.nbytes)
 
     def content(self, storage: str) -> bytes:
         """As `Container.content`."""

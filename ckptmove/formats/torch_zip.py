@@ -7,6 +7,7 @@
     P/data/0 … N-1        the bytes of each storage
     P/version             "3\\n"
     P/.data/serialization_id
+    P/.data/ckptmove_metadata.json    what safetensors said of the whole; torch passes over it
 
 `P` is the file's stem at the time of saving. Relocating changes device tags in `data.pkl` alone: if
 the new pickle is as long as the old one, a clone of the file is patched; else the zip is laid out
@@ -26,14 +27,16 @@ from ..drafts.canonical import nodes_of
 from ..drafts.draft import Draft, Loss, Pieces, Stored
 from ..drafts.filling import fill
 from ..errors import UnsupportedError, WriteError
+from ..other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple
 from ..plan import Measure, Write
-from ..source import Source
+from ..source import Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
+from .metadata import RECORD, metadata_record, read_metadata, still_true
 from .opening import Opening
 from .writing import Manner, Writing, assembled
 from .zip_container import ZipContainer, prefix_of
@@ -75,11 +78,8 @@ class TorchZip(PickledFormat):
         return TorchZipContainer(glimpse.archive, glimpse.opening)
 
     def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
-        """The metadata that safetensors have: torch.save has no place for them."""
-        if not draft.metadata:
-            return []
-        named = ", ".join(map(repr, sorted(draft.metadata)))
-        return [Loss("<metadata>", f"has no place in what torch.save writes ({named:.200})")]
+        """None."""
+        return []
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
         """How to write a draft as torch.save would.
@@ -94,6 +94,10 @@ class TorchZip(PickledFormat):
         pickle = emit(draft.graph.root)
         prefix = f"{manner.stem}/"
         fixed: dict[str, bytes] = {"data.pkl": pickle, **_BEFORE}
+        tensors = draft.listed().tensors
+        metadata = still_true(draft.metadata, {each.name for each in tensors})
+        if metadata:
+            fixed[RECORD] = metadata_record(metadata)
         members = [_member(prefix + name, content) for name, content in fixed.items()]
         first = len(members)
         members += [
@@ -124,10 +128,10 @@ class TorchZip(PickledFormat):
 
         name = f"{manner.stem}.bin" if manner.in_folder else ""
 
-        def check(files: Mapping[str, Source]) -> None:
-            _check(files[name], pickle, stored)
+        def check(files: Mapping[str, Readable]) -> None:
+            _check(files[name], pickle, metadata)
 
-        return Writing({name: plan}, len(draft.listed().tensors), {}, (), check)
+        return Writing({name: plan}, len(tensors), {}, (), check, pickle)
 
 
 def _numbered(draft: Draft) -> list[Stored]:
@@ -179,11 +183,14 @@ def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:
     return [*writes, Write(laid[-1].data_at, identity), Write(end, directory(laid, end))]
 
 
-def _check(source: Source, pickle: bytes, stored: Sequence[Stored]) -> None:
+def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None:
     """Raises WriteError unless a file that was written can be read, and says what it should."""
     archive = Archive(source)
-    record = archive.records[f"{prefix_of(archive)}data.pkl"]
+    prefix = prefix_of(archive)
+    record = archive.records[f"{prefix}data.pkl"]
     archive.check_layout()
+    if read_metadata(archive, prefix) != metadata:
+        raise WriteError("what was written holds other metadata than it should")
     if archive.read(record, at_most=len(pickle)) != pickle:
         raise WriteError("what was written holds another pickle than it should")
 
@@ -199,7 +206,12 @@ class TorchZipContainer(ZipContainer):
         """
         super().__init__(archive, opening)
         self.add("data.pkl", "data/")
+        self.metadata = read_metadata(archive, self.prefix)
         self.writer = self._writer()
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """As `ArchiveContainer.kind_of`; the metadata are read as such."""
+        return None if name == RECORD else super().kind_of(name)
 
     def _writer(self) -> str:
         """Which torch wrote it, as far as the records tell: each release only added to them.

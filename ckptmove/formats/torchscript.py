@@ -29,8 +29,10 @@ from ..contents.pids import StorageId
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import NamedDevice, Section
+from ..other_records import RecordKind
 from ..paths import Path
-from ..pickles.nodes import Node, Tuple
+from ..pickles.nodes import Global, Node, Tuple
+from ..source import Memory, Readable
 from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
@@ -39,6 +41,7 @@ from .zip_container import ZipContainer, prefix_of
 
 _PICKLES = ("data", "constants", "traced_inputs", "bytecode")
 _MAX_CODE_NBYTES = 64 << 20  # of one record
+_NO_DEVICE = "device"
 _OWN = ("__torch__", "torch.jit._pickle.")
 
 
@@ -74,6 +77,7 @@ class ScriptContainer(ZipContainer):
     section = Section.MODEL
     beside = "its code"
     program = True
+    inert = True  # libtorch imports nothing
 
     def __init__(self, archive: Archive, opening: Opening) -> None:
         """Read the pickles and the code.
@@ -104,9 +108,9 @@ class ScriptContainer(ZipContainer):
             return "constants/"
         return f"{pickle}/"
 
-    def is_known(self, name: str) -> bool:
+    def is_known(self, name: Global) -> bool:
         """The classes of the archive are no code of Python's: libtorch finds them in the code."""
-        return name.startswith(_OWN) or super().is_known(name)
+        return name.qualname.startswith(_OWN) or super().is_known(name)
 
     def is_text(self, record: Record) -> bool:
         """Whether a record holds no tensor, so that it may be compressed."""
@@ -138,6 +142,24 @@ class ScriptContainer(ZipContainer):
             kind = "code" if literal.sure else "code string"
             value = NamedDevice(path, spelled, literal.value, kind, fixed=not literal.sure)
             self.named.append((value, literal))
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """As `ArchiveContainer.kind_of`; the version says what its operators mean."""
+        if name.endswith((".debug_pkl", "mobile_debug_handles.pkl")):
+            return RecordKind.DEBUG
+        if name.startswith("code/") or name in ("version", ".data/version"):
+            return RecordKind.CODE
+        return super().kind_of(name)
+
+    def compared(self, record: Record, no_devices: bool) -> Readable:
+        """As `ArchiveContainer.compared`."""
+        text = self.code.get(record.name)
+        if text is None or not no_devices:
+            return super().compared(record, no_devices)
+        found = [
+            (literal, _NO_DEVICE) for _, literal in self.named if literal.record == record.name
+        ]
+        return Memory(rewritten(text, found).encode("utf-8"), self.source.path)
 
     def replaced(self, spelling: Spelling) -> dict[str, bytes]:
         """The code that names other devices."""

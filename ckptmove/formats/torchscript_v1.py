@@ -16,27 +16,28 @@ and import_legacy.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from ..contents.code import literals
-from ..contents.listing import with_shared
+from ..contents.naming import with_shared
 from ..contents.streams import Spelling
 from ..device import names_device
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError, WriteError
 from ..manifest import Manifest, NamedDevice, Section, TensorEntry
+from ..other_records import RecordKind
 from ..paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement import Moves
 from ..plan import Plan
 from ..source import Memory
-from ..zips.archive import Archive
+from ..zips.archive import Archive, Record
 from .base import Carries, Checkpoint, Glimpse
 from .checkpoint import PickledCheckpoint
-from .documents import Json, member
+from .documents import Changes, Json, member
 from .opening import Opening
 from .records import RecordsContainer, View
 from .zip_container import prefix_of
@@ -104,6 +105,7 @@ class ScriptV1Container(RecordsContainer):
 
     beside = "its code"
     program = True
+    inert = True
 
     def __init__(self, archive: Archive, opening: Opening) -> None:
         """Read the JSON, the attributes and the code.
@@ -129,6 +131,21 @@ class ScriptV1Container(RecordsContainer):
         self._read_code()
         self.writer = "torch 1.0 to 1.3"
         self.warnings.append("torch loads TorchScript of this age no longer: 1.3 was the last to")
+
+    def short(self, record: Record) -> str:
+        """As `ArchiveContainer.short`."""
+        return record.name.removeprefix(self.prefix)
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """As `ArchiveContainer.kind_of`; all that is neither debugging nor a file is code."""
+        if name.startswith("debug/"):
+            return RecordKind.DEBUG
+        code = name.startswith("code/") or name in ("model.json", "attributes.pkl", "version")
+        return RecordKind.CODE if code else super().kind_of(name)
+
+    def without_devices(self, name: str) -> Changes:
+        """As `RecordsContainer.without_devices`: those of its table of tensors."""
+        return {id(each.holder): {"device": "cpu"} for each in self.table}
 
     def _check_keys(self, node: Json, known: set[str], where: str) -> None:
         if not isinstance(node, dict):
@@ -257,6 +274,10 @@ class ScriptV1Checkpoint(PickledCheckpoint):
             tensors=tuple(with_shared(tensors)),
             values_naming_devices=tuple(container.said),
         )
+
+    def raw(self) -> Sequence[TensorEntry]:
+        """As `PickledCheckpoint.raw`."""
+        return self.manifest.tensors
 
     def plan_relocate(self, moves: Moves) -> Plan:
         """How to write it with other devices.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..contents.listing import children_of
+from ..contents.children import children_of
 from ..paths import Key, Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 

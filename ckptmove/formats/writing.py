@@ -9,12 +9,12 @@ from ..drafts.draft import Pieces
 from ..drafts.trees import TREE
 from ..errors import UsageError
 from ..plan import Plan
-from ..source import Source
+from ..source import Readable
 
 #: What can become of bytes that tensors share.
 _SHARED = ("keep", "duplicate", "error")
 #: Looks at files that were written.
-Check = Callable[[Mapping[str, Source]], None]
+Check = Callable[[Mapping[str, Readable]], None]
 
 
 class Manner(NamedTuple):
@@ -27,6 +27,7 @@ class Manner(NamedTuple):
         metadata: further strings, for formats that have room for them.
         max_shard_nbytes: the most bytes of tensors in one file, or None for one file.
         in_folder: whether files have names of their own, in a folder.
+        most_nbytes: how large all files together may be, or None.
     """
 
     stem: str
@@ -35,6 +36,7 @@ class Manner(NamedTuple):
     metadata: Mapping[str, str] = {}
     max_shard_nbytes: int | None = None
     in_folder: bool = False
+    most_nbytes: int | None = None
 
 
 class Writing(NamedTuple):
@@ -46,6 +48,7 @@ class Writing(NamedTuple):
         shared: names of tensors whose bytes are written under another's → that name.
         duplicates: names under which shared bytes are written once more.
         check: raises WriteError unless files, read again, hold what the draft does.
+        pickle: what loading it unpickles; empty where that runs nothing.
     """
 
     files: Mapping[str, Plan]
@@ -53,6 +56,7 @@ class Writing(NamedTuple):
     shared: Mapping[str, str]
     duplicates: tuple[str, ...]
     check: Check
+    pickle: bytes = b""
 
 
 def assembled(nbytes: int, pieces: Pieces) -> Plan:

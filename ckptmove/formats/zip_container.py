@@ -8,20 +8,24 @@ torch would have. Source: caffe2/serialize/inline_container.cc.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest import Extent
+from ..other_records import HeldRecord, OtherRecord, RecordKind
 from ..plan import Plan, carry_out, edited
-from ..source import MAX_NBYTES, Memory
-from ..zips.archive import STORED, Archive, Record
+from ..source import MAX_NBYTES, Memory, Readable
+from ..zips.archive import DEFLATED, STORED, Archive, Record
 from ..zips.checking import damage
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
 from .opening import Opening
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
+#: What only says how the file is laid out.
+_FRAME = (*_NAMES[1:], ".data/version")
 _NEWEST_VERSION = 10  # caffe2/serialize/versions.h, kMaxSupportedFileFormatVersion
 _LARGEST_ALIGNMENT = 1 << 15  # the padding must fit an extra field
 
@@ -58,6 +62,42 @@ class ArchiveContainer(Container):
         """As `Container.content`."""
         return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
 
+    def records(self) -> Iterator[HeldRecord]:
+        """As `Container.records`: whatever is not read as pickles, storages or the frame."""
+        read = {record.name for record in self._held.values()} | self.parsed()
+        for record in self.archive.records.values():
+            kind = None if record.name in read else self.kind_of(self.short(record))
+            if kind is not None and not (record.name.endswith("/") and not record.nbytes):
+                found = OtherRecord(self.short(record), kind, record.nbytes)
+                yield HeldRecord(found, partial(self.compared, record))
+
+    def parsed(self) -> set[str]:
+        """The names of records that are pickles, or checkpoints of their own."""
+        return set()
+
+    def short(self, record: Record) -> str:
+        """The name of a record without the folder that all are in."""
+        return record.name
+
+    def kind_of(self, name: str) -> RecordKind | None:
+        """What a record is for, by its short name; None if it is but the frame."""
+        if name in _FRAME:
+            return None
+        return RecordKind.IDENTITY if name == ".data/serialization_id" else RecordKind.DATA
+
+    def compared(self, record: Record, no_devices: bool) -> Readable:
+        """The content of a record, as two checkpoints are compared in it.
+
+        Of what is compressed too tightly to be held in memory these are the compressed bytes.
+
+        Args:
+            record: which.
+            no_devices: whether to leave out the devices that code names.
+        """
+        if not self.archive.may_be_parsed(record):
+            return self.source.window(self.archive.data_at(record), record.stored_nbytes)
+        return content_of(self.archive, record)
+
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         """As `Container.damage`."""
         return damage(self.archive, report)
@@ -66,6 +106,17 @@ class ArchiveContainer(Container):
         """As `Container.crc32`."""
         record = self._held[storage]
         return record.crc32 if record.method == STORED else 0
+
+
+def content_of(archive: Archive, record: Record) -> Readable:
+    """The content of a record, in place where it is not compressed.
+
+    Raises:
+        UnsupportedError: it is compressed and too long.
+    """
+    if record.method == DEFLATED:
+        return Memory(archive.read_parsed(record), archive.source.path)
+    return archive.source.window(archive.data_at(record), record.nbytes)
 
 
 class ZipContainer(ArchiveContainer):
@@ -184,6 +235,14 @@ class ZipContainer(ArchiveContainer):
             else:
                 break
         return rewrite(self.archive, {**new, **self.replaced(spelling)}, self._alignment())
+
+    def parsed(self) -> set[str]:
+        """The records of its pickles."""
+        return {record.name for record in self.pickled}
+
+    def short(self, record: Record) -> str:
+        """As `ArchiveContainer.short`."""
+        return record.name.removeprefix(self.prefix)
 
     def replaced(self, spelling: Spelling) -> dict[str, bytes]:
         """Other records that change."""

@@ -26,6 +26,7 @@ from .names import to_python2
 from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 
 _BATCH = 1000  # what an APPENDS or SETITEMS adds at most
+_LONG = 255  # bytes of an integer that is written once
 _MOST = 0xFFFF_FFFF  # bytes of a string or an integer; slots of the memo
 _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 _OPEN = -1  # in the place of a slot: its parts are being written
@@ -55,8 +56,8 @@ class _Emitter:
         slots: `id()` of a node → its slot.
         texts, contents, names: the slots of what is shared by value. A name in a module stands
             under both, a name in a class under the slot of the class and itself.
-        resolved: `id()` of a Persistent → the offset after it. CPython memoises none of them, so
-            one gets its PUT when it is met again.
+        resolved: `id()` of a Persistent, or of a long integer → the offset after it. CPython
+            memoises none of them, so one gets its PUT when it is met again.
         late: those PUTs: their offsets in `out`, and what to insert there.
     """
 
@@ -147,6 +148,18 @@ class _Emitter:
         self.out += b"\x88" if value else b"\x89"
 
     def spell_int(self, value: int) -> None:
+        if value.bit_length() <= 8 * _LONG:
+            return self.push_int(value)
+        if id(value) in self.slots:  # picklers write it again, however long it is
+            return self.get(self.slots[id(value)])
+        after = self.resolved.pop(id(value), None)
+        if after is not None:
+            return self.put_late(value, after)
+        self.push_int(value)
+        self.resolved[id(value)] = len(self.out)
+        return None
+
+    def push_int(self, value: int) -> None:
         if 0 <= value < 1 << 8:
             self.out += b"K%c" % value
         elif 0 <= value < 1 << 16:
@@ -232,10 +245,14 @@ class _Emitter:
         after = self.resolved.pop(id(node), None)
         if after is None:
             return self.resolve(node)
+        self.put_late(node, after)
+        return None
+
+    def put_late(self, node: Node, after: int) -> None:
+        """Memoise what ends at an offset, and recall it."""
         self.slots[id(node)] = slot = self.filled
         self.late.append((after, self.next_put()))
         self.get(slot)
-        return None
 
     def resolve(self, node: Persistent) -> Iterator[Node]:
         self.slots[id(node)] = _OPEN

@@ -7,6 +7,7 @@ pickle would be if they were empty, and says where they were.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
@@ -19,7 +20,19 @@ from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
 _LONG = 1 << 16  # bytes that are passed over; shorter ones may be anything
 _HEADER = 9  # bytes of the longest opcode with its count
-_MAY_BE_LONG = frozenset(b"BT\x8e")  # BINBYTES, BINSTRING, BINBYTES8
+
+
+def _fixed() -> re.Pattern[bytes]:
+    """Matches many opcodes in a row whose arguments are of fixed length; nothing ends there."""
+    by_width: dict[int, bytes] = {}
+    for code, width in enumerate(WIDTHS):
+        if width > 0 and code not in (STOP, FRAME):
+            by_width[width] = by_width.get(width, b"") + re.escape(bytes([code]))
+    each = (b"[%b].{%d}" % (codes, width - 1) for width, codes in by_width.items() if width > 1)
+    return re.compile(b"(?:[%b]+|%b){1,1000}" % (by_width[1], b"|".join(each)), re.DOTALL)
+
+
+_FIXED = _fixed()
 
 
 class Gap(NamedTuple):
@@ -72,7 +85,25 @@ def fetch(source: Readable, start: int) -> Fetched:
     return _Fetcher(source, start).run()
 
 
+def fetch_part(source: Readable, start: int) -> Fetched:
+    """As `fetch`, but of what is no pickle, or breaks off, as much as has opcodes.
+
+    All long strings are passed over, those that are text too, and frames don't count.
+
+    Raises:
+        UnsupportedError: it is too long.
+    """
+    fetcher = _PartFetcher(source, start)
+    try:
+        return fetcher.run()
+    except CorruptError:
+        return Fetched(bytes(fetcher.buffer), fetcher.gaps)
+
+
 class _Fetcher:
+    may_be_long = frozenset(b"BT\x8e")  # BINBYTES, BINSTRING, BINBYTES8
+    framed = True
+
     def __init__(self, source: Readable, start: int) -> None:
         self.source = source
         self.start = start
@@ -83,6 +114,9 @@ class _Fetcher:
     def run(self) -> Fetched:
         at, frame_end, buffer = 0, -1, self.buffer
         while True:
+            if at < len(buffer):  # a length that is a lie leads far beyond
+                run = _FIXED.match(buffer, at)
+                at = at if run is None else run.end()
             if at + _HEADER > len(buffer):
                 self.fill(at + _HEADER)
                 if at >= len(buffer):
@@ -99,18 +133,21 @@ class _Fetcher:
                 header_end = at + 1 - width
                 nbytes = int.from_bytes(buffer[at + 1 : header_end], "little")
                 end = header_end + nbytes
-                if nbytes > _LONG and code in _MAY_BE_LONG and at >= frame_end:
+                if nbytes > _LONG and code in self.may_be_long and at >= frame_end:
                     self.pass_over(at, header_end, nbytes)
                     end = header_end
             if code == STOP:
-                return Fetched(bytes(buffer[:end]), self.gaps)
-            if code == FRAME:
+                del buffer[end:]
+                return Fetched(bytes(buffer), self.gaps)
+            if code == FRAME and self.framed:
                 frame_end = end + int.from_bytes(buffer[at + 1 : end], "little")
             at = end
 
     def fill(self, end: int) -> None:
         """Have the buffer reach `end`, or the end of the file."""
         if end > MAX_NBYTES:
+            if end - len(self.buffer) > self.source.nbytes - self.next:
+                raise self.truncated()
             raise UnsupportedError(f"the pickle is longer than {MAX_NBYTES:,} bytes")
         while len(self.buffer) < end and self.next < self.source.nbytes:
             ahead = min(max(_AT_FIRST, len(self.buffer)), _AT_ONCE)
@@ -145,3 +182,43 @@ class _Fetcher:
 
     def truncated(self) -> CorruptError:
         return CorruptError("the pickle is truncated")
+
+
+class _PartFetcher(_Fetcher):
+    """Fetches what may be anything, so that a line of it may be as long as all the rest."""
+
+    may_be_long = _Fetcher.may_be_long | frozenset(b"X\x8d\x96")  # texts, BYTEARRAY8
+    framed = False
+
+    def end_of_lines(self, at: int, count: int) -> int:
+        self.fill(at + count * _LONG)
+        code, end = self.buffer[at], at
+        for _ in range(count):
+            end = self.buffer.find(b"\n", end + 1)
+            if end < 0 and code in _LONG_LINES:
+                return self.pass_over_line(at)
+            if end < 0:  # longer than any number, or any name
+                raise self.truncated()
+        return end + 1
+
+    def pass_over_line(self, at: int) -> int:
+        """Drop a line but for what makes it a valid one, and what was read ahead."""
+        last, found = bytes(self.buffer[-1:]), -1
+        while found < 0:
+            if self.next >= self.source.nbytes:
+                raise self.truncated()
+            part = self.source.read(self.next, min(_AT_ONCE, self.source.nbytes - self.next))
+            found = part.find(b"\n")
+            self.next += len(part) if found < 0 else found + 1
+            last = (last + part if found < 0 else last + part[:found])[-1:]
+        kept = _LONG_LINES[self.buffer[at]]
+        quoted = bytes(self.buffer[at + 1 : at + 2]) == last and last in (b"'", b'"')
+        if kept == b"''" and not quoted:
+            raise self.truncated()
+        del self.buffer[at + 1 :]
+        self.buffer += kept + b"\n"
+        return len(self.buffer)
+
+
+#: Opcodes whose lines have no longest length, and what may stand in the place of one.
+_LONG_LINES = {ord("V"): b"", ord("S"): b"''", ord("F"): b"0"}

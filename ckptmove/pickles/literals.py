@@ -5,8 +5,10 @@ from __future__ import annotations
 import codecs
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from ..budget import TEXTS
 from ..errors import UnsupportedError
 from .nodes import Blob, Node, Text
 from .reader import Reader
@@ -29,13 +31,14 @@ def _literally(escape: re.Match[bytes]) -> bytes:
     return escape[0] if escape[1][0] in _KNOWN_ESCAPES else b"\\" + escape[0]
 
 
-class Literals(Reader):
+class Literals(Reader, ABC):
     """A reader that pushes what it reads on a stack.
 
     Attributes:
         gaps: offset of an opcode that pushes bytes → how many were left out of the data.
         stack: what was pushed.
         blobs: of that, what is a blob.
+        blob_nbytes: how many bytes these hold.
         python2: whether there are strings that only Python 2 writes.
     """
 
@@ -44,6 +47,7 @@ class Literals(Reader):
         self.gaps = gaps
         self.stack: list[Node] = []
         self.blobs: list[Blob] = []
+        self.blob_nbytes = 0
         self.python2 = False
 
     def push(self, node: Node) -> None:
@@ -52,24 +56,17 @@ class Literals(Reader):
 
     def push_text(self, text: str) -> None:
         """Put a string on the stack, which knows that it was pushed here."""
+        self.count(TEXTS)
         self.stack.append(Text(text, self.at))
+
+    @abstractmethod
+    def count(self, kind: int, number: int = 1) -> None:
+        """Count what is built; raises CorruptError where it is too much."""
 
     # -- scalars -----------------------------------------------------------------------------
 
-    def op_none(self) -> None:
-        self.stack.append(None)
-
-    def op_newtrue(self) -> None:
-        self.stack.append(True)
-
-    def op_newfalse(self) -> None:
-        self.stack.append(False)
-
     def op_binint(self) -> None:
         self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
-
-    def op_binint1(self) -> None:
-        self.stack.append(self.byte())
 
     def op_binint2(self) -> None:
         self.stack.append(self.number(2))
@@ -145,18 +142,27 @@ class Literals(Reader):
 
     def blob(self, nbytes: int, content: bytes | None) -> Blob:
         blob = Blob(self.at, nbytes, content)
+        self.blob_nbytes += 0 if content is None else nbytes
         self.blobs.append(blob)
         return blob
 
     def push_string(self, content: bytes | Blob) -> None:
-        """A string of Python 2, which had no other type for bytes."""
+        """A string of Python 2, which had no other type for bytes.
+
+        It is text where it is UTF-8, as for `torch.load`. That raises for any other string; here
+        those are bytes, as for `torch.load(encoding="bytes")`.
+        """
         self.python2 = True
         if isinstance(content, bytes) and may_be_checkpoint(content):
             content = self.blob(len(content), content)
         if isinstance(content, Blob):
-            self.push(content)
-        else:
-            self.push_text(content.decode("utf-8", "surrogateescape"))
+            content.string = True
+            return self.push(content)
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            return self.push(content)
+        return self.push_text(text)
 
     def op_next_buffer(self) -> None:
         raise UnsupportedError("the pickle needs buffers that were kept outside of it")

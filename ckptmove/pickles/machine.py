@@ -8,50 +8,90 @@ pushed from; and what a pickle may make us allocate is bounded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pickletools import opcodes
 
+from ..budget import (
+    CONTAINERS,
+    IDLE,
+    NAMES,
+    PAIRS,
+    SCATTERED,
+    SHARES,
+    STORAGES,
+    TEXTS,
+    TUPLES,
+    VALUES,
+    Budget,
+    excess,
+)
 from ..errors import UnsupportedError
 from .literals import Literals
+from .memo import UNFILLED, Memo
 from .names import from_python2
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 
-#: The most opcodes of one pickle that are walked; a checkpoint of a million tensors has fewer.
-MAX_OPCODES = 40_000_000
-#: The most lists, dicts, sets and calls that a pickle may build: these take a few hundred bytes
-#: each, but one byte of the pickle.
-MAX_CONTAINERS = 5_000_000
 #: Longer strings are shared between their uses: nothing that is rewritten is this long, and a
 #: copy for each use would let a small file ask for any amount of memory.
 _LONGEST_USE = 64
 _LONGEST_NAME = 2000  # characters of a module and a name in it
-_MOST_MARKS = 1_000_000  # that wait for their end
+_MOST_MARKS = 100_000  # that wait for their end
 
 
 class Machine(Literals):
     """The state of one walk. A MARK sets the stack aside, so no opcode can reach below it."""
 
-    def __init__(self, data: bytes, base: int = 0, gaps: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        base: int = 0,
+        gaps: Mapping[int, int] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         super().__init__(data, base, gaps or {})
+        self.budget = Budget() if budget is None else budget
+        self.rooms = self.budget.rooms()
+        self.used = [0] * len(self.rooms)
         self.frame_end = -1
         self.below: list[list[Node]] = []
-        self.memo: dict[int, Node] = {}
+        self.memo = Memo()
         self.globals: list[Global] = []
         self.persistents: list[Persistent] = []
         self.calls: list[Call] = []
         self.dropped: list[Node] = []
-        self.containers = 0
         self.duplicated_text = False
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
-        self.room_for_pairs = len(data)
+        self.room_for_pairs = len(data) >> 3
         self.empty_tuple: Tuple | None = None
 
     def run(self) -> Node:
         """Every opcode up to STOP; gives the root."""
+        try:
+            return self.perform()
+        finally:
+            self.budget.take(self.position - self.blob_nbytes, self.used)
+
+    def count(self, kind: int, number: int = 1) -> None:
+        """Count what is built.
+
+        Raises:
+            CorruptError: it is more than so many bytes can need.
+        """
+        if not self.fits(kind, number):
+            raise excess(kind, self.position)
+
+    def fits(self, kind: int, number: int = 1) -> bool:
+        """Count what is built, and tell whether so many bytes can need as much."""
+        used = self.used[kind] = self.used[kind] + number
+        room = self.rooms[kind]
+        return used <= room or used <= room + self.position // SHARES[kind]
+
+    def perform(self) -> Node:
         data, base = self.data, self.base
         table = [None if name is None else getattr(self, name) for name in _HANDLERS]
-        for _ in range(MAX_OPCODES):
+        while True:
             at = self.position
             self.at = at + base
             if at >= self.frame_end >= 0:
@@ -66,7 +106,6 @@ class Machine(Literals):
             if handler is None:
                 raise self.fault(f"the pickle holds a byte that is no opcode ({code:#04x})")
             handler()
-        raise self.fault(f"the pickle has more than {MAX_OPCODES:,} opcodes")
 
     def leave_frame(self) -> None:
         if self.position > self.frame_end:
@@ -74,24 +113,29 @@ class Machine(Literals):
         self.frame_end = -1
 
     def contain(self, node: List | Set | Dict | Call) -> None:
-        self.containers += 1
-        if self.containers > MAX_CONTAINERS:
-            raise self.fault(f"the pickle builds more than {MAX_CONTAINERS:,} containers")
+        self.count(CONTAINERS)
         self.stack.append(node)
+
+    def close(self, items: list[Node]) -> None:
+        self.count(TUPLES)
+        self.stack.append(Tuple(items, self.at))
 
     def to_mark(self) -> list[Node]:
         items = self.stack
         self.stack = self.below.pop()
+        self.count(VALUES, len(items))
         return items
 
     # -- protocol, frames, marks -------------------------------------------------------------
 
     def op_proto(self) -> None:
+        self.count(IDLE)
         self.protocol = self.byte()
         if self.protocol > 5:
             raise UnsupportedError(f"the pickle is of protocol {self.protocol}; 5 is the newest")
 
     def op_frame(self) -> None:
+        self.count(IDLE)
         nbytes = self.number(8)
         if self.frame_end >= 0:
             raise self.fault("the pickle has a frame within a frame")
@@ -106,15 +150,18 @@ class Machine(Literals):
         self.stack = []
 
     def op_pop(self) -> None:
+        self.count(IDLE)
         if self.stack:
             self.dropped.append(self.stack.pop())
         else:
             self.to_mark()
 
     def op_pop_mark(self) -> None:
+        self.count(IDLE)
         self.dropped += self.to_mark()
 
     def op_dup(self) -> None:
+        self.count(IDLE)
         self.duplicated_text |= isinstance(self.stack[-1], Text)
         self.push(self.stack[-1])
 
@@ -126,40 +173,37 @@ class Machine(Literals):
         self.stack.append(self.empty_tuple)
 
     def op_tuple(self) -> None:
-        items = self.to_mark()
-        self.push(Tuple(items, self.at))
+        self.close(self.to_mark())
 
     def op_tuple1(self) -> None:
-        self.push(Tuple([self.stack.pop()], self.at))
+        self.close([self.stack.pop()])
 
     def op_tuple2(self) -> None:
         second, first = self.stack.pop(), self.stack.pop()
-        self.push(Tuple([first, second], self.at))
+        self.close([first, second])
 
     def op_tuple3(self) -> None:
         third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        self.push(Tuple([first, second, third], self.at))
+        self.close([first, second, third])
 
     def op_empty_list(self) -> None:
         self.contain(List([]))
 
     def op_list(self) -> None:
-        items = self.to_mark()
-        self.push(List(items))
+        self.contain(List(self.to_mark()))
 
     def op_empty_set(self) -> None:
         self.contain(Set([], frozen=False))
 
     def op_frozenset(self) -> None:
-        items = self.to_mark()
-        self.push(Set(items, frozen=True))
+        self.contain(Set(self.to_mark(), frozen=True))
 
     def op_empty_dict(self) -> None:
         self.contain(Dict())
 
     def op_dict(self) -> None:
         items = self.to_mark()
-        self.push(Dict())
+        self.contain(Dict())
         self.set_pairs(items)
 
     def op_append(self) -> None:
@@ -172,7 +216,10 @@ class Machine(Literals):
         target = self.stack[-1]
         if not isinstance(target, (List, Call)):
             raise self.fault("the pickle appends to something that is no list")
-        target.items.extend(items)
+        if target.items:
+            target.items.extend(items)
+        else:
+            target.items = items
 
     def op_additems(self) -> None:
         items = self.to_mark()
@@ -192,6 +239,7 @@ class Machine(Literals):
         target = self.stack[-1]
         if not isinstance(target, (Dict, Call)) or len(flat) % 2:
             raise self.fault("the pickle sets items of something that is no mapping")
+        self.count(PAIRS, len(flat) // 2)
         target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
 
     # -- globals, calls, persistent ids ------------------------------------------------------
@@ -201,6 +249,7 @@ class Machine(Literals):
             raise self.fault("the pickle names a global at absurd length")
         if self.protocol < 3:
             module, name = from_python2(module, name)
+        self.count(NAMES)
         node = Global(module, name, self.at)
         self.globals.append(node)
         self.push(node)
@@ -282,6 +331,7 @@ class Machine(Literals):
         self.push_persistent(self.stack.pop())
 
     def push_persistent(self, pid: Node) -> None:
+        self.count(STORAGES)
         node = Persistent(pid, self.at)
         self.persistents.append(node)
         self.push(node)
@@ -297,11 +347,14 @@ class Machine(Literals):
     # -- the memo ----------------------------------------------------------------------------
 
     def recall(self, slot: int) -> None:
-        node = self.memo.get(slot, _UNFILLED)
-        if node is _UNFILLED:
+        node = self.memo.get(slot)
+        if node is UNFILLED:
             raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
         if isinstance(node, Text) and len(node) <= _LONGEST_USE:
-            node = Text(node, self.at)
+            if self.fits(TEXTS):
+                node = Text(node, self.at)
+            else:
+                self.duplicated_text = True
         self.stack.append(node)
 
     def op_get(self) -> None:
@@ -313,21 +366,58 @@ class Machine(Literals):
     def op_long_binget(self) -> None:
         self.recall(self.word())
 
+    def fill(self, slot: int) -> None:
+        if not self.memo.put(slot, self.stack[-1]):
+            self.count(SCATTERED)
+
     def op_put(self) -> None:
-        self.memo[self.slot()] = self.stack[-1]
+        self.fill(self.slot())
 
     def op_binput(self) -> None:
-        self.memo[self.byte()] = self.stack[-1]
+        self.fill(self.byte())
 
     def op_long_binput(self) -> None:
-        self.memo[self.word()] = self.stack[-1]
+        self.fill(self.word())
 
     def op_memoize(self) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
+        self.fill(self.memo.filled)
+
+    # -- many plain values in a row, at once -------------------------------------------------
+
+    def op_none(self) -> None:
+        self.repeat(None)
+
+    def op_newtrue(self) -> None:
+        self.repeat(True)
+
+    def op_newfalse(self) -> None:
+        self.repeat(False)
+
+    def repeat(self, value: Node) -> None:
+        """Push a value for this opcode, and for each that follows and is the same."""
+        data, at = self.data, self.position
+        if data[at : at + 1] == data[at - 1 : at]:
+            self.position = self.end_of_run(at)
+            self.stack += [value] * (self.position - at)
+        self.stack.append(value)
+
+    def end_of_run(self, at: int) -> int:
+        """Where the opcodes end that follow there and are all the same, within their frame."""
+        end = self.frame_end if self.frame_end >= 0 else len(self.data)
+        run = _RUNS[self.data[at]].match(self.data, at, end)
+        return at if run is None else run.end()
+
+    def op_binint1(self) -> None:
+        data, at = self.data, self.position
+        self.stack.append(self.byte())
+        if data[at + 1 : at + 2] == b"K":
+            self.position = self.end_of_run(at + 1)
+            self.stack += data[at + 2 : self.position : 2]
 
 
 _STOP = ord(".")
-_UNFILLED = Text("", -1)
+_RUNS = {code: re.compile(b"%b*" % re.escape(bytes([code]))) for code in b"N\x88\x89"}
+_RUNS[ord("K")] = re.compile(rb"(?:K.)*", re.DOTALL)
 
 
 def _handlers() -> list[str | None]:

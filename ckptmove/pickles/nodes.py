@@ -144,14 +144,18 @@ class Blob:
         at: the offset of the opcode that pushed them.
         nbytes: how many there are.
         content: the bytes, or None where they were passed over.
+        string: whether Python 2 wrote them, as a string: they are text if they are UTF-8.
     """
 
-    __slots__ = ("at", "content", "nbytes")
+    __slots__ = ("at", "content", "nbytes", "string")
 
-    def __init__(self, at: int, nbytes: int, content: bytes | None) -> None:
+    def __init__(
+        self, at: int, nbytes: int, content: bytes | None, *, string: bool = False
+    ) -> None:
         self.at = at
         self.nbytes = nbytes
         self.content = content
+        self.string = string
 
     def __str__(self) -> str:
         return f"{self.nbytes:,} bytes"

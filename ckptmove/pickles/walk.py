@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..budget import Budget
 from .machine import Machine
 from .nodes import Blob, Call, Global, Node, Persistent
 
@@ -40,19 +41,25 @@ class Pickle(NamedTuple):
     nbytes: int
 
 
-def walk(data: bytes, base: int = 0, gaps: Mapping[int, int] | None = None) -> Pickle:
+def walk(
+    data: bytes,
+    base: int = 0,
+    gaps: Mapping[int, int] | None = None,
+    budget: Budget | None = None,
+) -> Pickle:
     """Walk the pickle at the start of `data`.
 
     Args:
         data: the pickle; what follows it is not looked at.
         base: what the offsets of its nodes are counted from.
         gaps: offset of an opcode that pushes bytes → how many were left out of `data`.
+        budget: of the file that the pickle is in; without one it has a budget of its own.
 
     Raises:
         CorruptError: the pickle is malformed, truncated, or would take absurd memory.
         UnsupportedError: it is well-formed, but needs buffers from outside.
     """
-    machine = Machine(data, base, gaps or {})
+    machine = Machine(data, base, gaps or {}, budget)
     try:
         root = machine.run()
     except (IndexError, struct.error) as error:

@@ -83,6 +83,8 @@ def answers(name: str) -> list[tuple[Any, str, Any]]:
                 ("synchronize", _nothing),
             )
         ]
+        # torch's optimizers ask this themselves, and without a driver the true answer is an error.
+        found.append((accelerator, "current_stream", lambda device=None: _Stream()))
     if kind == "cuda":
         found += _of_cuda(name, current)
     if kind == "mps":
@@ -114,6 +116,7 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
         "device_of": lambda tensor: nullcontext(),
         "stream": lambda stream: nullcontext(),
         "current_stream": lambda device=None: _Stream(),
+        "is_current_stream_capturing": lambda: False,
         "default_stream": lambda device=None: _Stream(),
         "Stream": _Stream,
         "Event": _Event,
@@ -169,6 +172,9 @@ class _Stream(_Event):
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
+
+    def is_capturing(self) -> bool:
+        return False
 
     def __enter__(self) -> _Stream:
         return self

@@ -2,7 +2,7 @@
 
 What it is asked and what it tells lie in files of a folder that is there as long as it runs. Nobody
 waits for a pipe, since whoever the process starts may hold it open for ever; and whatever it leaves
-behind ends with it.
+behind ends with it. Where it runs code of a file it is guarded, and ended by what it tries.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import errors
+from . import guard
 
 _MOST_SAID = 1 << 16  # bytes of what the process said last
 _GRACE = 1.0  # seconds that what is left behind has to end
@@ -48,12 +49,19 @@ class Lost(Exception):
         code: what it exited with, or the negative number of a signal; None: its time was up.
         latest: what it told so far, if anything.
         lines: what it said last.
+        attempt: what ended it, if it was guarded: `open a socket` and the like.
     """
 
     def __init__(
-        self, why: str, *lines: str, code: int | None = None, latest: dict[str, Any] | None = None
+        self,
+        why: str,
+        *lines: str,
+        code: int | None = None,
+        latest: dict[str, Any] | None = None,
+        attempt: str | None = None,
     ) -> None:
         super().__init__(why)
+        self.attempt = attempt
         self.lines = lines
         self.code = code
         self.latest = latest
@@ -70,6 +78,7 @@ def apart(
     patience: float | None,
     heard: bool = False,
     script: bool = False,
+    guarded: bool = False,
 ) -> dict[str, Any]:
     """Call a function in another process.
 
@@ -80,6 +89,8 @@ def apart(
         heard: whether what it says is heard, on stderr; else only its last line is, if it is lost.
         script: whether it imports and reads what `python script.py` would; else it imports what is
             imported here, and reads nothing.
+        guarded: whether it runs code of a file; see `guard`. It calls `enforce` when all that is
+            the user's own is imported.
 
     Raises:
         Lost: it ended without a result, or with none that makes sense.
@@ -93,8 +104,14 @@ def apart(
     }
     with tempfile.TemporaryDirectory(prefix="ckptmove-", ignore_cleanup_errors=True) as folder:
         Path(folder, _ASKED).write_text(json.dumps(asked))
-        code, said = _run(folder, patience, heard, None if script else subprocess.DEVNULL)
+        own = os.fspath(Path(folder, "tmp")) if guarded else None
+        if own is not None:
+            Path(own).mkdir()
+        code, said = _run(folder, patience, heard, None if script else subprocess.DEVNULL, own)
         done, result = _read(folder)
+        attempt = None if own is None else guard.read_attempt(folder, code)
+    if attempt is not None:
+        raise Lost(f"it tried to {attempt}", code=code, latest=result, attempt=attempt)
     if done and result is not None:
         if "error" not in result:
             return result
@@ -108,7 +125,7 @@ def apart(
 
 
 def _run(
-    folder: str, patience: float | None, heard: bool, stdin: int | None
+    folder: str, patience: float | None, heard: bool, stdin: int | None, own: str | None
 ) -> tuple[int | None, bytes]:
     """Run the process to its end, or to the end of patience: its exit code, and what it said."""
     ours = Path(__file__).resolve().parents[1] / "__init__.py"
@@ -127,6 +144,7 @@ def _run(
                 stdin=stdin,
                 stdout=out,
                 stderr=out,
+                env=None if own is None else {**os.environ, **guard.environment(own)},
                 start_new_session=True,
             )
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -235,6 +253,11 @@ def serve(folder: str) -> None:
             "hint": error.hint,
         }
     tell(result)
+
+
+def enforce() -> None:
+    """In that process: from now on, what code of a file tries besides computing ends it."""
+    guard.enforce(_Served.folder)
 
 
 def tell_so_far(result: Mapping[str, Any]) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from ..environment.usable import Facts, facts
 from ..errors import CkptmoveError, UsageError
 from ..live.lines import said
 from ..live.recording import Recorder
 from ..live.watching import diagnosed
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict
-from . import factories, inputs, optimizers, steps
+from . import confined, factories, inputs, optimizers, steps
 from .factories import Built, Model
 from .imported import imported
 from .simulation import Simulated
@@ -27,18 +28,22 @@ _NO_INPUT = "no step was taken: say what the model takes, e.g. --input 'float32[
 
 
 def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In another process: examine a model on a played device."""
-    found = examine(
-        asked["model"],
-        tuple(asked["inputs"]),
-        asked["optimizer"],
-        Simulated(asked["device"]),
-    )
+    """In another process: examine a model on a device, that is played or there."""
+    model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
+    known = facts()  # the tools that tell them are processes
+    if factories.is_of_file(model):
+        confined.begin(model, specs, optimizer)
+    stage = Simulated(asked["device"]) if asked["played"] else Stage(asked["device"])
+    found = examine(model, specs, optimizer, stage, known)
     return found.to_json()
 
 
 def examine(
-    model: Model, specs: tuple[str, ...], optimizer: str | None, stage: Stage
+    model: Model,
+    specs: tuple[str, ...],
+    optimizer: str | None,
+    stage: Stage,
+    known: Facts | None = None,
 ) -> ShownDiagnosis:
     """Build a model, bring it to a device as `model.to` does, and take a step.
 
@@ -47,6 +52,7 @@ def examine(
         specs: what it takes; see `inputs`.
         optimizer: `package.module:Class`; AdamW.
         stage: the device.
+        known: of the machine and torch; None looks at them.
 
     Raises:
         UsageError: a name or a spec makes no sense.
@@ -63,8 +69,8 @@ def examine(
                 hint="put what only a script should do under if __name__ == '__main__':",
             ) from error
         except Exception as error:
-            return _unbuilt(_called(model), error, stage)
-        return _examined(built, specs, optimizer, stage)
+            return _unbuilt(_called(model), error, stage, known)
+        return _examined(built, specs, optimizer, stage, known)
 
 
 def _called(model: Model) -> str:
@@ -73,7 +79,7 @@ def _called(model: Model) -> str:
     return getattr(model, "__qualname__", type(model).__name__)
 
 
-def _unbuilt(called: str, error: Exception, stage: Stage) -> ShownDiagnosis:
+def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -> ShownDiagnosis:
     """What it comes to that there is no model."""
     excuse = stage.excuse(error)
     found = diagnosed(
@@ -84,6 +90,7 @@ def _unbuilt(called: str, error: Exception, stage: Stage) -> ShownDiagnosis:
         subject=called.removeprefix("--model "),
         complete=False,
         unplayed=excuse is not None,
+        known=known,
         notes=() if excuse is None else (f"{_LIMIT}: {excuse}",),
     )
     if excuse is not None:
@@ -93,7 +100,11 @@ def _unbuilt(called: str, error: Exception, stage: Stage) -> ShownDiagnosis:
 
 
 def _examined(
-    built: Built, specs: tuple[str, ...], optimizer: str | None, stage: Stage
+    built: Built,
+    specs: tuple[str, ...],
+    optimizer: str | None,
+    stage: Stage,
+    known: Facts | None,
 ) -> ShownDiagnosis:
     notes: list[str] = []
     failed: str | None = None
@@ -126,6 +137,7 @@ def _examined(
         notes=notes,
         complete=ended_by is None and not unplayed and ran and (recorder.steps > 0 or not learns),
         unplayed=unplayed,
+        known=known,
     )
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from ..errors import InputError, UnsupportedError, UsageError
+from . import configs, programs, scripted
 from .imported import imported, is_named
-from .programs import danger
 
 #: What makes a module, or the name of it.
 Model = str | os.PathLike[str] | Callable[..., Any]
@@ -49,6 +49,17 @@ class Built:
     def is_program(self) -> bool:
         """Whether it has its values, and its devices, from a file."""
         return self.kind in ("torchscript", "export", "pickle")
+
+
+def is_of_file(model: Model | None) -> bool:
+    """Whether a model is made of a file or folder, rather than by code that the user names.
+
+    Args:
+        model: what is named; None is the checkpoint itself.
+    """
+    if model is None:
+        return True
+    return isinstance(model, (str, os.PathLike)) and Path(model).exists()
 
 
 def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> Built:
@@ -116,6 +127,18 @@ def _needed(factory: Callable[..., Any]) -> list[str]:
 # -- Hugging Face ----------------------------------------------------------------------------------
 
 
+def import_classes(folder: Path) -> None:
+    """Import the code of transformers that a folder's configuration asks for, if there is any."""
+    with suppress(Exception):  # whoever needs it says so
+        import transformers
+
+        said = json.loads((folder / "config.json").read_bytes())
+        for name in ("AutoModel", *said.get("architectures", ())):
+            getattr(transformers, name, None)
+        # The code of a model that has no class by name.
+        transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[said["model_type"]])
+
+
 def _huggingface(folder: Path) -> Built:
     file = folder / "config.json"
     if not file.is_file():
@@ -134,9 +157,10 @@ def _huggingface(folder: Path) -> Built:
         raise UsageError(
             "a Hugging Face folder needs the transformers library", hint="pip install transformers"
         ) from error
-    if "auto_map" in said and said.get("model_type") not in transformers.CONFIG_MAPPING:
+    found = configs.danger(said, transformers.CONFIG_MAPPING)
+    if found is not None:
         raise UnsupportedError(
-            "the model's code lies in its folder, and code of a checkpoint is never run",
+            found,
             path=str(file),
             hint="name a factory of your own: --model path/to/file.py:factory",
         )
@@ -176,9 +200,7 @@ def _quiet() -> Iterator[None]:
 def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
     fmt = _format(path) if fmt is None else fmt
     if fmt.startswith("torchscript"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch.jit's own end
-            return Built(torch.jit.load(str(path), map_location="cpu"), "torchscript")
+        return Built(scripted.loaded(path, trust=trust_pickle), "torchscript")
     if fmt in ("torch-export", "pt2"):
         return _exported(path, trust_pickle)
     if not trust_pickle:
@@ -197,16 +219,16 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
 def _format(path: Path) -> str:
     from .. import formats
 
-    with formats.opened(path) as found:
+    with formats.opened(path, follow_links=True) as found:
         return found.checkpoint.manifest.format
 
 
 def _exported(path: Path, trust_pickle: bool) -> Built:
     """A program of torch.export, of which no pickle but of plain tensors is read."""
-    found = None if trust_pickle else danger(path)
+    found = None if trust_pickle else programs.danger(path)
     if found is not None:
         raise UnsupportedError(
-            f"torch would run it while it loads the program: {found}",
+            f"torch might run what is in the program: {found}",
             path=str(path),
             hint="trust the file with --trust-pickle",
         )

@@ -17,6 +17,8 @@ from ..errors import UsageError
 from ..words import counted, listed
 from .saved import Saved, State
 
+#: From what likeness on a state dict may be the model's, though its keys have other prefixes.
+_LIKE = 0.2
 _MOST_PREFIX = 4  # parts of a key that may be a prefix
 #: What puts a prefix before every key.
 _WRAPPERS = {
@@ -153,10 +155,14 @@ class Fit:
         }
 
 
-def chosen(module: torch.nn.Module, saved: Saved) -> State | None:
+def chosen(module: torch.nn.Module, saved: Saved) -> tuple[State | None, list[State]]:
     """The state dict of a checkpoint that is the model's: whose keys fit best.
 
-    None if there is none.
+    Averages of its weights (EMA) are taken only where nothing else fits.
+
+    Returns:
+        The state dict, or None if there is none; and those that were passed over for it, or that
+        it is itself: averages that fit.
 
     Raises:
         UsageError: several fit alike.
@@ -164,7 +170,11 @@ def chosen(module: torch.nn.Module, saved: Saved) -> State | None:
     own = set(module.state_dict())
     scored = [(_likeness(own, state.content), state) for state in saved.states]
     if not scored:
-        return None
+        return None, []
+    averages = [state for score, state in scored if score and saved.is_average(state)]
+    weights = [(score, state) for score, state in scored if not saved.is_average(state)]
+    if any(score >= _LIKE for score, _ in weights):
+        scored = weights
     best = max(score for score, _ in scored)
     fitting = [state for score, state in scored if score == best]
     same = {id(state.content) for state in fitting}
@@ -174,7 +184,7 @@ def chosen(module: torch.nn.Module, saved: Saved) -> State | None:
             f"several state dicts fit the model alike: {names}",
             hint=f"convert one of them first: ckptmove convert --root {fitting[0].name}",
         )
-    return max(fitting, key=lambda state: len(state.content))
+    return max(fitting, key=lambda state: len(state.content)), averages
 
 
 def _likeness(own: Collection[str], state: Mapping[Any, Any]) -> float:

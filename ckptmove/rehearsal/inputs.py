@@ -21,8 +21,9 @@ from .imported import imported, is_named
 
 SEED = 20240229
 _SPEC = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:<(?P<limit>\d+))?"
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\](?:<(?P<limit>\d{1,18}))?"
 )
+_SIZE = re.compile(r"\d{1,18}")  # 64 bits; Python itself refuses thousands of digits
 _BATCH, _LENGTH, _FRAMES = 2, 16, 3200  # of inputs made from a configuration
 _LIMIT = 2  # of whole numbers, unless it is said: within any vocabulary
 _FULL_BYTE = 256
@@ -91,8 +92,8 @@ def parsed(spec: str) -> Spec:
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"--input {spec!r}: torch has no dtype {found['dtype']!r}")
     sizes = [size.strip() for size in found["shape"].split(",")] if found["shape"].strip() else []
-    if not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"--input {spec!r}: a size is missing")
+    if not all(_SIZE.fullmatch(size) for size in sizes):
+        raise UsageError(f"--input {spec!r}: a size is missing, or absurd")
     limit = None if found["limit"] is None else int(found["limit"])
     if limit is not None and (limit < 1 or dtype.is_floating_point or dtype.is_complex):
         raise UsageError(f"--input {spec!r}: a limit is for whole numbers, and above 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,13 @@ class Performance:
         findings: by check.
         step: the step, if it was finished.
         dtypes: of the saved state.
+        report: called with it whenever a finding was added.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
     step: Step | None = None
     dtypes: frozenset[torch.dtype] = frozenset()
+    report: Callable[[Performance], object] | None = None
 
     def listed(self) -> tuple[Finding, ...]:
         """A finding for every check; what wasn't reached is skipped."""
@@ -43,6 +45,8 @@ class Performance:
     def find(self, check: str, outcome: str, title: str, *lines: str, **data: Any) -> None:
         """Add a finding."""
         self.findings[check] = Finding(check, outcome, title, lines, data)
+        if self.report is not None:
+            self.report(self)
 
     def skip_rest(self, why: str) -> None:
         """Skip what has no finding yet."""

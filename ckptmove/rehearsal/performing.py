@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -42,19 +42,26 @@ class Request:
     trust_pickle: bool = False
 
 
-def perform(request: Request, stage: Stage, *, keep: bool = False) -> Performance:
+def perform(
+    request: Request,
+    stage: Stage,
+    *,
+    keep: bool = False,
+    report: Callable[[Performance], object] | None = None,
+) -> Performance:
     """Rehearse a checkpoint.
 
     Args:
         request: what to rehearse.
         stage: where.
         keep: whether what the step gives is wanted, to be compared.
+        report: called with what is found so far.
 
     Raises:
         UsageError: the request makes no sense.
         InputError: a file can't be read, or is not trusted.
     """
-    found = Performance()
+    found = Performance(report=report)
     held = saved.read(request.path, values=stage.values)
     to = saved.placing(held, request.device)
     with stage.entered():
@@ -96,6 +103,14 @@ def _is_itself(request: Request) -> bool:
 # -- the model -------------------------------------------------------------------------------------
 
 
+def _averages_told(state: State, averages: Sequence[State]) -> list[str]:
+    """Of several state dicts that fit, which was taken."""
+    if any(each is state for each in averages):
+        return [f"{state.name} holds averages of weights (EMA), and no other weights fit"]
+    names = listed([each.name for each in averages])
+    return [f"not taken: {names}, averages of weights (EMA)"] if averages else []
+
+
 def _adopt(
     request: Request, stage: Stage, held: Saved, to: Placing, built: Built, found: Performance
 ) -> bool:
@@ -110,7 +125,7 @@ def _adopt(
             return False
         found.find("model", PASSED, f"the checkpoint is itself the model: {kind}", *built.notes)
         return True
-    state = fitting.chosen(built.module, held)
+    state, averages = fitting.chosen(built.module, held)
     if state is None:
         found.find("model", FAILED, "the checkpoint holds no state dict")
         return False
@@ -120,7 +135,7 @@ def _adopt(
     found.dtypes = frozenset(
         each.dtype for each in state.content.values() if isinstance(each, torch.Tensor)
     )
-    lines = list(built.notes)
+    lines = [*built.notes, *_averages_told(state, averages)]
     loads = fit.loads
     try:
         if stage.values or not fit.loads:

@@ -1,107 +1,164 @@
-"""What in a program's file torch would run while it merely loads it.
+"""What in a file of torch.export torch might run while it loads or runs the program.
 
-A TorchScript archive is run as far as its classes say how they are made, by `__setstate__`, which
-may read and write files. What torch.export saved has sizes spelled as expressions, which sympy
-gives to Python's `eval`, and may hold compiled libraries, which are loaded.
+torch unpickles constants whose records are named `opaque_obj_N`, makes objects of those named
+`custom_obj_N`, loads libraries of `data/aotinductor/`, and makes Python of the program's JSON.
+Which records it takes for what has changed from version to version. So this is a list of what a
+program may hold; a record that is not on it is one that some torch might run.
 
-Sources: torch/csrc/jit/serialization/import.cpp; torch/_export/serde/serialize.py
-(`_parse_sym_expr`); torch/export/pt2_archive/_package.py (`load_pt2`).
+torch looks records up without regard to case, but says so of none: names here are as it writes
+them, and two that differ in case only are refused when the archive is opened.
+
+Sources: torch/export/__init__.py (`load`); torch/export/pt2_archive/_package.py (`load_pt2`);
+torch/_export/serde/serialize.py (`deserialize_torch_artifact`).
 """
 
 from __future__ import annotations
 
-import ast
-import json
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from ..errors import InputError, StrPath
+from ..formats.documents import Document
+from ..formats.zip_container import content_of
 from ..source import File
 from ..zips.archive import Archive, Record
+from . import graphs
 
-_MADE_BY = b"__setstate__"
-_COMPILED = "data/aotinductor/"
-_PLAIN = (
-    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Name, ast.Load),
-    *(ast.Call, ast.keyword, ast.Constant, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+_SHOWN = 80  # characters of a name
+_NAME = r"[\w.-]+"
+#: Records as torch 2.8 and newer name them, in a folder of any name; what of each is looked at.
+_RECORDS = (
+    (re.compile(rf"models/{_NAME}\.json"), "program"),
+    (re.compile(rf"data/weights/{_NAME}_weights_config\.json"), "weights"),
+    (re.compile(rf"data/constants/{_NAME}_constants_config\.json"), "constants"),
+    (re.compile(r"data/weights/weight_\d+|data/constants/tensor_\d+"), "tensor"),
+    (re.compile(rf"data/(weights|constants|sample_inputs)/{_NAME}\.pt"), "tensors"),
+    (re.compile(r"archive_format|archive_version|byteorder|version"), "plain"),
+    (
+        re.compile(r"\.data/(version|serialization_id)|\.format_version|\.storage_alignment"),
+        "plain",
+    ),
+    (re.compile(r"extra/.*", re.DOTALL), "plain"),
 )
-#: What may be called besides sympy's classes and torch's, whose names begin with a capital.
-_FUNCTIONS = frozenset(("ceiling", "floor", "sqrt"))
-_LONGEST = 1 << 14  # characters of an expression
-
-
-def makes_itself(path: StrPath) -> bool:
-    """Whether a TorchScript file has code of its own that makes what it holds.
-
-    Raises:
-        InputError: it can't be read.
-    """
-    with File.open(path) as source:
-        archive = Archive(source)
-        # torch looks records up without regard to case.
-        code = [each for each in archive.records.values() if each.name.lower().endswith(".py")]
-        return any(_MADE_BY in archive.read_parsed(each) for each in code)
+#: As torch 2.1 to 2.7 named them, in no folder.
+_OLD_RECORDS = (
+    (re.compile(r"serialized_exported_program\.json"), "program"),
+    (re.compile(r"serialized_(state_dict|constants)\.json"), "tensors"),
+    (re.compile(r"serialized_(state_dict|constants|example_inputs)\.pt"), "tensors"),
+    (re.compile(r"version"), "plain"),
+    (re.compile(r"extra_files/.*", re.DOTALL), "plain"),
+)
+_PAYLOADS = {"weights": re.compile(r"weight_\d+"), "constants": re.compile(r"tensor_\d+")}
+#: Modules of transformers that define what its models give, as a tree of outputs names it.
+_OUTPUTS = re.compile(
+    rb'"(transformers\.(?:models\.\w+\.)?(?:modeling_\w+|cache_utils))\.\w+\\?"', re.ASCII
+)
+_ZIP = b"PK\x03\x04"
 
 
 def danger(path: StrPath) -> str | None:
-    """What else than a graph of torch's operators a file of torch.export holds; None if nothing.
+    """What else than a graph of torch's operators over tensors a file of torch.export holds.
+
+    Returns:
+        A clause that names the record, or None if there is nothing else.
 
     Raises:
         InputError: it can't be read.
     """
     with File.open(path) as source:
+        return next(_dangers(Archive(source)), None)
+
+
+def libraries(path: StrPath) -> list[str]:
+    """Modules of libraries whose operators or classes a program names, as far as they are known.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    found: list[str] = []
+    with File.open(path) as source:
         archive = Archive(source)
         for name, record in archive.records.items():
-            if _COMPILED in name.lower():
-                return f"it holds compiled code, {name!r}"
-            if _is_graph(name):
-                for said in _expressions(archive, record):
-                    if not _is_plain(said):
-                        return f"{name!r} has a size that is code: {said[:60]!r}"
+            if name.endswith(".json") and ("models/" in name or name.startswith("serialized_")):
+                text = archive.read_parsed(record)
+                found += (each.decode() for each in _OUTPUTS.findall(text))
+                found += ["torchvision"] * (b"torch.ops.torchvision." in text)
+    return list(dict.fromkeys(found))
+
+
+def _dangers(archive: Archive) -> Iterator[str]:
+    first = next(iter(archive.records), "")
+    prefix = first[: first.find("/") + 1]  # torch takes the folder of the first record
+    known = _RECORDS if prefix else _OLD_RECORDS
+    for name, record in archive.records.items():
+        if not name.startswith(prefix):
+            yield f"the record {name[:_SHOWN]!r} lies outside of the program's folder"
+            return
+        short = name[len(prefix) :]
+        kind = next((kind for pattern, kind in known if pattern.fullmatch(short)), None)
+        if kind is None:
+            yield f"{_what(short)}, {name[:_SHOWN]!r}"
+        elif kind == "tensors":
+            if record.nbytes and not _is_of_tensors(archive, record):
+                yield f"{name[:_SHOWN]!r} is no checkpoint of torch.save"
+        elif kind in ("program", *_PAYLOADS):
+            root = Document(record.name, archive.read_parsed(record)).root
+            folder = name[: name.rfind("/") + 1]
+            said = graphs.unknown(root) if kind == "program" else _payloads(root, kind)
+            said = said or _pickled(archive, folder, root, kind)
+            if said is not None:
+                yield f"{name[:_SHOWN]!r} has {said}"
+
+
+def _what(short: str) -> str:
+    """What a record is that is on no list."""
+    lower = short.lower()
+    if lower.startswith("data/aotinductor/"):
+        return "it holds compiled code"
+    if "_obj_" in lower:
+        return "it holds a pickled object"
+    return "it holds a record that is not known"
+
+
+def _payloads(root: Any, kind: str) -> str | None:
+    """What a description of weights or constants says besides tensors, or None."""
+    config = root.get("config") if isinstance(root, dict) else None
+    if not isinstance(config, dict):
+        return "no description of tensors"
+    for name, payload in config.items():
+        file = payload.get("path_name") if isinstance(payload, dict) else None
+        if not isinstance(file, str) or not _PAYLOADS[kind].fullmatch(file):
+            shown = str(file)[:_SHOWN]
+            return f"an object that is no tensor, {name[:_SHOWN]!r} in {shown!r}"
+        todo = [payload.get("tensor_meta")]
+        while todo:
+            each = todo.pop()
+            if isinstance(each, dict):
+                if "expr_str" in each:
+                    return f"sizes that are code, of {name[:_SHOWN]!r}"
+                todo += each.values()
+            elif isinstance(each, list):
+                todo += each
     return None
 
 
-def _is_graph(name: str) -> bool:
-    lower = name.lower()
-    return lower.endswith(".json") or "/models/" in f"/{lower}"
+def _pickled(archive: Archive, folder: str, root: Any, kind: str) -> str | None:
+    """What is pickled as a tensor and can't be one, or None."""
+    for payload in root["config"].values() if kind in _PAYLOADS else ():
+        record = archive.records.get(f"{folder}{payload['path_name']}")
+        if payload.get("use_pickle") and record and not _is_of_tensors(archive, record):
+            return f"no checkpoint of torch.save, {record.name[:_SHOWN]!r}"
+    return None
 
 
-def _expressions(archive: Archive, record: Record) -> Iterator[str]:
-    """Every expression in a record of JSON."""
-    try:
-        todo = [json.loads(archive.read_parsed(record))]
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"the record {record.name!r} is no JSON", path=archive.source.path
-        ) from error
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            if "expr_str" in value:
-                yield str(value["expr_str"])
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
-
-
-def _is_plain(said: str) -> bool:
-    """Whether an expression is of numbers, symbols, and functions of them alone."""
-    if len(said) > _LONGEST:
+def _is_of_tensors(archive: Archive, record: Record) -> bool:
+    """Whether it is a zip of torch.save, and not one of TorchScript, which torch would load too."""
+    content = content_of(archive, record)
+    if record.nbytes < len(_ZIP) or content.read(0, len(_ZIP)) != _ZIP:
         return False
     try:
-        nodes = list(ast.walk(ast.parse(said.strip(), mode="eval")))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        names = [name.lower() for name in Archive(content).records]
+    except InputError:
         return False
-    return all(isinstance(node, _PLAIN) and _is_harmless(node) for node in nodes)
-
-
-def _is_harmless(node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        return not node.id.startswith("_")
-    if isinstance(node, ast.Constant):
-        if isinstance(node.value, str):
-            return node.value.isidentifier() and "__" not in node.value
-        return isinstance(node.value, (bool, int, float))
-    if isinstance(node, ast.Call):
-        made = node.func
-        return isinstance(made, ast.Name) and (made.id[:1].isupper() or made.id in _FUNCTIONS)
-    return True
+    return not any(name.endswith(("/constants.pkl", ".py")) for name in names)

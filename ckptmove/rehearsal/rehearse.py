@@ -7,20 +7,25 @@ found.ok, found.of("step").title
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
-from ..device import kind_of, numbered
+from ..device import is_tag, kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
+from ..manifest import Manifest
 from ..verbs.inspect import inspect
+from . import confined
 from . import inputs as batches
-from .factories import Model
+from .apart import Lost, apart
+from .factories import Model, is_of_file
 from .findings import FAILED, Finding, Rehearsal
 from .imported import is_named, spelled
 from .performance import Performance
 from .performing import Request, perform
+from .saved import devices_of
 from .stages import Stage
 from .steps import Difference, compared
 
@@ -75,19 +80,31 @@ def rehearse(
     request = Request(os.fspath(path), model, wanted, inputs, step, optimizer, trust_pickle)
     if not is_there(wanted):
         return _simulated(request, against)
-    with torch.random.fork_rng(devices=_seeded(wanted)):
-        keep = against is not None and step is not None
-        found = perform(request, Stage(wanted), keep=keep)
-        if keep and against is not None:
-            _compare(request, os.fspath(against), device, found)
-    return Rehearsal(wanted, False, found.listed())
+    other = None if against is None or step is None else os.fspath(against)
+    if is_of_file(model):
+        return _confined(request, other, device)
+    return Rehearsal(wanted, False, _found(request, other, device).listed())
+
+
+def _found(
+    request: Request,
+    against: str | None,
+    device: str,
+    report: Callable[[Performance], object] | None = None,
+) -> Performance:
+    """What a rehearsal on a device that is there finds."""
+    keep = against is not None
+    with torch.random.fork_rng(devices=_seeded(request.device)):
+        found = perform(request, Stage(request.device), keep=keep, report=report)
+        if against is not None:
+            _compare(request, against, device, found)
+    return found
 
 
 def _device(path: StrPath, device: str, simulate: bool) -> str:
     """The device to rehearse on."""
     if device == "auto":
-        manifest = inspect(path)
-        usual = next((each for each in manifest.devices if each != "meta"), "cpu")
+        usual = usual_device(inspect(path, follow_links=True))
         return usual if simulate or is_there(usual) else "cpu"
     tag = numbered(device)
     if not simulate and not is_there(tag):
@@ -98,17 +115,48 @@ def _device(path: StrPath, device: str, simulate: bool) -> str:
     return tag
 
 
+def usual_device(manifest: Manifest) -> str:
+    """Where most of a checkpoint says it is, if that is a device to compute on; else the CPU."""
+    usable = (each for each in devices_of(manifest) if is_tag(each) and each != "meta")
+    return next(usable, "cpu")
+
+
 def is_there(device: str) -> bool:
     """Whether torch can use a device on this machine."""
     try:
         torch.ones(1, device=device).add_(1)
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except Exception:  # each backend has its own, and a tag of a file may be any text
         return False
-    return device != "meta"
+    return kind_of(device) != "meta"
 
 
 def _seeded(device: str) -> list[int]:
     return [torch.device(device).index or 0] if kind_of(device) == "cuda" else []
+
+
+# -- of a file -------------------------------------------------------------------------------------
+
+
+def _confined(request: Request, against: str | None, device: str) -> Rehearsal:
+    """A rehearsal of a model that is made of a file: in a process that is guarded."""
+    model = None if request.model is None else str(request.model)
+    asked = {"request": asdict(replace(request, model=model)), "against": against, "device": device}
+    try:
+        result = apart(performed, asked, patience=None, guarded=True)
+    except Lost as lost:
+        return Rehearsal(request.device, False, confined.ended(lost))
+    return Rehearsal(request.device, False, [Finding(**each) for each in result["findings"]])
+
+
+def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In that process: rehearse what is asked for."""
+    told = asked["request"]
+    request = Request(**{**told, "inputs": tuple(told["inputs"])})
+    path = request.path if request.model is None else str(request.model)
+    inputs, optimizer = request.inputs, request.optimizer
+    confined.begin(path, inputs, optimizer, trust_pickle=request.trust_pickle)
+    found = _found(request, asked["against"], asked["device"], confined.report)
+    return {"findings": [each.to_json() for each in found.listed()]}
 
 
 # -- simulated -------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import torch
 from ..manifest import Manifest
 from ..words import counted, listed, told
 from .findings import FAILED, PASSED, SKIPPED, Finding
-from .programs import makes_itself
-from .rehearse import is_there
+from .rehearse import is_there, usual_device
+from .scripted import danger, makes_itself
 
 _BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-tar", "torch-sharded")
 _BY_SAFETENSORS = ("safetensors", "safetensors-sharded")
@@ -26,7 +26,7 @@ def there(manifest: Manifest, device: str) -> str:
     """The device that is meant: `auto` is where most of it is, if that is here, else the CPU."""
     if device != "auto":
         return device
-    usual = next((each for each in manifest.devices if each != "meta"), "cpu")
+    usual = usual_device(manifest)
     return usual if is_there(usual) else "cpu"
 
 
@@ -45,6 +45,9 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
         for file in files:
             if format == "torchscript" and makes_itself(file):
                 title = "torch.jit.load would run code of the file, its __setstate__"
+                return Finding("reload", SKIPPED, title)
+            if format == "torchscript" and danger(file) is not None:
+                title = "torch.jit.load would make objects of the file that aren't known"
                 return Finding("reload", SKIPPED, title)
             by, found = _load(file, format, device)
             if by is None:

@@ -6,7 +6,8 @@ Tensors are on the CPU, mapped from the file; for a simulation they are `meta`, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from .. import formats
 from ..device import kind_of
 from ..errors import StrPath
-from ..manifest import Manifest, Role, TensorEntry
+from ..manifest import Manifest, Role, Section, TensorEntry, Total
 from ..opaque import Opaque
 from ..paths import Path, spell
 from ..verbs.inspect import inspect
@@ -60,6 +61,21 @@ class Saved:
         entry = self.entries.get(path)
         return entry.device if entry is not None and self.says_devices else None
 
+    def is_average(self, state: State) -> bool:
+        """Whether a state dict holds averages of a model's weights (EMA)."""
+        return self._sections.get(state.path) == {Section.EMA}
+
+    @cached_property
+    def _sections(self) -> dict[Path, set[Section]]:
+        """Of what each state dict holds weights: of a model, or of averages."""
+        found: dict[Path, set[Section]] = {state.path: set() for state in self.states}
+        for path, entry in self.entries.items():
+            if entry.section in (Section.MODEL, Section.EMA):
+                for n in range(len(path)):
+                    if path[:n] in found:
+                        found[path[:n]].add(entry.section)
+        return found
+
     def is_step(self, path: Path) -> bool:
         """Whether torch keeps this tensor on the CPU, wherever its parameter is."""
         entry = self.entries.get(path)
@@ -67,7 +83,7 @@ class Saved:
 
     def usual_device(self) -> str:
         """The device that most bytes are on."""
-        return next(iter(self.manifest.devices), "cpu") if self.says_devices else "cpu"
+        return next(iter(devices_of(self.manifest)), "cpu") if self.says_devices else "cpu"
 
 
 def read(path: StrPath, *, values: bool = True) -> Saved:
@@ -80,8 +96,8 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
     Raises:
         InputError: it can't be read.
     """
-    manifest = inspect(path)
-    loaded = load(path, "cpu" if values else "meta")
+    manifest = inspect(path, follow_links=True)  # whoever asks has looked where they lead
+    loaded = load(path, "cpu" if values else "meta", follow_links=True)
     states, optimizers = _found(loaded)
     carries = {each.name: each.carries.devices for each in formats.FORMATS}
     says_devices = carries.get(manifest.format, not manifest.format.startswith("safetensors"))
@@ -177,7 +193,15 @@ class Placing:
         return self.at_its_word and label is not None and label != self.wanted
 
 
+def devices_of(manifest: Manifest) -> Mapping[str, Total]:
+    """The devices of its tensors, the largest first; numpy arrays have none."""
+    arrays = {entry.storage for entry in manifest.tensors if entry.role is Role.ARRAY}
+    tensors = tuple(entry for entry in manifest.tensors if entry.role is not Role.ARRAY)
+    storages = {key: each for key, each in manifest.storages.items() if key not in arrays}
+    return replace(manifest, tensors=tensors, storages=storages).devices
+
+
 def placing(saved: Saved, wanted: str) -> Placing:
     """How a checkpoint is loaded for a device."""
-    there = saved.says_devices and wanted in saved.manifest.devices
+    there = saved.says_devices and wanted in devices_of(saved.manifest)
     return Placing(wanted, there and kind_of(wanted) != "cpu")

@@ -23,8 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..words import text_of, told
+from . import confined
 from .apart import Lost, apart
-from .factories import Built
+from .factories import Built, is_of_file
 from .findings import CHECKS, SKIPPED, Finding
 from .fitting import Fit
 from .inputs import Batch
@@ -51,6 +52,7 @@ _OF_FAKES = re.compile(
     r"\bfake\b|FakeTensor|\blazy\b|meta tensor|tensor subclass|data.?pointer|data_ptr|symint|"
     r"unbacked|not compiled with \w+ enabled|compiled without \w+ support|"
     r"not linked with support|without ATen_\w+|NCCL|NVIDIA driver|no \w+ GPUs|"
+    r"(CUDA|HIP|cuDNN|cuBLAS) (driver|error)|with arguments from the  backend|"
     r"requires? CUDA|CUDA support|CUDA is not|"
     r"not an accelerator|accelerator device when none|storage has no data|_cuda_?\w+|"
     r"dummy base class|^NYI",
@@ -62,7 +64,11 @@ _NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*[/\\]\S*")
 _MISTAKES = (NameError, LookupError, ImportError, AttributeError, SyntaxError, FileNotFoundError)
 _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-_PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) for kind in ("purelib", "platlib", "stdlib"))
+#: Where torch is, packages are; in an environment on top of another that is not its own folder.
+_PACKAGES = (
+    str(Path(torch.__file__).parents[1]),
+    *(str(Path(sysconfig.get_path(kind))) for kind in ("purelib", "platlib", "stdlib")),
+)
 
 
 class _NotPlayed(Exception):
@@ -215,9 +221,12 @@ def simulate(request: Request, *, patience: float = PATIENCE) -> tuple[Finding, 
         CkptmoveError: as `perform`.
     """
     asked = {**asdict(request), "path": str(Path(request.path).absolute())}
+    guarded = is_of_file(request.model)
     try:
-        result = apart(rehearsed, asked, patience=patience)
+        result = apart(rehearsed, asked, patience=patience, guarded=guarded)
     except Lost as lost:
+        if lost.attempt is not None:
+            return confined.ended(lost)
         why = f"can't be simulated: {lost}"
         return tuple(Finding(check, SKIPPED, why, lost.lines) for check in CHECKS)
     return tuple(Finding(**each) for each in result["findings"])
@@ -226,5 +235,9 @@ def simulate(request: Request, *, patience: float = PATIENCE) -> tuple[Finding, 
 def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """In that process: rehearse what is asked for."""
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
-    found = perform(request, Simulated(request.device))
+    if is_of_file(request.model):
+        path = request.path if request.model is None else str(request.model)
+        inputs, optimizer = request.inputs, request.optimizer
+        confined.begin(path, inputs, optimizer, trust_pickle=request.trust_pickle)
+    found = perform(request, Simulated(request.device), report=confined.report)
     return {"findings": [each.to_json() for each in found.listed()]}

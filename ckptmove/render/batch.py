@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..batches.items import FAILED, REFUSED, Result, Task
 from ..batches.planning import BatchPlan
 from ..batches.running import BatchReport
-from .text import printable, size, table
+from .text import LONGEST_REASON, one_line, printable, size, table
 
 _MOST = 20  # lines of a kind
 _MOST_NAMED = 8  # items that a command names, where it need not name any
@@ -73,10 +73,12 @@ def _where(task: Task) -> str:
 
 def batch_line(result: Result) -> str:
     """What became of an item."""
-    why = f": {result.reason}" if result.reason else ""
     to = f" → {result.output}" if result.output and result.output != result.path else ""
-    hint = f" ({result.hint})" if result.hint else ""
-    return printable(f"{result.outcome:8}{result.name}{to}{why}{hint}")
+    name = printable(f"{result.name}{to}")
+    if not result.reason:
+        return f"{result.outcome:8}{name}"
+    why, hint = printable(result.reason), printable(result.hint or "")
+    return f"{result.outcome:8}{one_line(name, why, hint, LONGEST_REASON - 8)}"
 
 
 def batch_summary(

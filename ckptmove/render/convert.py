@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..verbs.convert import ConvertReport
+from ..words import counted
 from .relocate import what_stays
 from .text import listed, printable, size, table
 
@@ -23,12 +25,32 @@ def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
     for loss in report.dropped:
         yield printable(f"lost: {loss.name}, which {loss.why}")
     if report.renamed:
-        yield f"renamed {report.renamed:,} keys"
+        yield f"renamed {counted(report.renamed, 'key')}"
     for cast, count in report.cast.items():
-        yield f"{cast}: {count:,} tensors"
+        yield f"{cast}: {counted(count, 'tensor')}"
+    yield from _weights(report)
     yield from _shared(report, full)
     yield from what_stays(report.kept, full=full)
     yield from _written(report, full)
+
+
+def _weights(report: ConvertReport) -> Iterator[str]:
+    """Whose weights were taken, and whose are there too."""
+    taken = report.weights
+    if taken is None:
+        return
+    line = f"weights: {_whose(taken)}"
+    others = taken["others"]
+    if others:
+        line += f"; also there: {listed([_whose(each) for each in others])}"
+    kinds = {each["section"] for each in others} - {taken["section"]}
+    yield printable(line + "".join(f": --weights {kind} takes them" for kind in sorted(kinds)))
+
+
+def _whose(weights: Mapping[str, Any]) -> str:
+    count, section = weights["tensors"], weights["section"]
+    kind = "" if section in ("model", weights["name"]) else f"{section}, "
+    return f"{weights['name']} ({kind}{counted(count, 'tensor')})"
 
 
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
@@ -56,7 +78,7 @@ def _files(report: ConvertReport, full: bool) -> Iterator[str]:
 def _written(report: ConvertReport, full: bool) -> Iterator[str]:
     nbytes = sum(report.files.values())
     several = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
-    what = f"{report.tensors:,} tensors, {size(nbytes)}{several}"
+    what = f"{counted(report.tensors, 'tensor')}, {size(nbytes)}{several}"
     if not report.written:
         yield from _files(report, full)
         yield printable(f"would write {report.destination} as {report.format}: {what}")

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ..drafts.differing import Difference, Kind, Values
+from ..drafts.excerpts import first_apart
 from ..verbs.diff import Diff
 from .groups import collapsed, pattern_of
 from .text import cut, listed, printable, shape, size, table
 
 _MOST_LINES = 15  # of a kind
+_MOST_NAMED = 5  # things that were not compared
 _LONGEST_VALUE = 60  # characters
 _ABOUT_TENSORS = (
     *(Kind.CHANGED, Kind.ADDED, Kind.REMOVED, Kind.RENAMED, Kind.RESHAPED, Kind.RETYPED),
@@ -22,6 +24,10 @@ _COUNTED = {
     Kind.VALUE_REMOVED: ("value removed", "values removed"),
     Kind.TYPE: ("type", "types"),
     Kind.ORDER: ("order of keys", "orders of keys"),
+    Kind.RECORD: ("record", "records"),
+    Kind.RECORD_ADDED: ("record added", "records added"),
+    Kind.RECORD_REMOVED: ("record removed", "records removed"),
+    Kind.NOT_COMPARED: ("thing not compared", "things not compared"),
     Kind.SHARED: ("alias made", "aliases made"),
     Kind.UNSHARED: ("alias lost", "aliases lost"),
 }
@@ -43,8 +49,10 @@ def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
     for kind in diff.counts:
         groups = _groups(diff.of(kind), full)
         shown = groups if full else groups[:_MOST_LINES]
-        for line in table([_row(kind, group, full) for group in shown]):
+        rows = list(table([_row(kind, group, full) for group in shown]))
+        for line, group in zip(rows, shown, strict=True):
             yield f"  {line}"
+            yield from (f"      {printable(each)}" for each in group[0].lines)
         if len(shown) < len(groups):
             yield f"  … and {len(groups) - len(shown):,} more lines of this kind; -v shows them"
 
@@ -57,9 +65,19 @@ def summary(diff: Diff) -> str:
     notes += [f"{count:,} compared as {cast}" for cast, count in diff.cast.items()]
     if diff.devices_ignored:
         notes.append(f"{diff.devices_ignored:,} other devices ignored")
+    if diff.code_ignored:
+        notes.append(f"{_many(diff.code_ignored, 'difference')} in code ignored")
     note = f" ({', '.join(notes)})" if notes else ""
+    known = f"{_many(diff.tensors, 'tensor')}, {size(diff.nbytes)}"
+    if diff.records:
+        known += f", {_many(diff.records, 'other record')}"
     if diff.equal:
-        return f"equal: {_many(diff.tensors, 'tensor')}, {size(diff.nbytes)}{note}"
+        if not diff.tensors:
+            return f"equal in all but tensors: no tensors compared{note}"
+        return f"equal: {known}{note}"
+    if diff.only_not_compared:
+        names = listed([each.name for each in diff.differences], _MOST_NAMED)
+        return f"tensors equal: {known}; not compared: {names}{note}"
     parts: list[str] = []
     for kind, count in diff.counts.items():
         if kind in _ABOUT_TENSORS:
@@ -87,6 +105,8 @@ def _groups(found: Sequence[Difference], full: bool) -> list[list[Difference]]:
             label += [pattern_of(name)[0] for name in each.names]
         elif each.kind in (Kind.ADDED, Kind.REMOVED):
             label.append(_dtype(each))
+        elif each.kind is Kind.RECORD:
+            label.append(each.name)
         else:
             label.append(json.dumps([each.old, each.new]))
         groups.setdefault(tuple(label), []).append(each)
@@ -114,6 +134,10 @@ def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool
         return listed(others, len(others)) if full else listed(others)
     if kind is Kind.ORDER:
         return ""
+    if kind in (Kind.RECORD, Kind.RECORD_ADDED, Kind.RECORD_REMOVED):
+        return _record(first)
+    if kind is Kind.NOT_COMPARED:
+        return _not_compared(first)
     if kind is Kind.RESHAPED:
         return f"{shape(first.old)} → {shape(first.new)}"
     if kind in (Kind.RETYPED, Kind.MOVED, Kind.TYPE):
@@ -122,7 +146,37 @@ def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool
         return _value(first.new, full)
     if kind is Kind.VALUE_REMOVED:
         return _value(first.old, full)
-    return f"{_value(first.old, full)} → {_value(first.new, full)}"
+    return _both(first.old, first.new, full)
+
+
+def _record(difference: Difference) -> str:
+    """Of which kind it is, and its sizes; of bytes where they are first unlike."""
+    old, new = difference.old, difference.new
+    said = old or new
+    if old is None or new is None:
+        return f"{said['of']}, {said['nbytes']:,} bytes"
+    text = f"{said['of']}, {old['nbytes']:,} → {new['nbytes']:,} bytes"
+    if difference.lines:
+        return text
+    return f"{text}; at {old['at']:,}: {old['hex'] or 'the end'} → {new['hex'] or 'the end'}"
+
+
+def _not_compared(difference: Difference) -> str:
+    if difference.old is not None and difference.new is not None:
+        return str(difference.old)
+    which = "second" if difference.old is None else "first"
+    return f"only the {which} has a place for it"
+
+
+def _both(old: object, new: object, full: bool) -> str:
+    """Two values; where they are too long to be told apart, from where they are unlike."""
+    mine, other = _value(old, full), _value(new, full)
+    if mine == other and not full:
+        texts = _value(old, True), _value(new, True)
+        at = first_apart(*texts)
+        start = max(0, at - _LONGEST_VALUE // 3)
+        mine, other = (f"…{text[start : start + _LONGEST_VALUE]}" for text in texts)
+    return f"{mine} → {other}"
 
 
 def _dtype(difference: Difference) -> str:
@@ -150,4 +204,6 @@ def _value(term: object, full: bool) -> str:
     if isinstance(term, dict) and term.keys() == {"$", "of", "args"} and term["$"] == "call":
         args = ", ".join(_value(each, full) for each in term["args"])
         text = f"{str(term['of']).replace(':', '.')}({args})"
+    if isinstance(term, dict) and term.keys() == {"$", "nbytes", "at", "hex"}:
+        text = f"{term['nbytes']:,} bytes, {term['hex'] or 'the end'} at {term['at']:,}"
     return printable(text if full else cut(text, _LONGEST_VALUE))

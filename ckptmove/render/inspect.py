@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from ..contents.listing import children_of
+from ..contents.children import children_of
+from ..contents.sections import is_module_state
 from ..contents.tensors import device_text
 from ..formats.tree import joined
 from ..manifest import Manifest, NamedDevice, TensorEntry
+from ..other_records import RecordKind
 from ..paths import Path, spell
 from ..pickles.nodes import (
     Call,
@@ -24,11 +26,19 @@ from ..pickles.nodes import (
     Tuple,
 )
 from ..stores.urls import masked
-from ..words import counted
+from ..words import counted, short
 from .blocks import Block, text_of
 from .groups import groups_of
 from .text import cut, listed, printable, shape, size, table
 
+#: What torch.nn.Module keeps in every module: torch/nn/modules/module.py, `__init__`.
+_OF_EVERY_MODULE = {
+    *("training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks"),
+    *("_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_backend"),
+}
 _LONGEST_NAME = 72  # characters of a tensor's name in a summary
 _LONGEST_KEY = 200  # of a key in a tree
 _LONGEST_VALUE = 60  # of a value in a tree
@@ -87,6 +97,13 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     besides = list(_besides(manifest))
     if besides:
         yield Block(("besides: " + listed(besides, len(besides) if full else _MOST_VALUES),))
+    if manifest.records:
+        held = list(_records(manifest, full))
+        if held:
+            yield Block((f"records: {listed(held, len(held) if full else _MOST_VALUES)}",))
+    if manifest.metadata:
+        said = [f"{short(key)}={short(text)}" for key, text in manifest.metadata.items()]
+        yield Block((f"metadata: {listed(said, len(said) if full else _MOST_VALUES)}",))
     yield from _named_devices(manifest, full)
     if manifest.objects:
         counted = [f"{name} ×{n}" if n > 1 else name for name, n in manifest.objects.items()]
@@ -94,7 +111,20 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     if manifest.unknown_callables:
         names = manifest.unknown_callables
         told = listed(names, len(names) if full else _MOST_VALUES)
-        yield Block((f"unknown callables, which loading would import: {told}",))
+        how = "loading would import"
+        if manifest.format.startswith("safetensors"):
+            how = "a pickle made of it would import"
+        yield Block((f"unknown callables, which {how}: {told}",))
+
+
+def _records(manifest: Manifest, full: bool) -> Iterator[str]:
+    """Files in the checkpoint, each by its name; of code and the like, how much there is."""
+    for kind in RecordKind:
+        held = [record for record in manifest.records if record.kind is kind]
+        if full or kind is RecordKind.DATA:
+            yield from (f"{each.name} ({kind}, {size(each.nbytes)})" for each in held)
+        elif held and kind.is_content:
+            yield f"{kind} ×{len(held):,} ({size(sum(each.nbytes for each in held))})"
 
 
 def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
@@ -129,6 +159,8 @@ def _besides(manifest: Manifest) -> Iterator[str]:
             yield _value(root)
         return
     held = {entry.path[0] for entry in manifest.tensors if entry.path}
+    if is_module_state(root):
+        held.update(_OF_EVERY_MODULE)
     for keys, child in children_of(root):
         if keys[0] in held or keys[0] in ("<args>", "<kwargs>", "<state>", "_metadata"):
             continue
@@ -203,8 +235,9 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
     lines = _tree_lines(manifest)
     if select:
         chosen: set[Path] = set()
+        names = {entry.path: entry.name for entry in manifest.tensors}
         for path, _ in lines:
-            if any(fnmatchcase(spell(path), glob) for glob in select):
+            if any(fnmatchcase(names.get(path) or spell(path), glob) for glob in select):
                 chosen.update(path[:depth] for depth in range(len(path) + 1))
         lines = [line for line in lines if line[0] in chosen]
     shown: set[Path] = set()
@@ -217,6 +250,11 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
             yield printable(f"{_label(path[:n])}:")
         shown.add(path)
         yield printable(f"{_label(path)}: {text}" if path else text)
+    for record in manifest.records:
+        chosen_too = not select or any(fnmatchcase(record.name, glob) for glob in select)
+        if chosen_too and (record.name,) not in shown:
+            name = cut(record.name, _LONGEST_KEY)
+            yield printable(f"<{name}>: {record.kind}, {size(record.nbytes)}")
 
 
 def _label(path: Path) -> str:

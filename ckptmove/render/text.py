@@ -6,12 +6,15 @@ sequences of a terminal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from .. import words
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _MOST_LISTED = 10
+#: Bytes of a line that says why something was not done; a name in a file may have millions.
+LONGEST_REASON = 299
 
 
 def printable(text: str) -> str:
@@ -42,6 +45,47 @@ def cut(text: str, longest: int) -> str:
         return text
     head = (longest - 1) // 2
     return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+def cut_to_bytes(text: str, most: int) -> str:
+    """The text, with its middle left out if it is too long in UTF-8."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= most:
+        return text
+    kept = max(most - len("…".encode()), 0)
+    head, tail = data[: kept - kept // 2], data[len(data) - kept // 2 :]
+    return f"{head.decode('utf-8', 'ignore')}…{tail.decode('utf-8', 'ignore')}"
+
+
+def one_line(where: str, what: str, hint: str, most: int) -> str:
+    """`where: what (hint)` in no more bytes than `most`.
+
+    What is longest is shortened first, in its middle: names and paths, then the sentences.
+    """
+    place, cause, remedy = where, what, hint
+    for longest in (most, 120, 80, 60, 40):
+        place = cut_to_bytes(where, longest)
+        cause, remedy = _shortened(what, longest), _shortened(hint, longest)
+        line = _joined(place, cause, remedy)
+        if _nbytes(line) <= most:
+            return line
+    remedy = cut_to_bytes(remedy, most // 3)
+    spare = most - _nbytes(_joined(place, "", remedy))
+    return _joined(place, cut_to_bytes(cause, spare), remedy)
+
+
+def _shortened(text: str, longest: int) -> str:
+    """The text with long words shortened."""
+    parts = re.split(r"(\s+)", text)
+    return "".join(cut_to_bytes(part, longest) for part in parts)
+
+
+def _nbytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _joined(where: str, what: str, hint: str) -> str:
+    return f"{f'{where}: ' if where else ''}{what}{f' ({hint})' if hint else ''}"
 
 
 def table(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Iterator[str]:

@@ -205,7 +205,7 @@ class _Builder:
             return {}
         if isinstance(node, Set):
             items = [self.value(each) for each in node.items] if node.frozen else []
-            return frozenset(map(plain.key_of, items)) if node.frozen else set()
+            return frozenset(plain.keys_of(items)) if node.frozen else set()
         if isinstance(node, Blob):
             if node.content is None:
                 raise UnsupportedError(f"{node} in the pickle were too many to be read")
@@ -225,7 +225,7 @@ class _Builder:
         function = pid[-2] if isinstance(pid, tuple) and len(pid) in (3, 4) else None
         if not isinstance(function, Opaque):
             raise CorruptError("an object of the package is malformed")
-        return self.opaque(function.qualname, pid[-1])
+        return self.opaque(function.qualname, pid[-1], module=function.module)
 
     def named(self, node: Global) -> object:
         """A name as a value."""
@@ -237,17 +237,26 @@ class _Builder:
         if node.qualname == "numpy.ndarray":
             return arrays.ndarray()
         if node.qualname not in self.names:
-            self.names[node.qualname] = self.opaque(node.qualname)
+            self.names[node.qualname] = self.opaque(node.qualname, module=node.module)
         return self.names[node.qualname]
 
-    def opaque(self, qualname: str, *rest: object) -> Opaque:
+    def opaque(
+        self,
+        qualname: str,
+        args: object = None,
+        kwargs: object = None,
+        function: object = None,
+        *,
+        module: str | None,
+        how: str = "REDUCE",
+    ) -> Opaque:
         if self.strict:
             raise UnsupportedError(
                 f"{shown(qualname)} is not known to be plain data, "
                 "and only plain data was asked for",
                 hint="load without strict to have it stand there as what it is: a name",
             )
-        return Opaque(qualname, *rest)
+        return Opaque(qualname, args, kwargs, function, module, how)
 
     def storage(self, node: Persistent) -> torch.TypedStorage:
         """A storage, typed as torch.load types it."""
@@ -280,7 +289,15 @@ class _Builder:
                     raise
                 except Exception:  # not what such objects are saved with: a call like any other
                     pass
-        return self.opaque(name, args, kwargs, None if name else self.value(node.function))
+        function = named(node.function)
+        return self.opaque(
+            name,
+            args,
+            kwargs,
+            None if name else self.value(node.function),
+            module=function.module if isinstance(function, Global) else None,
+            how=node.opcode,
+        )
 
     def charge(self, args: tuple[object, ...]) -> None:
         """Bound what calls that share an argument copy of it."""
@@ -312,7 +329,7 @@ class _Builder:
         if type(made) in (list, deque):
             made.extend(items)
         elif type(made) is set:
-            made.update(map(plain.key_of, items))
+            made.update(plain.keys_of(items))
         elif isinstance(made, Opaque):
             made.items.extend(items)
         elif items:
@@ -322,8 +339,9 @@ class _Builder:
         pairs = [(self.value(key), self.value(value)) for key, value in node.pairs]
         if type(made) in (dict, OrderedDict, Counter, defaultdict):
             try:
-                for key, value in pairs:
-                    made[plain.key_of(key)] = value
+                keys = plain.keys_of(key for key, _ in pairs)
+                for key, (_, value) in zip(keys, pairs, strict=True):
+                    made[key] = value
             except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
                 raise CorruptError("keys that can't be compared") from error
         elif isinstance(made, Opaque):

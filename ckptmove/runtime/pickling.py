@@ -14,6 +14,7 @@ import torch
 from torch.serialization import location_tag, normalize_storage_type
 
 from ..errors import UnsupportedError
+from ..opaque import Opaque
 
 
 class Pickled(NamedTuple):
@@ -45,12 +46,32 @@ def pickled(obj: object) -> Pickled:
     return Pickled(output.getvalue(), pickler.contents)
 
 
+def stand_in(*parts: object) -> None:
+    """Never called: its calls are replaced before the pickle is written.
+
+    Args:
+        parts: the module and the name; for a call also what is called if it has no name, the
+            arguments, the keyword arguments, and the opcode.
+    """
+    raise UnsupportedError("a stand-in was unpickled")
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
         self.contents: dict[str, memoryview] = {}
         self._keys: dict[int, str] = {}
         self._alive: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        """What stands in for an `Opaque`; all else as Python has it."""
+        if type(obj) is not Opaque:
+            return NotImplemented
+        names = (obj.module, obj.qualname[len(obj.module) :].removeprefix("."))
+        if obj.qualname and obj.args is None:
+            return stand_in, names
+        call = (*names, obj.function, obj.args, obj.kwargs, obj.how)
+        return stand_in, call, obj.state, iter(obj.items), iter(obj.pairs)
 
     def persistent_id(self, obj: Any) -> Any:
         """What torch puts in the place of a storage."""

@@ -14,7 +14,7 @@ import pathlib
 import re
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ import torch
 from ..errors import CorruptError
 
 _LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
+_MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
 _LARGEST_KEY = 4096  # items of tuples and sets in it, each counted wherever it is
 _LONGEST_NUMBER = 4000  # digits
 #: Names that are themselves values, beside those that torch allows.
@@ -44,6 +45,31 @@ def _need(value: object, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"{type(value).__name__} is not expected here")
     return value
+
+
+def keys_of(values: Iterable[object]) -> list[object]:
+    """The values, all of which can be keys of one dict or items of one set.
+
+    Raises:
+        CorruptError: one can't, or they would take for ever to be told apart.
+    """
+    keys = [key_of(value) for value in values]
+    if len(keys) > _MOST_ALIKE:
+        ((found, most),) = Counter(map(hash, keys)).most_common(1)
+        if most > _MOST_ALIKE and _differ(key for key in keys if hash(key) == found):
+            raise CorruptError("a dict has so many keys of one hash that it would take for ever")
+    return keys
+
+
+def _differ(keys: Iterable[object]) -> bool:
+    """Whether there are too many different ones among keys of one hash."""
+    found: list[object] = []
+    for key in keys:
+        if key not in found:
+            found.append(key)
+        if len(found) > _MOST_ALIKE:
+            return True
+    return False
 
 
 def key_of(value: object) -> object:
@@ -185,10 +211,10 @@ PLAIN: dict[str, Callable[..., object]] = {
     "builtins.bytearray": _bytearray,
     "builtins.bytes": _bytes,
     "builtins.complex": _complex,
-    "builtins.frozenset": lambda items=(): frozenset(map(key_of, _need(items, list, tuple))),
+    "builtins.frozenset": lambda items=(): frozenset(keys_of(_need(items, list, tuple))),
     "builtins.list": lambda items=(): list(_need(items, list, tuple)),
     "builtins.range": _range,
-    "builtins.set": lambda items=(): set(map(key_of, _need(items, list, tuple))),
+    "builtins.set": lambda items=(): set(keys_of(_need(items, list, tuple))),
     "builtins.slice": _slice,
     "collections.Counter": _counter,
     "collections.OrderedDict": _ordered,

@@ -16,8 +16,8 @@ from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..contents.strided import MOST_DIMENSIONS, count_of, reach_of
 from ..dtypes import BITS, nbytes_of
-from ..errors import CorruptError, UnsupportedError
-from .restoring import HINT
+from ..errors import CorruptError, DeviceError
+from .restoring import REMEDY
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -176,13 +176,13 @@ def rebuilt(name: str, args: _Args) -> object:
 
     Raises:
         CorruptError: its arguments make no sense.
-        UnsupportedError: it says that it is on a device that is not there.
+        DeviceError: it says that it is on a device that is not there.
     """
     function, check = REBUILD[name]
     try:
         check(args)
         made = function(*args)
-        if torch._utils._sparse_tensors_to_validate:  # where torch notes what it did not check
+        if _unchecked_sparse_tensors():
             with _sparse_checks():
                 torch._utils._validate_loaded_sparse_tensors()
         return made
@@ -191,9 +191,16 @@ def rebuilt(name: str, args: _Args) -> object:
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
         if name == _THROUGH_CPU:  # of which all but the device was checked
-            where = f"a tensor can't be put on its device: {why}"
-            raise UnsupportedError(where, hint=HINT) from error
+            raise DeviceError(f"a tensor can't be put on its device: {why}; {REMEDY}") from error
         raise CorruptError(f"a tensor can't be made by {name}: {why}") from error
+
+
+def _unchecked_sparse_tensors() -> list[torch.Tensor]:
+    """Where torch notes the sparse tensors that it made and did not check: its state since 2.14."""
+    state: Any = getattr(torch.serialization, "_serialization_tls", None)
+    if hasattr(state, "sparse_tensors_to_validate"):
+        return list(state.sparse_tensors_to_validate)
+    return list(torch._utils._sparse_tensors_to_validate)
 
 
 def plain_tensor(

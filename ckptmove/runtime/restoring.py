@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch.serialization import default_restore_location
 
-from ..errors import UnsupportedError, UsageError
+from ..errors import DeviceError, UsageError
 
 #: What torch.load takes: a device, a mapping of tags, a function, or None.
 MapLocation = Any
 
-#: What to do where a device is not there.
-HINT = "map_location='cpu' loads it on the CPU"
-_threads: Any = torch.serialization._serialization_tls
+#: What to do where a device is not there. It stands in the message, for tracebacks show no hints.
+REMEDY = 'map_location="cpu" loads it on the CPU'
+#: Where torch.load keeps its `map_location` for rebuild functions: torch 2.4 had another place.
+_threads: Any = getattr(torch.serialization, "_serialization_tls", None) or getattr(
+    torch._utils, "_thread_local_state", None
+)
 
 
 class Restoring:
@@ -50,7 +53,8 @@ class Restoring:
     @contextmanager
     def rebuilding(self) -> Iterator[None]:
         """A context in which torch's rebuild functions do the same with what names a device."""
-        before, _threads.map_location = _threads.map_location, self._map
+        before = getattr(_threads, "map_location", None)
+        _threads.map_location = self._map
         try:
             yield
         finally:
@@ -74,7 +78,7 @@ class Restoring:
             location: what it is tagged with.
 
         Raises:
-            UnsupportedError: that is a device that is not there.
+            DeviceError: that is a device that is not there.
             UsageError: the function of the user gave no storage.
         """
         placed: Any = None
@@ -97,6 +101,6 @@ class Restoring:
             return default_restore_location(storage, location)
         except Exception as error:  # each backend has its own
             why = str(error).partition("\n")[0].split(". ")[0]
-            raise UnsupportedError(
-                f"a storage can't be put on {location!r}: {why}", hint=HINT
+            raise DeviceError(
+                f"no tensor can be put on {location!r} here: {why}; {REMEDY}"
             ) from error

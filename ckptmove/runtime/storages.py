@@ -42,7 +42,7 @@ class Storages:
         """A storage, on the device that it is tagged with or mapped to.
 
         Raises:
-            UnsupportedError: it is tagged with a device that is not there.
+            DeviceError: it is tagged with a device that is not there.
             CorruptError: the file is not the one that was read.
         """
         made = self._made.get(stored.id)

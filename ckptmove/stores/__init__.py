@@ -6,10 +6,12 @@ from ..errors import InputError, StrPath
 from ..source import File, Source
 from .filesystem import Missing
 from .folders import exists, inside, is_folder, nbytes_of
+from .links import check_link
 from .urls import folder_of, is_url, joined, looks_like_url, masked
 
 __all__ = [
     "Missing",
+    "check_link",
     "exists",
     "folder_of",
     "inside",

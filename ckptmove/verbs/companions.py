@@ -11,7 +11,7 @@ from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ..folder import StagedFolder
 from ..in_place import settle
 from ..plan import Copy, Plan
-from ..stores import is_url, open_source
+from ..stores import check_link, is_url, open_source
 from ..verifier import Progress
 
 if TYPE_CHECKING:
@@ -27,11 +27,13 @@ class Companion(NamedTuple):
         name: within the folder, with `/` between its parts; it ends in one if it is a folder.
         path: of the file.
         nbytes: its size.
+        within: the folder that it may not lead out of, if it is a link.
     """
 
     name: str
     path: str
     nbytes: int
+    within: str | None = None
 
     @property
     def is_folder(self) -> bool:
@@ -49,13 +51,17 @@ class Companion(NamedTuple):
             folder.make(self.name.rstrip("/"))
             return
         with open_source(self.path) as source, folder.file(self.name, [source]) as file:
+            if self.within is not None:
+                check_link(self.path, self.within, source)
             if source.nbytes != self.nbytes:
                 raise CorruptError("the file was changed while it was read", path=self.path)
             copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
             file.write(Plan("clone", self.nbytes, copies, ()), progress)
 
 
-def companions_of(folder: str, weights: Collection[str], warnings: list[str]) -> list[Companion]:
+def companions_of(
+    folder: str, weights: Collection[str], warnings: list[str], *, follow_links: bool = False
+) -> list[Companion]:
     """Everything in a folder but the weights, however deep.
 
     Links to files are followed, links to folders are not. Changes in place that were interrupted
@@ -65,10 +71,11 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
         folder: the folder.
         weights: names of files in it that are left out.
         warnings: what the user should know is added to these.
+        follow_links: whether links to files may lead out of the folder.
 
     Raises:
         InputError: something can't be read.
-        UnsupportedError: something is no file.
+        UnsupportedError: something is no file, or a link that leads out of the folder.
         RefusedError: there is too much.
     """
     if is_url(folder):
@@ -90,7 +97,10 @@ def companions_of(folder: str, weights: Collection[str], warnings: list[str]) ->
             elif stat.S_ISDIR(about.st_mode):
                 todo.append(f"{within}/")
             elif stat.S_ISREG(about.st_mode):
-                found.append(Companion(within, path, about.st_size))
+                if not follow_links:
+                    check_link(path, folder)
+                stays = None if follow_links else folder
+                found.append(Companion(within, path, about.st_size, stays))
             else:
                 raise UnsupportedError("is no file, and can't be copied", path=path)
             if len(found) + len(todo) > _MOST:

@@ -11,22 +11,34 @@ from typing import Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
+from ..drafts.arrays import note_arrays, tensors_for_arrays
 from ..drafts.casting import Casts, Dtype, cast, casts_of
 from ..drafts.draft import Draft, Loss
+from ..drafts.flattening import flatten
 from ..drafts.patterns import covers
-from ..drafts.shaping import prune, rename_keys, renaming, state_dicts, subtree
+from ..drafts.shaping import rename_keys, renaming, state_dicts
+from ..drafts.wanted import leave
+from ..drafts.weights import section_asked
 from ..errors import RefusedError, StrPath, UsageError
 from ..formats.model_folder import Weights, weights_of
-from ..formats.writing import Writing
+from ..formats.writing import Manner, Writing
+from ..pickles.terms import TooLong
 from ..placement import Kept, place
 from ..rules import Device, rules_of
 from ..stores import is_folder
 from ..verifier import Progress
+from ..words import counted
 from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
+from .trust import plan_trusted
+from .unknown import refuse_unknown, refuse_unknown_in
 
 SCHEMA = 1
 _MOST_TOLD = 6  # losses
+_SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
+_WITHOUT_STRICT = "without --strict it is converted all the same"
+_MOST_TIMES = 8  # as long as the source, unless somebody insists
+_MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
 #: What DistributedDataParallel and torch.compile put into names.
 _COMPILED = r"s/\b_orig_mod\.//g"
 _WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
@@ -34,8 +46,8 @@ _WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
 #: What each preset stands for, in options of `convert`.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lightning": {"root": "state_dict", "rename": (_COMPILED,), "strip_prefix": "model"},
-    "hf": {"select": ("model",), "rename": (_WRAPPERS,), "bare": True},
-    "deploy": {"select": ("model",), "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
+    "hf": {"weights": "model", "rename": (_WRAPPERS,), "bare": True},
+    "deploy": {"weights": "model", "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
 }
 
 
@@ -51,12 +63,16 @@ class ConvertReport:
         files: each file that was written, and its bytes.
         tensors: how many tensors these hold.
         left_out: names of what was not selected, not repeating what is below them.
+        weights: whose weights were taken where one model's were asked for: `name`, `section`,
+            `tensors`, and `others`, the same of the weights that are there too; else None.
         dropped: losses that were accepted, each with the reason.
         shared: names of tensors whose bytes are written under another's → that name.
         duplicates: names under which shared bytes are written once more.
         cast: `float32→bfloat16` → how many tensors.
         renamed: how many keys got another name.
         kept: tensors that `to` named and that stay, with the reason.
+        unknown_callables: names that loading what was written would import, and that are not known
+            to be harmless; none where that runs nothing, as in safetensors.
         warnings: what the user should know, a sentence each.
         nbytes: the size of the source.
         bytes_written: the size of what was written.
@@ -71,12 +87,14 @@ class ConvertReport:
     files: Mapping[str, int]
     tensors: int
     left_out: tuple[str, ...] = ()
+    weights: Mapping[str, Any] | None = None
     dropped: tuple[Loss, ...] = ()
     shared: Mapping[str, str] = field(default_factory=dict)
     duplicates: tuple[str, ...] = ()
     cast: Mapping[str, int] = field(default_factory=dict)
     renamed: int = 0
     kept: tuple[Kept, ...] = ()
+    unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
     bytes_written: int = 0
@@ -94,12 +112,14 @@ class ConvertReport:
             "files": dict(self.files),
             "tensors": self.tensors,
             "left_out": list(self.left_out),
+            "weights": None if self.weights is None else dict(self.weights),
             "dropped": [{"name": loss.name, "why": loss.why} for loss in self.dropped],
             "shared": dict(self.shared),
             "duplicates": list(self.duplicates),
             "cast": dict(self.cast),
             "renamed": self.renamed,
             "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
+            "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
             "nbytes": self.nbytes,
             "bytes_written": self.bytes_written,
@@ -116,6 +136,7 @@ def convert(
     select: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
     root: str | None = None,
+    weights: str | None = None,
     rename: str | Iterable[str] = (),
     strip_prefix: str | None = None,
     add_prefix: str | None = None,
@@ -127,6 +148,9 @@ def convert(
     metadata: Mapping[str, str] | None = None,
     max_shard_size: int | str | None = None,
     drop: str | Iterable[str] = (),
+    strict: bool = False,
+    trust_objects: bool = False,
+    follow_links: bool = False,
     dry_run: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -144,12 +168,15 @@ def convert(
             in it is copied; links to files are followed, links to folders are not, but told. In a
             store (a URL) a folder appears file by file, once all of it was uploaded and verified,
             its index last.
-        format: of the new one, `safetensors` or `torch-zip`; by default by the suffix of `dst`.
+        format: of the new one, `safetensors`, `torch-zip`, or `zip-bundle` for a dict of files; by
+            default by the suffix of `dst`.
         preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
             adds to them.
         select, exclude: patterns on names; each speaks of all that is below a name too. Where no
             name matches, the name of a section (`model`, `optimizer`, …) speaks of that.
         root: the name of a subtree that shall be all there is.
+        weights: `model` writes the state dict of one model alone, `ema` its averages (EMA, SWA)
+            under the names that the model has for them.
         rename: substitutions on the keys of state dicts, in the form `s/old/new/`, in turn.
         strip_prefix, add_prefix: what keys of state dicts begin with, a dot or not.
         dtype: of the model's floating tensors; or a mapping of patterns, as `select` takes them,
@@ -162,15 +189,23 @@ def convert(
         bare: write tensors alone, without the tree that leads back.
         metadata: further strings for the header of safetensors.
         max_shard_size: bytes, or text like `5GB`: the most in one file of a folder.
-        drop: patterns of losses that are accepted.
+        drop: patterns of losses that are accepted; among these is what is made by a callable that
+            may not be written (see `trust_objects`).
+        strict: refuse a source that names callables that are not known to be harmless, in any of
+            its files, those included that are copied from a folder (`UntrustedError`).
+        trust_objects: write a pickle with callables that are not known to be harmless, though the
+            source is of a format that runs nothing, such as safetensors.
+        follow_links: follow links to files also where they lead out of a folder of a model.
         dry_run: decide everything, write nothing.
-        force: replace an existing destination.
+        force: replace an existing destination; and write also what is more than eight times as
+            large as the source.
         progress: called with the bytes copied and verified since the last call.
 
     Raises:
         UsageError: the options make no sense.
         InputError: the source can't be read, or is refused.
-        RefusedError: something would be lost, overwritten or contradictory.
+        RefusedError: something would be lost, overwritten or contradictory; or a pickle would name
+            callables that the source could not run, and that are not known to be harmless.
         WriteError: writing or verifying failed.
     """
     started = time.monotonic()
@@ -182,18 +217,30 @@ def convert(
         preset_.get("add_prefix") if add_prefix is None else add_prefix,
     )
     root = preset_.get("root") if root is None else root
+    weights = preset_.get("weights") if weights is None else weights
     to = preset_.get("to") if to is None else to
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
     bare = bool(preset_.get("bare") if bare is None else bare)
-    weights = weights_of(src) if is_folder(src) else None
+    if weights is not None:
+        section_asked(weights)
+    folder = weights_of(src) if is_folder(src) else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
-    target = target_of(dst, format, sharded=limit is not None, stem=weights and weights.stem)
-    whole = weights if target.is_folder else None
+    target = target_of(dst, format, sharded=limit is not None, stem=folder and folder.stem)
+    whole = folder if target.is_folder else None
     manner = target.manner(shared or "keep", metadata, bare=bare, max_shard_nbytes=limit)
-    with formats.opened(src) as found:
+    with formats.opened(src, follow_links=follow_links) as found:
+        if strict:
+            refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         draft = found.draft()
-        left_out = _shape(draft, root, select, exclude)
+        as_tensors = bare or weights is not None or not _SECTIONS_OF_WEIGHTS.isdisjoint(select)
+        if as_tensors:
+            arrays = tensors_for_arrays(draft)
+            if arrays:
+                draft.warnings.append(f"{counted(arrays, 'numpy array')} written as tensors")
+        wanted = leave(draft, root=root, weights=weights, select=select, exclude=exclude)
         count = 0
+        if bare or renamed is not None or set(select) == {"model"}:
+            wanted.left_out.extend(flatten(draft))
         if renamed is not None:
             recogniser = Recogniser(draft.graph.ids)
             count = rename_keys(state_dicts(draft.graph.root, recogniser), renamed)
@@ -202,13 +249,22 @@ def convert(
         cast_ = _cast(draft, casts)
         kept = _move(draft, to)
         draft.losses += target.format.losses(draft, manner)
-        dropped = _refuse_losses(draft, _texts(drop, {}, "drop"))
-        writing = target.format.plan_write(draft, manner)
-        if left_out and not writing.tensors:
-            draft.warnings.append("no tensor is among what is written")
+        drops = _texts(drop, {}, "drop")
+        dropped = _refuse_losses(draft, drops)
+        writing, untrusted, unknown = _planned(
+            draft, target, manner, drops, trusted=trust_objects, force=force
+        )
+        dropped += untrusted
+        if target.format.name == "safetensors" and not as_tensors:
+            note_arrays(draft, force=force)
         companions = list[Companion]()
         if whole is not None:
-            companions = _companions(os.fspath(src), whole, draft, target, writing)
+            companions = _companions(
+                os.fspath(src), whole, draft, target, writing, follow_links=follow_links
+            )
+        for each in companions if strict else ():
+            if not each.is_folder:
+                refuse_unknown_in(each.path, otherwise=_WITHOUT_STRICT)
         if dry_run:
             target.check(writing, draft.sources, companions, force=force)
         else:
@@ -225,17 +281,51 @@ def convert(
         written=not dry_run,
         files=files,
         tensors=writing.tensors,
-        left_out=tuple(left_out),
+        left_out=tuple(wanted.left_out),
+        weights=wanted.to_json(),
         dropped=tuple(dropped),
         shared=writing.shared,
         duplicates=writing.duplicates,
         cast=cast_,
         renamed=count,
         kept=tuple(kept),
+        unknown_callables=unknown,
         warnings=tuple(draft.warnings),
         nbytes=nbytes + sum(besides.values()),
         bytes_written=0 if dry_run else sum(files.values()),
         seconds=time.monotonic() - started,
+    )
+
+
+def _planned(
+    draft: Draft,
+    target: Target,
+    manner: Manner,
+    drop: Sequence[str],
+    *,
+    trusted: bool,
+    force: bool,
+) -> tuple[Writing, list[Loss], tuple[str, ...]]:
+    """Plan as `plan_trusted` does, but refuse what is far larger than its source.
+
+    Raises:
+        RefusedError: it is, and there is no `force`.
+    """
+    source = sum(each.nbytes for each in draft.sources)
+    most = max(_MOST_TIMES * source, _MOST_AT_LEAST)
+    if not force:
+        manner = manner._replace(most_nbytes=most)
+    try:
+        planned = plan_trusted(draft, target.format, manner, drop, trusted=trusted)
+        nbytes = sum(plan.nbytes for plan in planned[0].files.values())
+        if force or nbytes <= most:
+            return planned
+        size = f"{nbytes:,}"
+    except TooLong:
+        size = f"more than {most:,}"
+    raise RefusedError(
+        f"would write {size} bytes from {source:,}: more than {_MOST_TIMES} times as many",
+        hint="--force writes them all the same",
     )
 
 
@@ -251,6 +341,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         options.get("strip_prefix"),
         options.get("add_prefix"),
     )
+    if options.get("weights") is not None:
+        section_asked(options["weights"])
     casts_of(options.get("dtype"), _texts(options.get("keep_dtype", ()), preset, "keep_dtype"))
     if options.get("to") is not None:
         rules_of(to=options["to"])
@@ -267,7 +359,13 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def _companions(
-    src: str, weights: Weights, draft: Draft, target: Target, writing: Writing
+    src: str,
+    weights: Weights,
+    draft: Draft,
+    target: Target,
+    writing: Writing,
+    *,
+    follow_links: bool,
 ) -> list[Companion]:
     """What is copied from a folder that is converted as a whole.
 
@@ -276,7 +374,7 @@ def _companions(
     """
     check_apart(src, target.path)
     read = {PurePath(source.path).name for source in draft.sources}
-    found = companions_of(src, {*read, *weights.others}, draft.warnings)
+    found = companions_of(src, {*read, *weights.others}, draft.warnings, follow_links=follow_links)
     for each in found:
         if each.name.partition("/")[0] in writing.files:
             raise RefusedError(f"it has another {each.name!r} besides its weights", path=src)
@@ -295,21 +393,6 @@ def _texts(given: str | Iterable[str], preset: Mapping[str, Any], option: str) -
     """What an option says that may be given several times; a preset speaks first."""
     own = (given,) if isinstance(given, str) else tuple(given)
     return (*preset.get(option, ()), *own)
-
-
-def _shape(
-    draft: Draft, root: str | None, select: Sequence[str], exclude: Sequence[str]
-) -> list[str]:
-    """Leave what is wanted of a draft; gives the names of the rest."""
-    left_out = list[str]()
-    if root is not None:
-        draft.graph.root, left_out = subtree(draft.graph.root, root)
-    if not select and not exclude:
-        return left_out
-    recogniser = Recogniser(draft.graph.ids)
-    within = "" if root is None else f"{root}."
-    pruned = prune(draft.graph.root, recogniser, select, exclude, draft.sections)
-    return left_out + [f"{within}{name}" for name in pruned]
 
 
 def _cast(draft: Draft, casts: Casts) -> dict[str, int]:

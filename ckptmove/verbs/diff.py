@@ -5,24 +5,32 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
+from ..drafts.beside import Beside, compare_beside
 from ..drafts.differing import Difference, Held, Kind, can_cast, shared, unlike
 from ..drafts.draft import Draft
 from ..drafts.pairing import Pairs, pair
-from ..drafts.shaping import named_by
+from ..drafts.patterns import is_name
+from ..drafts.selecting import named_by
 from ..errors import CheckFailed, RefusedError, StrPath, UsageError
 from ..in_place import settle
+from ..manifest import Role
+from ..paths import spell
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..verifier import Progress
+from ..words import counted, listed
+from .unknown import refuse_unknown
 
 SCHEMA = 1
+_WITHOUT_STRICT = "without --strict it is compared all the same"
+_MOST_TOLD = 3  # names of what was not compared
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Diff:
         close: tensors that are not the same, but within the tolerance.
         cast: `float32→bfloat16` → how many tensors were cast to be compared.
         devices_ignored: how many differences in devices were let pass.
+        records: how many other records both have, code and files, that were compared.
+        code_ignored: how many differences in code, and things not compared, were let pass.
         warnings: what the user should know, a sentence each.
         seconds: how long it took.
     """
@@ -52,6 +62,8 @@ class Diff:
     close: int = 0
     cast: Mapping[str, int] = field(default_factory=dict)
     devices_ignored: int = 0
+    records: int = 0
+    code_ignored: int = 0
     warnings: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
@@ -59,6 +71,12 @@ class Diff:
     def equal(self) -> bool:
         """Whether nothing differs."""
         return not self.differences
+
+    @property
+    def only_not_compared(self) -> bool:
+        """Whether nothing differs, but something could not be compared."""
+        found = {each.kind for each in self.differences}
+        return found == {Kind.NOT_COMPARED}
 
     @property
     def counts(self) -> dict[Kind, int]:
@@ -76,6 +94,13 @@ class Diff:
         Raises:
             CheckFailed: they are not.
         """
+        if self.only_not_compared:
+            raise CheckFailed(
+                f"its tensors are those of {self.a}, but not compared: "
+                + listed([each.name for each in self.differences], _MOST_TOLD),
+                path=self.b,
+                hint="--ignore-code accepts that",
+            )
         if self.differences:
             first = self.differences[0]
             more = len(self.differences) - 1
@@ -101,6 +126,8 @@ class Diff:
             "close": self.close,
             "cast": dict(self.cast),
             "devices_ignored": self.devices_ignored,
+            "records": self.records,
+            "code_ignored": self.code_ignored,
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
         }
@@ -114,13 +141,18 @@ def diff(
     atol: float = 0.0,
     rtol: float = 0.0,
     ignore_devices: bool = False,
+    ignore_code: bool = False,
     cast: bool = False,
+    strict: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Diff:
     """Compare two checkpoints of any formats, without unpickling them.
 
     Elements are compared by their bits, so that equal NaNs are equal; tensors by what they show,
-    however they lie in their storages; everything else by what it is made of.
+    however they lie in their storages; everything else by what it is made of. Bytes that hold
+    checkpoints are compared as checkpoints. The code of programs and files of the user's own are
+    compared too; what can't be, since only one of the formats has such, is a difference as well.
 
     Args:
         a: the first.
@@ -128,14 +160,18 @@ def diff(
         select: patterns on names, as `convert` takes them: only this is compared.
         atol, rtol: floating elements that differ by at most `atol` plus `rtol` times that of `a`
             count as equal, and so do two that are no numbers.
-        ignore_devices: let pass that tensors, or values, name other devices.
+        ignore_devices: let pass that tensors, values, or code name other devices.
+        ignore_code: let pass that code differs, and that something beside the tensors can't be
+            compared.
         cast: where both have a floating tensor and of another dtype, compare that of `a` as
             torch casts it to the dtype of `b`.
+        strict: refuse to compare if one of them names callables that are not known to be harmless.
+        follow_links: follow links also where they lead out of a folder of a model.
         progress: called with the bytes compared since the last call.
 
     Raises:
         UsageError: a tolerance makes no sense.
-        InputError: one of them can't be read.
+        InputError: one of them can't be read, or is refused (`UntrustedError`).
         RefusedError: nothing in either is selected by a pattern.
     """
     started = time.monotonic()
@@ -143,14 +179,27 @@ def diff(
         raise UsageError("a tolerance is a number from 0 on")
     patterns = (select,) if isinstance(select, str) else tuple(select)
     notes = [f"{os.fspath(path)}: {note}" for path in (a, b) for note in settle(path)]
-    with formats.opened(a) as first, formats.opened(b) as second:
-        old, new = first.draft(), second.draft()
+    with (
+        formats.opened(a, follow_links=follow_links) as first,
+        formats.opened(b, follow_links=follow_links) as second,
+    ):
+        for found in (first, second) if strict else ():
+            refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
+        alike = first.manifest.format == second.manifest.format
+        old, new = (each.draft(nested=True, program=alike) for each in (first, second))
         chosen = _chosen(old, new, patterns)
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
+        if patterns and not (pairs.both or pairs.old or pairs.new):
+            _check_meant(old, new, patterns, chosen or ())
         nbytes = sum(source.nbytes for draft in (old, new) for source in draft.sources)
         with Comparison(nbytes, atol, rtol, progress) as comparison:
-            found = _Findings(comparison, cast, ignore_devices)
-            found.compare(pairs)
+            findings = _Findings(comparison, cast, ignore_devices)
+            findings.compare(pairs)
+        if chosen is None:
+            beside = compare_beside(
+                old, new, ignore_devices=ignore_devices, ignore_code=ignore_code
+            )
+            findings.add(beside)
         for source in (*old.sources, *new.sources):
             source.check_unchanged()
     return Diff(
@@ -158,12 +207,16 @@ def diff(
         b=new.path,
         a_format=old.format,
         b_format=new.format,
-        tensors=found.tensors,
-        nbytes=found.nbytes,
-        differences=tuple(sorted(found.differences, key=lambda each: list(Kind).index(each.kind))),
-        close=found.close,
-        cast=found.cast,
-        devices_ignored=found.passed,
+        tensors=findings.tensors,
+        nbytes=findings.nbytes,
+        differences=tuple(
+            sorted(findings.differences, key=lambda each: list(Kind).index(each.kind))
+        ),
+        close=findings.close,
+        cast=findings.cast,
+        devices_ignored=findings.passed,
+        records=findings.records,
+        code_ignored=findings.code,
         warnings=(*notes, *_warnings(old), *_warnings(new)),
         seconds=time.monotonic() - started,
     )
@@ -177,7 +230,7 @@ def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
     unheard: list[set[str]] = []
     for draft in (old, new):
         recogniser = Recogniser(draft.graph.ids)
-        found, missed = named_by(draft.graph.root, recogniser, patterns, draft.sections)
+        found, missed = named_by(draft.graph.root, recogniser, patterns, draft.listed())
         names.append(found)
         unheard.append(set(missed))
     for text in patterns:
@@ -187,6 +240,19 @@ def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
             )
     both = names[0] | names[1]
     return both if "" in names[0] and "" in names[1] else both - {""}
+
+
+def _check_meant(old: Draft, new: Draft, patterns: Sequence[str], chosen: Collection[str]) -> None:
+    """Raises RefusedError if no tensor or array is selected, and that wasn't asked for by names."""
+    listed = [draft.listed().tensors for draft in (old, new)]
+    if any(e.role is Role.ARRAY and e.name in chosen for found in listed for e in found):
+        return  # these are compared as values are
+    many = max(map(len, listed))
+    if many and not all(map(is_name, patterns)):
+        raise RefusedError(
+            f"none of the {counted(many, 'tensor')} is selected: no tensors compared",
+            hint="ckptmove inspect lists names",
+        )
 
 
 class _Findings:
@@ -200,6 +266,14 @@ class _Findings:
         self.cast: dict[str, int] = {}
         self.tensors = self.nbytes = self.close = self.passed = 0
         self.counted: set[object] = set()
+        self.records = self.code = 0
+        self.places: dict[int, dict[tuple[str, int], str]] = {}
+
+    def add(self, beside: Beside) -> None:
+        """Take up what was found in other records."""
+        self.differences += beside.differences
+        self.records, self.code = beside.compared, beside.code
+        self.passed += beside.devices
 
     def compare(self, pairs: Pairs) -> None:
         """Compare the bytes of all tensors, and see which of the rest have but another name."""
@@ -221,6 +295,9 @@ class _Findings:
         """Compare the bytes of two tensors of the same name."""
         self.count(old)
         dtypes = old.tensor.dtype, new.tensor.dtype
+        if old.is_left_out != new.is_left_out:
+            mine, other = ("no bytes" if each.is_left_out else "bytes" for each in (old, new))
+            self.differences.append(Difference(Kind.TYPE, old.name, mine, other))
         if old.shown is None or new.shown is None or old.tensor.shape != new.tensor.shape:
             return
         if dtypes[0] != dtypes[1]:
@@ -236,9 +313,12 @@ class _Findings:
             self.close += 1
 
     def rename(self, old: Held, new: Held) -> None:
-        """Two tensors of the same bytes under different names."""
+        """Two tensors of the same bytes in different places, mostly under different names."""
         self.count(old)
-        self.differences.append(Difference(Kind.RENAMED, old.name, old.name, new.name))
+        names = old.name, new.name
+        if names[0] == names[1]:  # a state dict calls them as the whole module does
+            names = self.place(old), self.place(new)
+        self.differences.append(Difference(Kind.RENAMED, names[0], *names))
         for kind, mine, other in unlike(old.tensor, new.tensor):
             if kind is Kind.MOVED and self.ignore_devices:
                 self.passed += 1
@@ -247,6 +327,16 @@ class _Findings:
             else:
                 name = f"{old.name}.requires_grad" if kind is Kind.VALUE else old.name
                 self.differences.append(Difference(kind, name, mine, other))
+
+    def place(self, held: Held) -> str:
+        """Where a tensor is, by all keys that lead there."""
+        if id(held.draft) not in self.places:
+            listed = held.draft.listed()
+            self.places[id(held.draft)] = {
+                (entry.name, id(node)): spell(entry.path)
+                for entry, node in zip(listed.tensors, listed.nodes, strict=True)
+            }
+        return self.places[id(held.draft)].get((held.name, id(held.node)), held.name)
 
     def alone(self, kind: Kind, held: Held) -> None:
         """A tensor that only one of them has."""
@@ -267,5 +357,4 @@ class _Findings:
 
 
 def _warnings(draft: Draft) -> list[str]:
-    parts = [f"{loss.name} is not compared" for loss in draft.losses]
-    return [f"{draft.path}: {text}" for text in (*draft.warnings, *parts)]
+    return [f"{draft.path}: {text}" for text in draft.warnings]

@@ -143,11 +143,13 @@ def _model(
 ) -> ShownDiagnosis:
     from ..rehearsal import inputs
     from ..rehearsal.examining import examine, examined
+    from ..rehearsal.factories import is_of_file
     from ..rehearsal.imported import spelled
     from ..rehearsal.stages import Stage
 
     inputs.check(specs)
-    if not run.played:
+    guarded = is_of_file(model)
+    if not run.played and not guarded:
         return examine(model, tuple(specs), optimizer, Stage(run.device))
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else spelled(model)
     if name is None:
@@ -155,8 +157,14 @@ def _model(
             "a model is simulated in another process, which can't import this one",
             hint="give a function or class of a module, by name or as it is",
         )
-    asked = {"model": name, "inputs": list(specs), "optimizer": optimizer, "device": run.device}
-    return _apart(run, examined, asked)
+    asked = {
+        "model": name,
+        "inputs": list(specs),
+        "optimizer": optimizer,
+        "device": run.device,
+        "played": run.played,
+    }
+    return _apart(run, examined, asked, guarded=guarded)
 
 
 def _apart(
@@ -166,12 +174,15 @@ def _apart(
     *,
     heard: bool = False,
     script: bool = False,
+    guarded: bool = False,
 ) -> ShownDiagnosis:
     """What a run in another process comes to, however it ends."""
     from ..rehearsal.apart import Lost, apart
 
     try:
-        told = apart(function, asked, patience=run.timeout, heard=heard, script=script)
+        told = apart(
+            function, asked, patience=run.timeout, heard=heard, script=script, guarded=guarded
+        )
         return ShownDiagnosis.of_json(told)
     except Lost as lost:
         return _lost(run, lost, lost.code, lost.latest, lost.lines)

@@ -11,7 +11,11 @@ from ..render.shown import FileManifest
 
 
 def inspect(
-    path: StrPath, *, select: str | Iterable[str] | None = None, require: str | None = None
+    path: StrPath,
+    *,
+    select: str | Iterable[str] | None = None,
+    require: str | None = None,
+    follow_links: bool = False,
 ) -> FileManifest:
     """List every tensor of a checkpoint without unpickling it or reading a tensor.
 
@@ -21,6 +25,7 @@ def inspect(
         path: the checkpoint: a file, an index of several, or a folder that holds it.
         select: globs on names; the manifest is cut down to what matches.
         require: a device on which everything must be, or where torch keeps it for that device.
+        follow_links: follow links also where they lead out of a folder of a model.
 
     Returns:
         Its manifest, which `print` and notebooks show. Sizes are bytes.
@@ -30,7 +35,7 @@ def inspect(
             change in place can't be undone.
         CheckFailed: something is not on the required device.
     """
-    with formats.opened(path) as found:
+    with formats.opened(path, follow_links=follow_links) as found:
         manifest = found.manifest
         for source in found.sources:
             source.check_unchanged()

@@ -6,14 +6,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import formats
-from ..contents.tensors import Recogniser
 from ..drafts.filling import fill
-from ..drafts.shaping import prune
+from ..drafts.wanted import leave
 from ..errors import CorruptError, StrPath
 from ..pickles.nodes import Persistent
+from .unknown import refuse_unknown
 
 if TYPE_CHECKING:
     import torch
+
+_WITHOUT_STRICT = "without strict what they would make stays an Opaque, and load() runs nothing"
 
 
 def load(
@@ -21,7 +23,9 @@ def load(
     map_location: Any = None,
     *,
     select: str | Iterable[str] = (),
+    weights: str | None = None,
     strict: bool = False,
+    follow_links: bool = False,
 ) -> Any:
     """The object that a checkpoint of any format holds, of which nothing is ever executed.
 
@@ -35,12 +39,19 @@ def load(
         path: the checkpoint.
         map_location: as `torch.load` takes it.
         select: patterns on names, as `convert` takes them; only what they speak of is loaded.
-        strict: raise where something would stay an `Opaque`.
+        weights: `model` for the state dict of one model alone, `ema` for its averages (EMA, SWA)
+            under the names that the model has for them.
+        strict: raise where something would stay an `Opaque`; and refuse a checkpoint that names
+            callables that are not known to be harmless, be it outside of what is loaded, so that
+            what passes here passes `strict` anywhere.
+        follow_links: follow links also where they lead out of a folder of a model.
 
     Raises:
-        UsageError: `map_location` makes no sense.
-        InputError: it can't be read, is refused, or is tagged with a device that is not there.
-        RefusedError: a pattern speaks of nothing.
+        UsageError: `map_location` or `weights` makes no sense.
+        UntrustedError: it names unknown callables, and `strict` was asked for.
+        DeviceError: it is tagged with, or mapped to, a device that is not there.
+        InputError: it can't be read, or is refused.
+        RefusedError: a pattern speaks of nothing; there are no such weights, or of several models.
     """
     from ..runtime.build import built
     from ..runtime.restoring import Restoring
@@ -48,11 +59,11 @@ def load(
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
     restoring = Restoring(map_location)
-    with formats.uncollected(), formats.opened(path) as found:
+    with formats.uncollected(), formats.opened(path, follow_links=follow_links) as found:
+        if strict:
+            refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         draft = found.draft()
-        if patterns:
-            recogniser = Recogniser(draft.graph.ids)
-            prune(draft.graph.root, recogniser, patterns, (), draft.sections)
+        leave(draft, weights=weights, select=patterns)
         fill(draft)
         storages = Storages(draft.sources, restoring)
 

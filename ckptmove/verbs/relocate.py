@@ -13,7 +13,7 @@ from .. import formats
 from ..device import parse
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
 from ..in_place import InPlace, check_in_place, settle
-from ..manifest import Manifest, NamedDevice
+from ..manifest import NamedDevice
 from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
 from ..plan import Plan
@@ -22,6 +22,7 @@ from ..source import File, Source
 from ..stores import folder_of, is_folder, is_url, joined, open_source
 from ..uploads import check_destination, check_room, staged
 from ..verifier import Progress
+from .unknown import refuse_unknown
 
 SCHEMA = 1
 
@@ -144,7 +145,8 @@ def relocate(
             prefix wins, a number n means `cuda:n`.
         all: move also what torch keeps on the CPU.
         values: rewrite also `torch.device` values and strings equal to a moved device.
-        strict: refuse a file that names callables that are not known to be harmless.
+        strict: refuse a file that names callables that are not known to be harmless
+            (`UntrustedError`).
         in_place: write no new file, but change the tags where they lie in this one. It is undone
             if it fails, and after a crash by the next command that meets the file (`recover`).
             The bytes of tensors are never written: who has the file mapped notices nothing, who
@@ -172,10 +174,10 @@ def relocate(
     with open_source(src) as source:
         before = formats.read(source)
         manifest = before.manifest
-        if strict:
-            _refuse_unknown(manifest)
         moves = place_tensors(manifest, rules)
         plan = before.plan_relocate(moves)
+        if strict:  # only now, since it could say that what can't be relocated would be copied
+            refuse_unknown(manifest, otherwise="without --strict they are copied untouched")
         target = _target(source.path, dst, to, moves, in_place=in_place)
         copied, bytes_written = None, 0
         if target is None:
@@ -216,14 +218,6 @@ def relocate(
         seconds=time.monotonic() - started,
         in_place=in_place,
     )
-
-
-def _refuse_unknown(manifest: Manifest) -> None:
-    if manifest.unknown_callables:
-        raise InputError(
-            f"names unknown callables: {', '.join(manifest.unknown_callables[:3])}",
-            hint="loading it would run them; without --strict they are copied untouched",
-        )
 
 
 def _write(

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeGuard
 
+from .. import formats
+from ..budget import Boundless
 from ..contents.pids import storage_ids, storages_of
-from ..drafts.canonical import canonical
+from ..drafts.callables import Judge, Place, places_of
+from ..drafts.canonical import Composite, canonical, nodes_of
 from ..drafts.draft import Draft, Stored
 from ..errors import RefusedError, StrPath
 from ..in_place import settle
+from ..opaque import STAND_IN
+from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
+from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk
 from ..verifier import Progress
 from .target import Target, nbytes_of_text, target_of
+from .trust import refuse_places
+
+_HINT = "trust_objects=True writes what they stand for"
+_NAME = 2  # parts of what stands in for a name
 
 
 def save(
@@ -23,24 +34,28 @@ def save(
     bare: bool = False,
     metadata: Mapping[str, str] | None = None,
     max_shard_size: int | str | None = None,
+    trust_objects: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Write an object as a checkpoint that appears whole and verified, or not at all.
 
     It is pickled as torch.save does it, but for its tensors, whose bytes go from where they are to
-    the file; nothing else must write to them meanwhile.
+    the file; nothing else must write to them meanwhile. An `Opaque`, of `load()`, is written as
+    what it stands for.
 
     Args:
         obj: what to save; anything that torch.save takes.
         path: the file or folder, as `convert` takes it.
         format, shared, bare, metadata, max_shard_size, force, progress: as `convert` has them.
+        trust_objects: write a pickle that calls what an `Opaque` stands for, though that is not
+            known to be harmless; your own objects need no leave.
 
     Raises:
         UsageError: the options make no sense.
         UnsupportedError: the object can't be pickled, or has no form in that format.
-        RefusedError: the destination exists, something would be lost, or bytes are shared and
-            must not be.
+        RefusedError: the destination exists, something would be lost, bytes are shared and must
+            not be, or an `Opaque` stands for what is not known to be harmless.
         WriteError: writing or verifying failed.
     """
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
@@ -48,22 +63,89 @@ def save(
     manner = target.manner(shared, metadata, bare=bare, max_shard_nbytes=limit)
     if not target.is_folder:
         settle(target.path)
-    draft = _drafted(obj, target)
+    draft, places = _drafted(obj, target)
     for loss in target.format.losses(draft, manner):
         raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
-    target.write(target.format.plan_write(draft, manner), [], force=force, progress=progress)
+    writing = target.format.plan_write(draft, manner)
+    if writing.pickle and not trust_objects:
+        refuse_places(places, hint=_HINT)
+    target.write(writing, [], force=force, progress=progress)
 
 
-def _drafted(obj: object, target: Target) -> Draft:
-    """What an object holds, with its storages in memory."""
+class _Restored:
+    """What each `Opaque` stands for, in the place of what stands in for it in a graph."""
+
+    def __init__(self, root: Node) -> None:
+        self._made: set[int] = set()  # `id()` of names, and of calls
+        self._names: dict[int, Global] = {}  # by the `id()` of what stands in for them
+        self._kept: list[Node] = []  # so that no other node takes the `id()` of one
+        self.root = self._replaced(root)
+        for _ in nodes_of(self.root, self._enter):
+            pass  # each was entered
+
+    def judge(self, path: str) -> Judge:
+        """Tells the unknown callable that a node is, if that comes of an `Opaque`."""
+        judge = formats.judge(path)
+        return lambda node: judge(node) if id(node) in self._made else None
+
+    def _enter(self, node: Composite) -> None:
+        if isinstance(node, Call):
+            self._fill(node)
+            node.function, node.args = self._replaced(node.function), self._replaced(node.args)
+            node.kwargs, node.state = self._replaced(node.kwargs), self._replaced(node.state)
+        if isinstance(node, MappingNode):
+            node.pairs = [(self._replaced(k), self._replaced(v)) for k, v in node.pairs]
+        if isinstance(node, (Tuple, List, Set, Call)):
+            node.items = [self._replaced(each) for each in node.items]
+
+    def _replaced(self, node: Node) -> Node:
+        """The name that a call stands in for; other nodes themselves."""
+        if not _is_stand_in(node) or len(_parts(node)) != _NAME:
+            return node
+        if id(node) not in self._names:
+            module, name = map(str, _parts(node))
+            self._names[id(node)] = self._global(module, name)
+            self._kept.append(node)
+        return self._names[id(node)]
+
+    def _global(self, module: str, name: str) -> Global:
+        made = Global(module, name, 0)
+        self._made.add(id(made))
+        self._kept.append(made)
+        return made
+
+    def _fill(self, node: Call) -> None:
+        """Have a call be the one that it stands in for."""
+        if not _is_stand_in(node):
+            return
+        module, name, function, args, kwargs, how = _parts(node)
+        node.function = self._global(str(module), str(name)) if module or name else function
+        node.args, node.kwargs, node.opcode = args, kwargs, str(how)
+        node.built = node.state is not None
+        self._made.add(id(node))
+
+
+def _is_stand_in(node: Node) -> TypeGuard[Call]:
+    return isinstance(node, Call) and node.qualname == STAND_IN
+
+
+def _parts(node: Call) -> list[Node]:
+    assert isinstance(node.args, Tuple)
+    return node.args.items
+
+
+def _drafted(obj: object, target: Target) -> tuple[Draft, list[Place]]:
+    """What an object holds, with its storages in memory; and where there are unknown callables."""
     from ..runtime.pickling import pickled
 
     made = pickled(obj)
-    found = walk(made.data)
+    found = walk(made.data, budget=Boundless())
     ids = storage_ids(found.persistents, "")
     storages = storages_of(ids.values(), lambda storage: None)
-    graph = canonical(found.root, ids, {}, storages)
-    return Draft(
+    restored = _Restored(found.root)
+    places = list(places_of(restored.root, restored.judge(target.path)))
+    graph = canonical(restored.root, ids, {}, storages)
+    draft = Draft(
         path=target.path,
         format="object",
         graph=graph,
@@ -79,3 +161,4 @@ def _drafted(obj: object, target: Target) -> Draft:
         },
         sources=[],
     )
+    return draft, places

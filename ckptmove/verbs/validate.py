@@ -10,7 +10,15 @@ from typing import Any
 from .. import formats
 from ..device import numbered
 from ..drafts.differing import Difference, Kind
-from ..errors import CheckFailed, CorruptError, InputError, RefusedError, StrPath, UnsupportedError
+from ..errors import (
+    CheckFailed,
+    CorruptError,
+    InputError,
+    RefusedError,
+    StrPath,
+    UnsupportedError,
+    UntrustedError,
+)
 from ..manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..stores import exists, is_folder, is_url
@@ -18,11 +26,14 @@ from ..stores.copies import Copies
 from ..verifier import Progress
 from ..words import counted, listed
 from .diff import diff
+from .unknown import refuse_unknown
 
 SCHEMA = 1
 #: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_TOLD = 8  # differences
+_WITHOUT_STRICT = "without --strict it is checked all the same"
+_LONGEST_EXCERPT = 160  # characters of the lines that differ
 #: In what a part of a checkpoint may differ from the whole.
 _LEFT_OUT = (
     Kind.REMOVED,
@@ -32,6 +43,7 @@ _LEFT_OUT = (
     Kind.TYPE,
     Kind.ORDER,
     Kind.UNSHARED,
+    Kind.RECORD_REMOVED,
 )
 _NO_TORCH = "torch is not installed"
 
@@ -94,6 +106,7 @@ def validate(
     *,
     against: StrPath | None = None,
     part: bool = False,
+    ignore_code: bool = False,
     model: str | os.PathLike[str] | Callable[..., Any] | None = None,
     input: str | Sequence[str] = (),
     step: str | None = None,
@@ -101,6 +114,8 @@ def validate(
     device: str = "auto",
     simulate: bool = False,
     trust_pickle: bool = False,
+    strict: bool = False,
+    follow_links: bool = False,
     progress: Progress | None = None,
 ) -> ValidationReport:
     """Check a checkpoint, from its bytes to a step of training. Nothing is written.
@@ -115,6 +130,7 @@ def validate(
             dtypes: its source, before it was relocated or converted.
         part: whether it may hold less than that, under other names, as `convert --select` or
             `--preset hf` write it. What it has must be there, and be equal.
+        ignore_code: whether its code may differ from the other's, or not be comparable with it.
         model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
             folder, a TorchScript file or `.pt2`, or a callable.
         input: `float32[8,3,224,224]`, `int64[2,128]<1000`, `name=…`; or one name of a function.
@@ -123,14 +139,20 @@ def validate(
         device: where to load and run; `auto` is where the checkpoint says it is, if that is there,
             else the CPU.
         simulate: play the device if it isn't there.
-        trust_pickle: whether a pickled module may be unpickled, which runs whatever it says.
+        trust_pickle: whether what a file holds may be unpickled, which runs whatever it says. A
+            model made of a file runs in a process of its own all the same, which is ended if it
+            starts a process, opens a socket or writes outside of its temporary folder.
+        strict: refuse if it, or what it is compared with, names callables that are not known to be
+            harmless.
+        follow_links: follow links also where they lead out of a folder of a model.
         progress: called with the bytes read or compared since the last call.
 
     Raises:
         UsageError: the request makes no sense.
         DeviceError: it is no device; or a model is to run there, and it isn't there and isn't to
             be played.
-        InputError: a file is missing or can't be opened, or would have to be trusted.
+        InputError: a file is missing or can't be opened, or would have to be trusted
+            (`UntrustedError`: it names unknown callables, and `strict` was asked for).
         RefusedError: it can't be copied here, and a model is to take it.
     """
     path = os.fspath(src)
@@ -138,11 +160,26 @@ def validate(
     specs = (input,) if isinstance(input, str) else tuple(input)
     rehearsed = model is not None or step is not None
     with Copies() as copies:
-        container, manifest, files = _container(path, progress, copies, rehearsed=rehearsed)
+        container, manifest, files = _container(
+            path,
+            progress,
+            copies,
+            rehearsed=rehearsed,
+            strict=strict,
+            follow_links=follow_links,
+        )
         if manifest is None:
             unread = _skipped(CHECKS[1:], "it can't be read")
             return ValidationReport(path, _text(against), device, False, (container, *unread))
-        compared = _against(path, against, part, progress)
+        compared = _against(
+            path,
+            against,
+            progress,
+            part=part,
+            ignore_code=ignore_code,
+            strict=strict,
+            follow_links=follow_links,
+        )
         rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
         if rehearsed:
             try:
@@ -194,7 +231,13 @@ def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
 
 
 def _container(
-    path: str, progress: Progress | None, copies: Copies, *, rehearsed: bool
+    path: str,
+    progress: Progress | None,
+    copies: Copies,
+    *,
+    rehearsed: bool,
+    strict: bool,
+    follow_links: bool,
 ) -> tuple[Finding, Manifest | None, Sequence[str] | RefusedError]:
     """Whether the file is what it says, to the last byte; what it holds; and the files of that.
 
@@ -209,8 +252,10 @@ def _container(
             progress(nbytes)
 
     try:
-        with formats.opened(path) as found:
+        with formats.opened(path, follow_links=follow_links) as found:
             manifest = found.manifest
+            if strict:
+                refuse_unknown(manifest, otherwise=_WITHOUT_STRICT)
             faults = list(found.checkpoint.damage(report))
             files: Sequence[str] | RefusedError = [source.path for source in found.files]
             for source in found.sources:
@@ -219,12 +264,16 @@ def _container(
                 files = _fetched(path, found, copies, rehearsed)
             if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
                 faults += [fault for file in files for fault in _second_opinion(file)]
+    except UntrustedError:
+        raise
     except InputError as error:
         if _is_unreachable(error, path):
             raise
         return Finding("container", FAILED, str(error)), None, ()
-    what = f"{manifest.format}, {counted(len(manifest.tensors), 'tensor')}"
-    data = {"format": manifest.format, "nbytes": manifest.nbytes, "faults": faults}
+    count = len(manifest.tensors)
+    what = f"{manifest.format}, {counted(count, 'tensor') if count else 'no tensors'}"
+    data = {"format": manifest.format, "nbytes": manifest.nbytes, "tensors": count}
+    data["faults"] = faults
     if faults:
         title = f"{what}: {counted(len(faults), 'fault')}"
         return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest, files
@@ -293,24 +342,57 @@ def _second_opinion(path: str) -> list[str]:
     return []
 
 
-def _against(path: str, against: StrPath | None, part: bool, progress: Progress | None) -> Finding:
+def _against(
+    path: str,
+    against: StrPath | None,
+    progress: Progress | None,
+    *,
+    part: bool,
+    ignore_code: bool,
+    strict: bool,
+    follow_links: bool,
+) -> Finding:
     """Whether it is the same checkpoint as another, or a part of it, but for devices and casts."""
     if against is None:
         return Finding("against", SKIPPED, "nothing to compare it with was named")
     try:
-        found = diff(against, path, ignore_devices=True, cast=True, progress=progress)
+        found = diff(
+            against,
+            path,
+            ignore_devices=True,
+            ignore_code=ignore_code,
+            cast=True,
+            strict=strict,
+            follow_links=follow_links,
+            progress=progress,
+        )
+    except UntrustedError:
+        raise
     except InputError as error:
         if _is_unreachable(error, against):
             raise
         return Finding("against", FAILED, f"it can't be compared: {error}")
-    unlike = [each for each in found.differences if not (part and each.kind in _LEFT_OUT)]
+    unlike = [each for each in found.differences if not (part and _may_lack(each))]
+    if part and not found.tensors and found.of(Kind.REMOVED):
+        title = f"none of the tensors of {found.a} is in it"
+        return Finding("against", FAILED, title, (), found.to_json())
     if not unlike:
         casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
         how = "equal to" if found.equal else "a part of"
         bits = "but for casts" if casts else "byte for byte"
         title = f"{how} {found.a}: {counted(found.tensors, 'tensor')}, {bits}"
         return Finding("against", PASSED, title, casts, found.to_json())
-    return Finding("against", FAILED, f"differs from {found.a}", _told(unlike), found.to_json())
+    title = f"differs from {found.a}"
+    if all(each.kind is Kind.NOT_COMPARED for each in unlike):
+        title = f"its tensors are those of {found.a}, but not all could be compared"
+    return Finding("against", FAILED, title, _told(unlike), found.to_json())
+
+
+def _may_lack(difference: Difference) -> bool:
+    """Whether a part of a checkpoint may differ so from the whole."""
+    if difference.kind is Kind.NOT_COMPARED:
+        return difference.new is None
+    return difference.kind in _LEFT_OUT
 
 
 def _told(differences: Sequence[Difference]) -> list[str]:
@@ -322,6 +404,8 @@ def _told(differences: Sequence[Difference]) -> list[str]:
 def _line(difference: Difference) -> str:
     """What differs, and where it is few words how."""
     told = f"{difference.name}: {difference.kind}"
+    if difference.lines:
+        return f"{told}; {' '.join(difference.lines)[:_LONGEST_EXCERPT]}"
     values, old, new = difference.values, difference.old, difference.new
     if values is not None:
         by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"

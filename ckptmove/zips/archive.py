@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ..budget import Budget
 from ..errors import CorruptError, UnsupportedError
 from ..source import MAX_NBYTES, Readable
 
@@ -39,8 +40,6 @@ _USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torc
 _DESCRIPTOR_NBYTES = 24  # the longest
 _WIDE_SIZES = struct.Struct("<QQ")
 _MAX_RATIO = 1032  # deflate can't do better
-_LOOSE_NBYTES, _LOOSE_RATIO = 1 << 20, 32  # of a compressed record
-_LOOSE_IN_ALL = 64 << 20  # of all that is inflated in a file, however often
 
 
 class Record(NamedTuple):
@@ -82,8 +81,12 @@ class Archive:
         trailing_nbytes: bytes after the end of the archive.
     """
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Readable, budget: Budget | None = None) -> None:
         """Read the directory; the rest of the file is not touched.
+
+        Args:
+            source: the file.
+            budget: of all that is inflated in it; without one it has a budget of its own.
 
         Raises:
             CorruptError: the directory is damaged or contradicts itself.
@@ -92,7 +95,8 @@ class Archive:
         self.source = source
         self.records: dict[str, Record] = {}
         self._data_at: dict[str, int] = {}
-        self._inflated = 0
+        self._budget = Budget() if budget is None else budget
+        self._granted: set[str] = set()  # compressed records whose size was counted
         self._find_directory()
         self._read_directory()
 
@@ -305,7 +309,32 @@ class Archive:
 
     def read_parsed(self, record: Record) -> bytes:
         """The content of a record that is to be parsed; the errors are those of `read`."""
-        return self.read(record, at_most=most_inflated(record))
+        if record.method == DEFLATED:
+            self._grant(record, self._budget.unpack)
+        return self.read(record, at_most=MAX_NBYTES)
+
+    def may_be_parsed(self, record: Record) -> bool:
+        """Whether `read_parsed` would not find it packed too tightly."""
+        packed = record.method == DEFLATED and record.name not in self._granted
+        return not packed or self._budget.may_unpack(self._stored(record), record.nbytes)
+
+    def _stored(self, record: Record) -> int:
+        """Bytes that a record takes in the file itself: none where that had to be inflated."""
+        return record.stored_nbytes if self.source.start is not None else 0
+
+    def _grant(self, record: Record, allows: Callable[[int, int], bool]) -> None:
+        """Count what a record takes when it is inflated, once.
+
+        Raises:
+            UnsupportedError: it is packed so tightly that it would take absurd memory.
+        """
+        if record.name not in self._granted:
+            self._granted.add(record.name)
+            if not allows(self._stored(record), record.nbytes):
+                raise UnsupportedError(
+                    f"the compressed record {record.name!r} would take too much memory: "
+                    f"{record.nbytes:,} bytes are stored as {record.stored_nbytes:,}"
+                )
 
     def read(self, record: Record, *, at_most: int) -> bytes:
         """The content of a record, checked against its checksum.
@@ -321,24 +350,11 @@ class Archive:
             )
         content = self.source.read(self.data_at(record), record.stored_nbytes)
         if record.method == DEFLATED:
-            self._inflated += record.nbytes
-            if self._inflated > _LOOSE_IN_ALL + _LOOSE_RATIO * self.source.nbytes:
-                raise UnsupportedError("its compressed records would take too much memory")
+            self._grant(record, self._budget.inflate)
             content = _inflate(content, record)
         if not record.unchecksummed and zlib.crc32(content) != record.crc32:
             raise CorruptError(f"the record {record.name!r} is damaged: its checksum is wrong")
         return content
-
-
-def most_inflated(record: Record) -> int:
-    """How long a record may be that is read as a whole.
-
-    What is parsed takes many times its size, so it may not be packed too tightly: repetitive
-    pickles of real tensors shrink to a tenth or so.
-    """
-    if record.method != DEFLATED:
-        return MAX_NBYTES
-    return min(MAX_NBYTES, _LOOSE_NBYTES + _LOOSE_RATIO * record.stored_nbytes)
 
 
 def _name(raw: bytes) -> str:

@@ -90,6 +90,14 @@ def reduce_variable(parameter: nn.Parameter) -> tuple[object, ...]:
     return copyreg.__newobj__, (type(parameter),), state  # type: ignore[attr-defined]
 
 
+def text_or_bytes(value: bytes) -> str | bytes:
+    """What a byte string of Python 2 is read as: text if it is UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
 def no_persistent_id(_: object) -> None:
     """Nothing is stored elsewhere."""
 

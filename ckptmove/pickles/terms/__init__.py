@@ -23,7 +23,7 @@ go back.
 """
 
 from .reading import from_terms
-from .spelling import Term, to_terms
+from .spelling import Term, TooLong, to_terms
 from .text import parsed, spelled
 
-__all__ = ["Term", "from_terms", "parsed", "spelled", "to_terms"]
+__all__ = ["Term", "TooLong", "from_terms", "parsed", "spelled", "to_terms"]

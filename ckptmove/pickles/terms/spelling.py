@@ -23,19 +23,21 @@ _LONG = 64  # characters or bytes; what is longer is shared
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def to_terms(root: Node, leaf: Leaf) -> Term:
+def to_terms(root: Node, leaf: Leaf, most_characters: int | None = None) -> Term:
     """The term of a graph.
 
     Args:
         root: the graph; it may be cyclic, and of any depth.
         leaf: asked for each call, persistent id and blob, once and in order. What it gives is the
             term, and what is below is left alone; at None it is spelled like everything else.
+        most_characters: how much text there may be in the term, or None.
 
     Raises:
+        TooLong: there is more.
         UnsupportedError: the graph has bytes that were passed over, or names or calls what no
             pickle that can be loaded does.
     """
-    return _Spelling(root, leaf).run()
+    return _Spelling(root, leaf, most_characters).run()
 
 
 def shareable(node: Node) -> bool:
@@ -67,6 +69,10 @@ def _inside(node: Node) -> list[Node]:
     return [node.pid] if isinstance(node, Persistent) else []
 
 
+class TooLong(Exception):
+    """A term would take more characters than it may."""
+
+
 class _Spelling:
     """A graph on its way to terms.
 
@@ -74,14 +80,17 @@ class _Spelling:
         leaves: `id()` of a node → the term that the caller gave for it.
         many: `id()` of all that is used more than once.
         numbers: of these, what was met → its number.
+        again: of these numbers, the term of what is met again.
         todo: nodes, and where their terms go: the next one at the end.
     """
 
-    def __init__(self, root: Node, leaf: Leaf) -> None:
+    def __init__(self, root: Node, leaf: Leaf, most_characters: int | None) -> None:
         self.root = root
+        self.room = most_characters
         self.leaves: dict[int, Term] = {}
         self.many: set[int] = set()
         self.numbers: dict[int, int] = {}
+        self.again: dict[int, Term] = {}
         self.todo: list[tuple[Node, Any, int | str]] = []
         self.survey(leaf)
 
@@ -117,6 +126,7 @@ class _Spelling:
     def put(self, node: Node, place: Term, key: int | str) -> None:
         """Put a scalar's term in its place, or any other's later: it has a number to wait for."""
         if isinstance(node, (bool, int, float, str)) and id(node) not in self.many:
+            self.spend(node)
             place[key] = _scalar(node)
         else:
             place[key] = None
@@ -137,18 +147,32 @@ class _Spelling:
             return self.bare(node)
         number = self.numbers.get(id(node))
         if number is not None:
-            return {"$": "again", "as": number}
+            return self.again.setdefault(number, {"$": "again", "as": number})
         number = self.numbers[id(node)] = len(self.numbers)
         return {"$": "shared", "as": number, "of": self.bare(node)}
+
+    def spend(self, node: Node) -> None:
+        """Count the characters that a text, bytes or a name takes in JSON, at least."""
+        if self.room is None or not isinstance(node, (str, bytes, Blob, Global)):
+            return
+        if isinstance(node, str):
+            self.room -= len(node) if node.isascii() else 6 * len(node)
+        elif isinstance(node, Global):
+            self.room -= len(node.module) + len(node.name)
+        else:
+            self.room -= node.nbytes if isinstance(node, Blob) else len(node)
+        if self.room < 0:
+            raise TooLong
 
     def bare(self, node: Node) -> Term:
         known = self.leaves.get(id(node))
         if known is not None:
             return known
+        self.spend(node)
         if isinstance(node, List):
             return self.row(node.items)
         if isinstance(node, Tuple):
-            return {"$": "tuple", "of": self.row(node.items)}
+            return {"$": "tuple", "of": self.row(node.items)} if node.items else _NO_ITEMS
         if isinstance(node, Set):
             return {"$": "frozenset" if node.frozen else "set", "of": self.row(node.items)}
         if isinstance(node, Dict):
@@ -167,6 +191,7 @@ class _Spelling:
         if len(term) != len(node.pairs):
             return {"$": "dict", "of": self.rows(node.pairs)}
         for key, (_, value) in zip(term, node.pairs, strict=True):
+            self.spend(key)
             self.put(value, term, key)
         return term
 
@@ -180,6 +205,7 @@ class _Spelling:
         if isinstance(function, str) or isinstance(args, List):
             raise UnsupportedError("the tree has a call that no unpickler could make")
         if isinstance(function, Global) and id(function) not in self.many:
+            self.spend(function)
             term["of"] = _name(function)
         else:
             self.put(function, term, "of")
@@ -198,6 +224,9 @@ class _Spelling:
         if node.built:
             self.put(node.state, term, "state")
         return term
+
+
+_NO_ITEMS: Term = {"$": "tuple", "of": []}
 
 
 def _scalar(node: Node) -> Term:

@@ -12,8 +12,11 @@ from .spelling import Term
 
 #: How deep the text may be: `json` recurses, and Python's stack is 1000 calls.
 MAX_DEPTH = 500
-#: The most lists and objects: these take up to a hundred bytes of memory each, but three of text.
-MAX_BRACKETS = 20_000_000
+#: The most lists and objects of any tree, and characters for each more: they take hundreds of bytes
+#: of memory each, but three characters.
+LEAST_BRACKETS, CHARACTERS_OF_BRACKET = 1 << 17, 12
+#: The same of texts.
+LEAST_TEXTS, CHARACTERS_OF_TEXT = 1 << 18, 12
 _LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; what is written takes at most 20 and 24
 
 _STRING = re.compile('"[^"]*"?')
@@ -68,9 +71,12 @@ def _too_deep() -> str:
 def _excess(text: str) -> str | None:
     """What JSON text has too much of, or None."""
     bare = text.replace("\\\\", "").replace('\\"', "") if "\\" in text else text
+    if bare.count('"') > 2 * (LEAST_TEXTS + len(text) // CHARACTERS_OF_TEXT):
+        return "the saved tree has far more texts in JSON than its length can need"
     brackets = _NO_BRACKET.sub("", _STRING.sub("", bare))
-    if brackets.count("[") + brackets.count("{") > MAX_BRACKETS:
-        return f"the saved tree has more than {MAX_BRACKETS:,} lists and objects in JSON"
+    opened = brackets.count("[") + brackets.count("{")
+    if opened > LEAST_BRACKETS + len(text) // CHARACTERS_OF_BRACKET:
+        return "the saved tree has far more lists and objects in JSON than its length can need"
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
         return _too_deep()
     return None

@@ -1,0 +1,96 @@
+"""What one file may make us build, in proportion to the bytes that it stores.
+
+A file of a few bytes can ask for any amount of memory: an empty list takes one byte of a pickle and
+hundreds in memory, a deflated record a thousandth of its content. What libraries write stays far
+below the shares here; each kind also has a floor, since small files are allowed to be dense.
+
+One budget serves a whole file: what is nested in it, however deep, draws on the same floors. A
+share grows with the bytes that were read so far, so that what is too dense is refused early.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .errors import CorruptError
+
+_UNPACKED_FLOOR = 1 << 18  # bytes of records that are packed more tightly than usual, together
+_UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten
+_CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
+_CONTENT_SHARE = 8  # for each stored byte
+
+
+#: The kinds of what a pickle builds, or asks for.
+CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES = range(9)
+
+#: Of each kind: how many any file may have; bytes of pickles for each more; what it is.
+_SHARES: tuple[tuple[int, int, str], ...] = (
+    (1 << 16, 16, "lists, dicts and objects"),  # a tensor has two or three objects in 90 bytes
+    (1 << 17, 16, "tuples"),  # a tensor has four in 90 bytes
+    (1 << 17, 12, "strings"),
+    (1 << 17, 12, "keys"),
+    (1 << 14, 64, "names"),  # each is pickled once
+    (1 << 15, 56, "references to storages"),  # one in 90 bytes
+    (1 << 16, 64, "places of its memo out of order"),  # picklers number them one by one
+    (1 << 14, 64, "opcodes to no effect"),  # picklers write nearly none
+    (1 << 20, 4, "values"),  # a tensor has fifteen in 90 bytes, a list one in two or more
+)
+
+
+#: Of each kind, how many bytes of a pickle allow for one more.
+SHARES = [share for _, share, _ in _SHARES]
+
+
+class Budget:
+    """How much of everything a file may still have."""
+
+    def __init__(self) -> None:
+        self._walked = 0  # bytes of pickles
+        self._used = [0] * len(_SHARES)
+        self._unpacked = _UNPACKED_FLOOR
+        self._content = _CONTENT_FLOOR
+
+    def rooms(self) -> list[int]:
+        """For each kind, how many there may be of it in the next pickle, whatever its length."""
+        walked = self._walked
+        pairs = zip(_SHARES, self._used, strict=True)
+        return [floor + walked // share - used for (floor, share, _), used in pairs]
+
+    def take(self, walked: int, used: list[int]) -> None:
+        """Count what was built of a pickle, and the bytes that it took of its own."""
+        self._walked += walked
+        self._used = [before + now for before, now in zip(self._used, used, strict=True)]
+
+    def unpack(self, stored_nbytes: int, nbytes: int) -> bool:
+        """Whether a record that is to be parsed may be inflated; if so, that is counted."""
+        self._unpacked -= max(0, nbytes - stored_nbytes * _UNPACKED_SHARE)
+        return self._unpacked >= 0
+
+    def may_unpack(self, stored_nbytes: int, nbytes: int) -> bool:
+        """Whether a record that is to be parsed may be inflated; nothing is counted."""
+        return nbytes - stored_nbytes * _UNPACKED_SHARE <= self._unpacked
+
+    def inflate(self, stored_nbytes: int, nbytes: int) -> bool:
+        """Whether the bytes of a tensor may be inflated in memory; if so, that is counted."""
+        self._content -= max(0, nbytes - stored_nbytes * _CONTENT_SHARE)
+        return self._content >= 0
+
+
+class Boundless(Budget):
+    """For pickles that are our own: they may be whatever they are."""
+
+    def rooms(self) -> list[int]:
+        """As `Budget.rooms`."""
+        return [sys.maxsize] * len(_SHARES)
+
+
+class Excess(CorruptError):
+    """A file would make us build far more than its bytes can need: no more of it is read."""
+
+
+def excess(kind: int, nbytes: int) -> Excess:
+    """What to say of a pickle that has too many of a kind within that many bytes."""
+    return Excess(
+        f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can need: it would "
+        "take absurd memory"
+    )

@@ -1,0 +1,65 @@
+"""How much a listing may take, in proportion to the bytes that describe a checkpoint."""
+
+from __future__ import annotations
+
+from ..errors import CorruptError
+
+_LEAST_ROOM = 1 << 22  # for names and paths; a pickle of a few bytes may need some
+_ROOM_PER_BYTE = 64  # of what describes the content, for names and paths
+_LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 14, 56  # a pickle takes some 90 bytes for one
+_NBYTES_OF_REPEAT = 512  # of what describes the content, for a tensor that is met again
+_LEAST_AGAIN = 10_000
+_LEAST_PLACES, _NBYTES_OF_PLACE = 1 << 16, 64  # of containers that were met before
+
+
+class Allowance:
+    """What is left of it."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Args:
+        nbytes: how many bytes describe the checkpoint.
+        """
+        # From one node to another; an opcode makes two of these steps at most.
+        self.room = 2 * nbytes
+        self.room_for_names = _LEAST_ROOM + _ROOM_PER_BYTE * nbytes
+        self.room_for_tensors = _LEAST_TENSORS + nbytes // _NBYTES_OF_TENSOR
+        self.room_for_repeats = _LEAST_TENSORS + nbytes // _NBYTES_OF_REPEAT
+        self.room_for_places = _LEAST_PLACES + nbytes // _NBYTES_OF_PLACE
+        self.room_again = _LEAST_AGAIN + nbytes // 8  # steps within modules that were met before
+
+    def take_room(self, characters: int) -> None:
+        """Count what names and paths take.
+
+        Raises:
+            CorruptError: it is absurdly much for a pickle of that size.
+        """
+        self.room_for_names -= characters
+        if self.room_for_names < 0:
+            raise CorruptError("the names in the checkpoint take too much memory")
+
+    def take_tensors(self, *, again: bool) -> None:
+        """Count a tensor, or a named device; raises CorruptError where there are far too many."""
+        self.room_for_tensors -= 1
+        self.room_for_repeats -= again
+        if self.room_for_tensors < 0 or self.room_for_repeats < 0:
+            raise CorruptError("it shows far more tensors or devices than it can hold")
+
+    def take_place(self) -> None:
+        """Count a place of a container that was met before.
+
+        Raises:
+            CorruptError: there are absurdly many.
+        """
+        self.room_for_places -= 1
+        if self.room_for_places < 0:
+            raise CorruptError("it has the same things in far too many places")
+
+    def take_steps(self, steps: int) -> None:
+        """Count steps from one node to another.
+
+        Raises:
+            CorruptError: there are more than the opcodes can have made.
+        """
+        self.room -= steps
+        if self.room < 0:
+            raise CorruptError("the checkpoint leads to the same things in too many ways")

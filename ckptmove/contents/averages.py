@@ -1,0 +1,207 @@
+"""Which parts of a checkpoint hold averaged weights (EMA, SWA), by evidence.
+
+Libraries keep them beside the model's weights, in one of three ways:
+
+- under a key that says so: `state_dict_ema` of timm, `model_ema`, `ema_state_dict`, `params_ema` of
+  BasicSR, `shadow_params` of torch-ema and diffusers;
+- in an `AveragedModel` of torch.optim.swa_utils: names that begin with `module.`, and `n_averaged`;
+- among the names of the model's own state dict: `model_ema.…` beside `model.…`, as the LitEma of
+  CompVis/latent-diffusion (ldm/modules/ema.py) does, which also takes the dots out of names.
+
+Two libraries exchange both when they save: see `_EXCHANGED`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from ..manifest import Section
+from ..paths import Key
+from ..pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
+from .sections import is_tensor
+
+_LONGEST_KEY = 1000  # characters of a key that is looked through
+_LONGEST_WORD = 100  # of one that may speak of averages
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SURE = {"ema", "swa", "shadow", "polyak"}
+_OF_A_MODEL = {"model", "net", "network", "module", "params", "parameters", "weights", "state"}
+#: What counts and configures an average, among its weights.
+BOOKKEEPING = frozenset(
+    {"n_averaged", "num_updates", "decay", "initted", "step", "steps", "optimization_step"}
+)
+_SURE_BOOKKEEPING = {"n_averaged", "num_updates", "initted"}
+_WRAPPED = "module."
+#: Where ema-pytorch keeps the model itself beside `ema_model`; outside it has no such name.
+_COPY = "online_model"
+#: Keys that tell together who saved it → what holds the averages there, and what does not.
+_EXCHANGED = (
+    # Lightning, callbacks/weight_averaging.py: what `load_from_checkpoint` takes is the average.
+    ({"averaging_state", "current_model_state", "state_dict"}, "state_dict", "current_model_state"),
+    # MMEngine, hooks/ema_hook.py, `_swap_ema_state_dict`: likewise.
+    ({"ema_state_dict", "message_hub", "state_dict"}, "state_dict", "ema_state_dict"),
+    # torch-ema and diffusers: what the model had before the average took its place.
+    ({"shadow_params", "collected_params"}, "shadow_params", "collected_params"),
+    ({"shadow_params", "temp_stored_params"}, "shadow_params", "temp_stored_params"),
+)
+
+
+def speaks_of_average(key: Key) -> bool:
+    """Whether a key says that averaged weights are below it."""
+    if not isinstance(key, str) or len(key) > _LONGEST_WORD:
+        return False
+    words = {word.lower() for word in _WORD.findall(key)}
+    if words & _SURE:
+        return True
+    averaged = any(word.startswith("averag") or word == "avg" for word in words)
+    return averaged and bool(words & _OF_A_MODEL)
+
+
+def averages_within(node: Node, section: Section) -> dict[Key, bool]:
+    """Of the keys of a container those that tell whether averages are below them.
+
+    Args:
+        node: the container.
+        section: what it serves.
+    """
+    held = node.state if isinstance(node, Call) and not node.pairs else node
+    if not isinstance(held, Mapping):
+        return {}
+    if section in (Section.MODEL, Section.EMA):
+        found: dict[Key, bool] = dict.fromkeys(_average_names(held), True)
+        if found and section is Section.EMA:  # that of ema-pytorch holds the model too
+            others = (key for key, _ in held.pairs if isinstance(key, str) and key not in found)
+            found.update((str(key), False) for key in others)
+        return found
+    if section is not Section.OTHER:
+        return {}
+    keys = {str(key) for key, _ in held.pairs if isinstance(key, str) and len(key) <= _LONGEST_WORD}
+    told: dict[Key, bool] = {key: True for key in keys if speaks_of_average(key)}
+    for together, average, other in _EXCHANGED:
+        if keys >= together:
+            told[average], told[other] = True, False
+    return told
+
+
+def are_tensors(node: Node, children: Sequence[Node]) -> bool:
+    """Whether this is a list of tensors and nothing else."""
+    return isinstance(node, (List, Tuple)) and bool(children) and all(map(is_tensor, children))
+
+
+def is_average(node: Mapping) -> bool:
+    """Whether this is the state of an `AveragedModel`, or a pickled one."""
+    if isinstance(node, Call) and not node.pairs:
+        state = node.state if isinstance(node.state, Dict) else None
+        buffers = None if state is None else state.get("_buffers")
+        modules = None if state is None else state.get("_modules")
+        if not isinstance(buffers, Mapping) or not isinstance(modules, Mapping):
+            return False
+        return "n_averaged" in buffers.names() and "module" in modules.names()
+    keys = [key for key, _ in node.pairs]
+    return "n_averaged" in keys and all(
+        isinstance(key, str) and (key in BOOKKEEPING or key.startswith(_WRAPPED)) for key in keys
+    )
+
+
+def _average_names(node: Mapping) -> set[str]:
+    """Of the names of a state dict those of averages: they follow those of the model."""
+    heads: dict[str, bool] = {}
+    inside: dict[str, set[str]] = {}
+    outside: set[str] = set()
+    for key, _ in node.pairs:
+        if not isinstance(key, str) or len(key) > _LONGEST_KEY:
+            continue
+        head, dot, rest = key.partition(".")
+        if dot and head not in heads:
+            heads[head] = speaks_of_average(head)
+        if dot and heads[head]:
+            inside.setdefault(head, set()).add(rest)
+        else:
+            outside.add(str(key))
+    if not inside:
+        return set()
+    found = set[str]()
+    for head, names in inside.items():
+        if _follow(head, names, outside) or _SURE_BOOKKEEPING & {*names, *outside}:
+            found.update(f"{head}.{name}" for name in names)
+    return found
+
+
+def _follow(head: str, names: Collection[str], outside: Collection[str]) -> bool:
+    """Whether most of these names are those of what else is there, be it below another head.
+
+    The names of one layer, `weight` and `bias`, are those of any other.
+    """
+    known = set(outside)
+    for name in outside:
+        other, _, rest = name.partition(".")
+        if "." in rest or _words(other) == _words(head):
+            known.add(rest)
+    flat = {name.replace(".", "") for name in known}
+    own = [name.removeprefix(_WRAPPED) for name in names if name not in BOOKKEEPING]
+    same = sum(name in known or name in flat for name in own)
+    return bool(own) and 2 * same >= len(own)
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def model_names(names: Iterable[str], model: Collection[str], head: str = "") -> dict[str, str]:
+    """What averages are called in the state dict of their model.
+
+    What only counts or configures the average has no name there, and is left out. Names without
+    their dots get them back where just one name of the model can be meant.
+
+    Args:
+        names: what the averages are called.
+        model: the names of the model's own weights, as far as they are known.
+        head: what the names begin with, where they are among those of the model.
+    """
+    own = [name for name in names if name not in BOOKKEEPING or name in model]
+    wrapped = bool(own) and all(name.startswith(_WRAPPED) for name in own)
+    found = {name: name.removeprefix(_WRAPPED) if wrapped else name for name in own}
+    known = set(model)
+    if not head and (known.intersection(found.values()) or any("." in each for each in own)):
+        return found
+    for flat in (False, True):
+        named = _named_as(found.values(), known, head, flat=flat)
+        if named:
+            return {name: named.get(new, new) for name, new in found.items()}
+    return found
+
+
+def _named_as(
+    names: Collection[str], model: Collection[str], head: str, *, flat: bool
+) -> dict[str, str]:
+    """Names → the names of a model, or of one part of it, that they stand for.
+
+    Args:
+        names: of averages.
+        model: the full names.
+        head: as `model_names` takes it.
+        flat: whether names lack their dots.
+    """
+    parts: dict[str, dict[str, list[str]]] = {"": {}}
+    for full in model:
+        first, dot, rest = full.partition(".")
+        for part, name in (("", full), *([(first, rest)] if dot else [])):
+            slot = name.replace(".", "") if flat else name
+            parts.setdefault(part, {}).setdefault(slot, []).append(full)
+
+    def likeness(part: str) -> tuple[int, bool]:
+        return sum(name in parts[part] for name in names), _words(part) == _words(head)
+
+    best = max(parts, key=likeness)
+    alike = [part for part in parts if likeness(part) == likeness(best)]
+    if len(alike) > 1 and alike[0]:
+        return {}
+    table = parts[alike[0]]
+    if alike[0] == _COPY:
+        return {name: name for name in names}
+    return {name: table[name][0] for name in names if len(table.get(name, ())) == 1}
+
+
+def _words(head: str) -> frozenset[str]:
+    """The words of a name that don't speak of averages."""
+    words = (word.lower() for word in _WORD.findall(head))
+    return frozenset(word for word in words if word not in _SURE and not word.startswith("av"))

@@ -1,0 +1,133 @@
+"""What a node of a walked pickle holds, and the keys that lead there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeGuard
+
+from ..device import names_device
+from ..paths import Key, Path, spell
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import Mapping as MappingNode
+from .modules import INNER, body_of, is_compiled
+from .tensors import device_text
+
+#: What libtorch's pickler wraps around a list or dict to say its type.
+TRANSPARENT = {
+    *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")),
+    "torch.jit._pickle.restore_type_tag",
+}
+_HOLDING = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
+_LONGEST_IN_KEY = 64  # characters of a text in a tuple that is a key and shown as it is
+_MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
+_SAFE_BITS = 60  # of a number that is its own hash
+
+
+def children_of(node: Tuple | List | Set | Dict | Call) -> Iterator[tuple[Path, Node]]:
+    """What a node holds, with the keys that lead there: attributes as if they were keys."""
+    if isinstance(node, Call):
+        body = body_of(node)
+        if not isinstance(node.function, Global):
+            yield ("<function>",), node.function
+        if node.qualname in TRANSPARENT and isinstance(node.args, Tuple) and node.args.items:
+            yield (), node.args.items[0]
+        elif body is not None and isinstance(node.args, Tuple):
+            yield from _pairs(body)
+            rest = [(n, each) for n, each in enumerate(node.args.items) if each is not body]
+            yield from ((("<args>", n), each) for n, each in rest)
+        elif is_compiled(node) and isinstance(node.args, Tuple):
+            yield (INNER,), node.args.items[0]
+            yield from ((("<args>", n), each) for n, each in enumerate(node.args.items) if n)
+        elif not (isinstance(node.args, Tuple) and not node.args.items):
+            yield ("<args>",), node.args
+        if node.kwargs is not None:
+            yield ("<kwargs>",), node.kwargs
+        states = node.state.items if isinstance(node.state, Tuple) else [node.state]
+        for n, state in enumerate(states):
+            if isinstance(state, Dict):
+                yield from _pairs(state)
+            elif state is not None:
+                yield ("<state>", n) if len(states) > 1 else ("<state>",), state
+    if isinstance(node, MappingNode):
+        yield from _pairs(node)
+    if not isinstance(node, Dict):
+        yield from (((n,), each) for n, each in enumerate(node.items))
+
+
+def visits_of(
+    node: Tuple | List | Set | Dict | Call, barren: set[int]
+) -> tuple[Iterable[tuple[Path, Node]], list[Node]]:
+    """What is to be visited in a node, with its keys; and all that it holds but plain values.
+
+    A long row of references takes few bytes in a file: no path is made for what leads to nothing,
+    and for all else only when it is visited.
+
+    Args:
+        node: the node.
+        barren: `id()` of rows that hold nothing to be visited; this one is added if it is one.
+    """
+    if not isinstance(node, (Tuple, List, Set)):
+        both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
+        return [(k, each) for k, each in both if _leads_on(each, barren)], [e for _, e in both]
+    children: list[Node] = [each for each in node.items if isinstance(each, _HOLDING)]
+    if not any(_leads_on(each, barren) for each in children):
+        barren.add(id(node))
+        return (), children
+    return ((k, each) for k, each in children_of(node) if _leads_on(each, barren)), children
+
+
+def _leads_on(node: Node, barren: set[int]) -> bool:
+    if isinstance(node, Text):
+        return names_device(node)
+    if isinstance(node, (Tuple, List, Set)):
+        return bool(node.items) and id(node) not in barren
+    return bool(node.pairs) if isinstance(node, Dict) else isinstance(node, _HOLDING)
+
+
+def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
+    """The pairs that a dict keeps: of those with equal keys, the last."""
+    last = {_hashed(key): n for n, (key, _) in enumerate(node.pairs) if _is_plain(key)}
+    for n, (key, value) in enumerate(node.pairs):
+        if _is_plain(key):
+            if last[_hashed(key)] == n:
+                short = isinstance(key, str) and len(key) <= 1000  # a long one is shared
+                yield (str(key) if short else _in_path(key),), value
+        else:
+            spelled = spell_key(key, n)
+            yield (spelled,), value
+            yield (spelled, "<key>"), key
+
+
+def _hashed(key: Key) -> Key:
+    """What a key is looked up by: large numbers can be chosen to have all the same hash."""
+    return f"{key:x}" if isinstance(key, int) and key.bit_length() > _SAFE_BITS else key
+
+
+def _in_path(key: Key) -> Key:
+    """A key as paths have it, which are looked up too: large numbers as text."""
+    return spell((key,)) if isinstance(key, int) and key.bit_length() > _SAFE_BITS else key
+
+
+def _is_plain(key: Node) -> TypeGuard[Key]:
+    return key is None or isinstance(key, (str, int, float, bytes))
+
+
+def spell_key(key: Node, n: int) -> Key:
+    """A key as paths have it: what is no scalar as text, a short tuple as it is, else its number.
+
+    Args:
+        key: the key.
+        n: which of the keys it is.
+    """
+    if _is_plain(key):
+        return str(key) if isinstance(key, str) else _in_path(key)
+    if isinstance(key, Tuple) and len(key.items) <= _MOST_IN_KEY:
+        items = [item for item in key.items if isinstance(item, (int, str))]
+        short = all(len(item) <= _LONGEST_IN_KEY for item in items if isinstance(item, str))
+        if short and len(items) == len(key.items):
+            return "(" + ", ".join(map(_spell_item, items)) + ")"
+    return device_text(key) or f"<key {n}>"
+
+
+def _spell_item(item: int | str) -> str:
+    return repr(str(item)) if isinstance(item, str) else spell((item,))

@@ -1,0 +1,102 @@
+"""Keys of dicts and items of sets: whoever loads a file hashes them, which must not take for ever.
+
+Numbers can be chosen to have all one hash, so that each key that is added is compared with all
+before it; and a tuple that holds itself twice, many levels deep, has more items than can be
+hashed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ..errors import CorruptError
+from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
+from ..pickles.nodes import Mapping as MappingNode
+
+_MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
+_LARGEST_KEY = 4096  # items of the tuples in it, each counted wherever it is
+_OF_ITEMS = {
+    *("builtins.set", "builtins.frozenset", "builtins.dict"),
+    *("collections.OrderedDict", "collections.Counter"),
+}
+_COMPLEX = "builtins.complex"
+
+
+class _Unknown(Exception):
+    """A key is none of those that are hashed by value."""
+
+
+def check_keys(node: Tuple | List | Set | Dict | Call) -> None:
+    """Check the keys, or items, that a container is looked up by.
+
+    Raises:
+        CorruptError: to hash them would take for ever.
+    """
+    if isinstance(node, MappingNode) and node.pairs:
+        _check([key for key, _ in node.pairs])
+    if isinstance(node, (Set, Call)) and node.items:
+        _check(node.items)
+    if isinstance(node, Call) and node.qualname in _OF_ITEMS and isinstance(node.args, Tuple):
+        for each in node.args.items[:1]:
+            if isinstance(each, (List, Tuple, Set)):
+                _check(each.items)
+                pairs = [e.items for e in each.items if isinstance(e, (List, Tuple)) and e.items]
+                _check([pair[0] for pair in pairs])
+            elif isinstance(each, Dict):
+                _check([key for key, _ in each.pairs])
+
+
+def _check(keys: Sequence[Node]) -> None:
+    if len(keys) <= _MOST_ALIKE and not any(isinstance(key, Tuple) for key in keys):
+        return
+    values = []
+    for key in keys:
+        if not isinstance(key, str):  # the hashes of text can't be foreseen
+            try:
+                values.append(_value(key))
+            except _Unknown:
+                continue
+    counts = Counter(map(hash, values))
+    alike: dict[int, set[str]] = defaultdict(set)
+    for value in values:
+        if counts[hash(value)] > _MOST_ALIKE:
+            alike[hash(value)].add(_text(value))
+    if any(len(each) > _MOST_ALIKE for each in alike.values()):
+        raise CorruptError("a dict has so many keys of one hash that it would take for ever")
+
+
+def _value(node: Node) -> object:
+    """The value of a key that is plain: a number, text, or a tuple of these."""
+    if node is None or isinstance(node, (bool, int, float, str, bytes)):
+        return node
+    if isinstance(node, Call) and node.qualname == _COMPLEX and isinstance(node.args, Tuple):
+        real, imaginary, *_ = (*map(_value, node.args.items[:2]), 0, 0)
+        if isinstance(real, (int, float)) and isinstance(imaginary, (int, float)):
+            try:
+                return complex(real, imaginary)
+            except OverflowError:
+                raise _Unknown from None
+    if not isinstance(node, Tuple):
+        raise _Unknown
+    flat: list[object] = []
+    todo: list[Node] = [node]
+    while todo:  # the shape of a tuple counts as well, but for nothing that matters here
+        each = todo.pop()
+        if isinstance(each, Tuple):
+            flat.append(len(each.items))
+            todo.extend(each.items)
+        else:
+            flat.append(_value(each))
+        if len(flat) + len(todo) > _LARGEST_KEY:
+            raise CorruptError("a key is absurdly large")
+    return tuple(flat)
+
+
+def _text(value: object) -> str:
+    """A value as text; numbers in hex, since decimals take long."""
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
+    if isinstance(value, (str, bytes)):  # of which the hash tells
+        return f"text {hash(value)}"
+    return f"{value:x}" if isinstance(value, int) else repr(value)

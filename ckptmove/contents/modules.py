@@ -1,0 +1,172 @@
+"""Modules that were pickled whole: which of their attributes a state dict holds, and as what.
+
+`Module.state_dict` gives parameters, then buffers, then what the modules in it give, each under
+dotted names: the weight of the first of a Sequential is `0.weight`, while its path in the pickle is
+`_modules.0._parameters.weight`. Buffers that are not persistent, and all other attributes, are not
+in it. A module that is registered twice is in it twice.
+Source: torch/nn/modules/module.py (`state_dict`, `_save_to_state_dict`); torch/fx/graph_module.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ..errors import RefusedError
+from ..paths import Path, spell
+from ..pickles.nodes import Call, Dict, List, Mapping, Node, Set, Tuple
+
+#: The attributes that a state dict is made of, in its order.
+FRAME = ("_parameters", "_buffers", "_modules")
+_KEYS = frozenset(FRAME)
+#: The attribute that names the buffers that are not in it.
+PASSING = "_non_persistent_buffers_set"
+_SETS = ("builtins.set", "builtins.frozenset")
+#: How torch.fx makes its modules: of their attributes, and code.
+_OF_FX = {
+    f"torch.fx.graph_module.reduce_{kind}graph_module" for kind in ("", "package_", "deploy_")
+}
+_COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
+#: Where that has the module.
+INNER = "_orig_mod"
+_MOST = 1_000_000  # names of a module; each may be there under many
+
+
+def attributes_of(node: Node) -> Mapping | None:
+    """The attributes of a module that was pickled whole; None if this is none."""
+    if not isinstance(node, Call):
+        return None
+    found = body_of(node)
+    states = node.state.items if isinstance(node.state, Tuple) else [node.state]
+    for state in states if found is None else [found]:
+        if isinstance(state, Mapping) and state.names() >= _KEYS:
+            return state
+    return None
+
+
+def is_module(node: Node) -> bool:
+    """Whether this is a module that was pickled whole."""
+    return attributes_of(node) is not None or (isinstance(node, Call) and is_compiled(node))
+
+
+def is_compiled(node: Call) -> bool:
+    """Whether this is what torch.compile makes of a module, which is its first argument."""
+    items = node.args.items if isinstance(node.args, Tuple) else []
+    return node.qualname == _COMPILED and bool(items) and attributes_of(items[0]) is not None
+
+
+def body_of(node: Call) -> Dict | None:
+    """The attributes that torch.fx hands over as an argument."""
+    if node.qualname not in _OF_FX or not isinstance(node.args, Tuple):
+        return None
+    bodies = [each for each in node.args.items if isinstance(each, Dict)]
+    return bodies[0] if bodies else None
+
+
+def is_frame(keys: Path) -> bool:
+    """Whether keys from a module lead to what its state dict is made of."""
+    return len(keys) == 1 and keys[0] in _KEYS
+
+
+def passing_of(attributes: Mapping) -> frozenset[str]:
+    """The names of a module's buffers that its state dict leaves out."""
+    node = attributes.get(PASSING)
+    if isinstance(node, Call) and node.qualname in _SETS and isinstance(node.args, Tuple):
+        node = node.args.items[0] if node.args.items else None
+    items = node.items if isinstance(node, (Set, List)) else []
+    return frozenset(str(item) for item in items if isinstance(item, str))
+
+
+def state_of(module: Call) -> Iterator[tuple[str, Node]]:
+    """What the state dict of a module holds, in its order.
+
+    Raises:
+        RefusedError: it would hold absurdly much, since modules are there under many names.
+    """
+    room = _MOST
+    todo: list[tuple[str, Node, tuple[int, ...]]] = [("", module, ())]
+    while todo:
+        prefix, node, above = todo.pop()
+        if isinstance(node, Call) and is_compiled(node) and isinstance(node.args, Tuple):
+            todo.append((f"{prefix}{INNER}.", node.args.items[0], above))
+            continue
+        attributes = attributes_of(node)
+        if attributes is None or id(node) in above:
+            continue
+        passing = passing_of(attributes)
+        for frame in FRAME[:2]:
+            for key, value in _pairs_of(attributes, frame):
+                room -= 1
+                if value is not None and not (frame == "_buffers" and key in passing):
+                    yield prefix + key, value
+        modules = list(_pairs_of(attributes, "_modules"))
+        room -= len(modules)
+        if room < 0:
+            raise RefusedError("its modules are there under too many names")
+        inner = (*above, id(node))
+        todo.extend((f"{prefix}{key}.", child, inner) for key, child in reversed(modules))
+
+
+def _pairs_of(attributes: Mapping, frame: str) -> Iterator[tuple[str, Node]]:
+    held = attributes.get(frame)
+    for key, value in held.pairs if isinstance(held, Mapping) else []:
+        if isinstance(key, str):
+            yield str(key), value
+
+
+class Way(NamedTuple):
+    """What the way to a place says that leads through modules.
+
+    Attributes:
+        above: `id()` of the modules on the way.
+        elided: which of the keys on the way are not in names, since a state dict has them not.
+        beside: whether it leads through anything that a state dict does not hold.
+        passing: right within the buffers of a module, the names of those that it does not hold.
+        again: whether it leads through a module that was met before, under another name.
+    """
+
+    above: tuple[int, ...] = ()
+    elided: tuple[int, ...] = ()
+    beside: bool = False
+    passing: frozenset[str] = frozenset()
+    again: bool = False
+
+
+def name_of(path: Path, way: Way | None, start: int = 0) -> str:
+    """The name of a place, of its keys from one on; in modules as their state dicts have it."""
+    if way is None or not way.elided:
+        return spell(path[start:])
+    return spell(tuple(key for n, key in enumerate(path) if n >= start and n not in way.elided))
+
+
+#: What is in a container: the keys that lead there, what is there, and what the way says.
+Inside = list[tuple[Path, Node, Way]]
+
+
+def inside_module(
+    node: Call, attributes: Mapping, depth: int, way: Way, inside: Sequence[tuple[Path, Node]]
+) -> tuple[Inside, Inside]:
+    """What a module holds: what its state dict is made of, in that order, and all else.
+
+    Args:
+        node: the module.
+        attributes: its attributes.
+        depth: how many keys lead to it.
+        way: what the way to it says.
+        inside: what it holds.
+    """
+    own = way._replace(above=(*way.above, id(node)), passing=frozenset())
+    within = own._replace(elided=(*own.elided, depth))
+    ways = {frame: within for frame in FRAME}
+    ways["_buffers"] = within._replace(passing=passing_of(attributes))
+    beside = own._replace(beside=True)
+    state = [(keys, child, ways[str(keys[0])]) for keys, child in inside if is_frame(keys)]
+    rest = [(keys, child, beside) for keys, child in inside if not is_frame(keys)]
+    return sorted(state, key=lambda each: FRAME.index(str(each[0][0]))), rest
+
+
+def inside_buffers(way: Way, inside: Iterable[tuple[Path, Node]]) -> Inside:
+    """The buffers of a module, and whether its state dict holds each."""
+    held = way._replace(passing=frozenset())
+    beside = held._replace(beside=True)
+    return [(keys, each, beside if keys[-1] in way.passing else held) for keys, each in inside]

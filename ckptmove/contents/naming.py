@@ -1,0 +1,66 @@
+"""Names of tensors, each for one tensor alone, and which of them share their bytes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..manifest import MOST_SHARED, TensorEntry
+from ..paths import Path, spell_apart
+
+
+def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) -> set[str]:
+    """Have tensors that are called alike be called by names that quote their keys.
+
+    Where that is not enough, since an attribute of an object is called as a key of it, they are
+    numbered.
+
+    Args:
+        tensors: what was listed; those that are called alike are replaced.
+        take_room: called with the characters that a new name takes.
+
+    Returns:
+        The names that several had.
+    """
+    counts = Counter(entry.name for entry in tensors)
+    alike = {name for name, count in counts.items() if count > 1}
+    if not alike:
+        return alike
+    taken = counts.keys() - alike
+    owners: list[tuple[Path, str, str]] = []  # of tensors that hold others: path, names before, now
+    for n, entry in enumerate(tensors):
+        while owners and entry.path[: len(owners[-1][0])] != owners[-1][0]:
+            owners.pop()
+        before, name = entry.name, entry.name
+        if name in alike:
+            take_room(2 * len(name))
+            name = _free(spell_apart(entry.path), taken)
+        taken.add(name)
+        part_of = next((now for _, old, now in reversed(owners) if old == entry.part_of), None)
+        if name != before or part_of not in (None, entry.part_of):
+            tensors[n] = replace(entry, name=name, part_of=part_of or entry.part_of)
+        owners.append((entry.path, before, name))
+    return alike
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    name, n = wanted, 1
+    while name in taken:
+        n += 1
+        name = f"{wanted}~{n}"
+    return name
+
+
+def with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
+    """Fill in `shared_with`."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for entry in tensors:
+        if entry.storage is not None:
+            names[entry.storage].append(entry.name)
+    for n, entry in enumerate(tensors):
+        sharing = names.get(entry.storage or "", [])
+        if len(sharing) > 1:
+            others = [name for name in sharing[: MOST_SHARED + 1] if name != entry.name]
+            tensors[n] = replace(entry, shared_with=tuple(others[:MOST_SHARED]))
+    return tensors

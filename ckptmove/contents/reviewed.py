@@ -1,0 +1,62 @@
+"""Names beyond torch's own list that only build data, each with the reason why it is harmless.
+
+What counts is what unpickling can make a name do: a call with any arguments, `__setstate__` or a
+plain BUILD, items appended or set, all with values of the file's choice; and what an object does
+when it is thrown away. To add one, read all of that in the source, of the oldest and the newest
+release. Classes whose code nobody can read beforehand stay out: enums, data classes and modules of
+the user's own. So do names that call or look up what they are given (`functools.partial`,
+`operator.*`), and those that read files (`zoneinfo.ZoneInfo`).
+
+`inspect`, `--strict` and what may be written into a pickle all go by this one list: a shorter one
+for any of them would call the same file harmless here and unknown there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: BUILD gives it attributes; it has neither `__setstate__` nor properties that can be set.
+_ATTRIBUTES = "BUILD fills its __dict__; it has no __setstate__ and no setters"
+#: Python's sources: Lib/types.py, Lib/collections/__init__.py, Modules/arraymodule.c.
+_STANDARD: Mapping[str, str] = {
+    "types.SimpleNamespace": _ATTRIBUTES,
+    "collections.ChainMap": f"keeps the mappings that it is given; {_ATTRIBUTES}",
+    "collections.UserDict": f"copies the pairs that it is given; {_ATTRIBUTES}",
+    "collections.UserList": f"copies the items that it is given; {_ATTRIBUTES}",
+    "array.array": "C code that copies numbers; a typecode is one of a few letters",
+    "array._array_reconstructor": "C code that copies the bytes of numbers, and checks their sizes",
+}
+_NODE = (
+    "object.__new__ makes it; Node.__setstate__ updates its __dict__ and empties a cache. What it "
+    "holds, an interpolation for one, is resolved only when somebody asks for the value"
+)
+_CONTAINER = (
+    "object.__new__ makes it; BaseContainer.__setstate__ updates its __dict__, puts Any for a "
+    "missing key_type or element_type of its metadata, and makes Dict[…] or List[…] of both"
+)
+#: omegaconf 2.0 to 2.4: base.py, basecontainer.py, nodes.py, dictconfig.py, listconfig.py.
+#: An EnumNode holds a class of the user's, which is judged by its own name.
+_OMEGACONF: Mapping[str, str] = {
+    "omegaconf.dictconfig.DictConfig": _CONTAINER,
+    "omegaconf.listconfig.ListConfig": _CONTAINER,
+    "omegaconf.tupleconfig.TupleConfig": _CONTAINER,
+    "omegaconf.base.ContainerMetadata": f"a data class; {_ATTRIBUTES}",
+    "omegaconf.base.Metadata": f"a data class; {_ATTRIBUTES}",
+    "omegaconf.base.UnionNode": _NODE,
+    **{
+        f"omegaconf.nodes.{kind}Node": _NODE
+        for kind in (
+            *("Any", "Boolean", "Bytes", "Enum", "Float", "Integer", "InterpolationResult"),
+            *("Literal", "None", "Path", "String"),
+        )
+    },
+    **{
+        f"typing.{name}": "says a type; called, it makes an empty container or raises"
+        for name in ("Any", "Dict", "List", "Tuple")
+    },
+}
+
+#: Name → why it is harmless.
+REVIEWED: Mapping[str, str] = {**_STANDARD, **_OMEGACONF}
+#: Of these no more was read than what happens when pickle makes them: by NEWOBJ, without arguments.
+MADE_EMPTY = frozenset(name for name in _OMEGACONF if name.startswith("omegaconf."))

@@ -1,0 +1,299 @@
+"""How a pickle uses what it names: which of its callables are not known to be harmless.
+
+A name of the allow-list (`known`) may be used freely where whatever it is given decides nothing.
+Some names are harmless in one use alone, since an argument says what runs: those are checked call
+by call, against what picklers write. Any other use makes the name an unknown callable: arguments
+that another call makes, a state given afterwards, the bare function as a value, which a later
+opcode or another callable may call.
+
+Sources: CPython's Modules/_pickle.c and Lib/copyreg.py; torch/_tensor.py, torch/_utils.py,
+torch/storage.py; numpy's multiarray (`array_scalar`, `arraydescr_setstate`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from ..pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Set,
+    Tuple,
+    named,
+)
+from ..pickles.walk import Pickle
+from .known import KNOWN, MODULES
+from .reviewed import MADE_EMPTY
+
+#: By what a plain pickle loads a storage from bytes.
+LOADER = "torch.storage._load_from_bytes"
+#: By what protocols up to 2 make bytes of text.
+ENCODE = "_codecs.encode"
+LATIN_1 = ("latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1")
+_CODECS = frozenset((*LATIN_1, "ascii", "utf-8", "utf8"))  # to look up others imports modules
+_PLAIN_BASES = frozenset(
+    f"{module}.{name}"
+    for module, names in {
+        "builtins": "object bytearray bytes complex dict float frozenset int list set str tuple",
+        "collections": "OrderedDict defaultdict deque",
+    }.items()
+    for name in names.split()
+)
+_FROM_TYPE = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
+_REBUILDS = ("torch._utils._rebuild_", "torch.nested._internal.nested_tensor._rebuild_njt")
+_SCALARS = tuple(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+#: Letters of numpy's plain dtypes; `O`, for objects, hands back whatever it is given.
+_PLAIN_DTYPE = re.compile(r"[<>=|]?[?a-zA-NP-Z][0-9]{0,9}(\[\w{1,9}\])?")
+_NUMPY_NUMBER = re.compile(r"numpy\.u?(int|float)[0-9]+")
+_REFERENCES = 3  # flags of numpy's dtypes that hold objects: counted, and pickled as a list
+
+
+class Uses:
+    """The uses in one pickle, or graph.
+
+    Attributes:
+        loaded: `id()` of the bytes in it that were read as a checkpoint, and of the calls that
+            make such bytes of text.
+    """
+
+    def __init__(self, loaded: Collection[int]) -> None:
+        self.loaded = loaded
+
+    def unknown(self, pickle: Pickle, is_known: Callable[[Global], bool]) -> Iterator[str]:
+        """The names of callables that are not known to be harmless, with repetitions.
+
+        Args:
+            pickle: its nodes.
+            is_known: whether a name is, in its right use.
+        """
+        for name in pickle.globals:
+            if not is_known(name):
+                yield name.qualname
+        for call in pickle.calls:
+            misused = self.wrong(call)
+            if misused is not None:
+                yield misused
+        if any(name.qualname in NEVER_BARE for name in pickle.globals):
+            yield from self._bare(pickle)
+
+    def wrong(self, call: Call) -> str | None:
+        """The name that a call misuses, if it does."""
+        function = named(call.function)
+        if not isinstance(function, Global):  # what a call gave is called: it may be anything
+            return _maker_of(function)
+        return None if self._is_right(function.qualname, call) else function.qualname
+
+    def _is_right(self, name: str, call: Call) -> bool:
+        """Whether a call is one that is harmless, if its name is known."""
+        if name not in KNOWN:
+            return True  # which is told of already
+        check = _CHECKS.get(name)
+        if not (call.kwargs is None or (isinstance(call.kwargs, Dict) and not call.kwargs.pairs)):
+            # Some of torch's types take addresses by keyword.
+            return check is None and not name.startswith(("torch.", "numpy."))
+        if check is None:
+            return _NUMPY_NUMBER.fullmatch(name) is None or _are_scalars(self, call)
+        return check(self, call)
+
+    def _bare(self, pickle: Pickle) -> Iterator[str]:
+        """The names of functions that are values somewhere, to be called by who knows what."""
+        met = set[int]()
+        todo: list[Node] = [pickle.root, *pickle.dropped]
+        todo += (each.pid for each in pickle.persistents)
+        for call in pickle.calls:
+            todo += (call.args, call.kwargs, call.state, *call.items)
+            todo += (each for pair in call.pairs for each in pair)
+        while todo:
+            node = todo.pop()
+            if isinstance(node, Global):
+                if node.qualname in NEVER_BARE:
+                    yield node.qualname
+            elif isinstance(node, (Tuple, List, Set, Dict)) and id(node) not in met:
+                met.add(id(node))
+                if isinstance(node, Dict):
+                    todo += (each for pair in node.pairs for each in pair)
+                else:
+                    todo += node.items
+
+
+def wrong_use(call: Call) -> str | None:
+    """The name that a call in a graph misuses, if it does; bytes there were not read."""
+    return Uses(()).wrong(call)
+
+
+def not_surely_harmless(names: Iterable[str]) -> Iterator[str]:
+    """Those of the names in a pickle that may run something, where no more of it can be read."""
+    return (name for name in names if name not in KNOWN or name in _CHECKS)
+
+
+def _maker_of(node: Node) -> str:
+    """The name of what made a thing that is called."""
+    while isinstance(node, Call):
+        node = named(node.function)
+    return node.qualname if isinstance(node, Global) else "an object"
+
+
+def _arguments(call: Call) -> list[Node] | None:
+    """The arguments, as they are when the call is made; None where another call makes them."""
+    return call.args.items if isinstance(call.args, Tuple) else None
+
+
+def _is_unchanged(call: Call) -> bool:
+    return not (call.built or call.items or call.pairs)
+
+
+# -- one check a name: whether a call of it is what picklers write ---------------------------------
+
+
+def _loads_what_was_read(uses: Uses, call: Call) -> bool:
+    """`_load_from_bytes` runs whatever pickle its bytes are."""
+    args = _arguments(call)
+    right = call.opcode == "REDUCE" and _is_unchanged(call)
+    return right and args is not None and len(args) == 1 and id(args[0]) in uses.loaded
+
+
+def _encodes(uses: Uses, call: Call) -> bool:
+    """`encode` imports the module of its codec."""
+    args = _arguments(call)
+    if args is None or not 1 <= len(args) <= 3 or not isinstance(args[0], (str, bytes, Blob)):
+        return False
+    return _is_unchanged(call) and _names_codec(args)
+
+
+def _may_encode(uses: Uses, call: Call) -> bool:
+    """`str`, `bytes` and `bytearray` take a codec, too."""
+    args = _arguments(call)
+    if args is None:
+        return False
+    return len(args) < 2 or (len(args) <= 3 and _names_codec(args))
+
+
+def _names_codec(args: list[Node]) -> bool:
+    codec = args[1] if len(args) > 1 else "utf-8"
+    return (
+        isinstance(codec, str)
+        and codec in _CODECS
+        and all(isinstance(each, str) for each in args[2:])
+    )
+
+
+def _reconstructs(uses: Uses, call: Call) -> bool:
+    """`_reconstructor` calls the base that it is given, to make and to fill an object."""
+    args = _arguments(call)
+    if args is None or len(args) != 3 or not isinstance(named(args[0]), Global):
+        return False
+    base = args[1].qualname if isinstance(args[1], Global) else LOADER
+    return base in _PLAIN_BASES or base not in KNOWN
+
+
+def _rebuilds(uses: Uses, call: Call) -> bool:
+    """`_rebuild_from_type` calls the function that it is given."""
+    args = _arguments(call)
+    if args is None or len(args) != 4:
+        return False
+    function, cls, inner, _ = args
+    if not isinstance(function, Global) or not isinstance(named(cls), Global):
+        return False
+    if not isinstance(inner, Tuple):
+        return False
+    return function.qualname.startswith(_REBUILDS) or function.qualname not in KNOWN
+
+
+def _is_plain_scalar(uses: Uses, call: Call) -> bool:
+    """`scalar` of a dtype of objects gives what it is given: a class, for one, to be changed."""
+    args = _arguments(call)
+    dtype = args[0] if args else None
+    if not isinstance(dtype, Call) or not (dtype.qualname or "").startswith("numpy."):
+        return False
+    if dtype.qualname != "numpy.dtype":
+        return (dtype.qualname or "").startswith("numpy.dtypes.")
+    kind = (_arguments(dtype) or [None])[0]
+    return isinstance(kind, str) and _PLAIN_DTYPE.fullmatch(kind) is not None
+
+
+def _are_scalars(uses: Uses, call: Call) -> bool:
+    """Numbers of numpy take any object, and the memory at any address that it names."""
+    args = _arguments(call)
+    return args is not None and all(
+        each is None or isinstance(each, (str, bytes, int, float)) for each in args
+    )
+
+
+def _makes_dtype(uses: Uses, call: Call) -> bool:
+    """A dtype of objects that says it is of numbers makes references of bytes."""
+    args = _arguments(call)
+    if args is None or not args:
+        return False
+    if not call.built:
+        return True
+    state = call.state.items if isinstance(call.state, Tuple) else []
+    flags = state[7] if len(state) > 7 else None
+    if not isinstance(flags, int):
+        return False
+    plain = isinstance(args[0], str) and _PLAIN_DTYPE.fullmatch(args[0]) is not None
+    return flags & _REFERENCES == _REFERENCES or (plain and not _holds_objects(state))
+
+
+def _holds_objects(state: list[Node]) -> bool:
+    """Whether a dtype within the state of another is not surely of numbers."""
+    todo, met = list(state[2:5]), set[int]()
+    while todo:
+        node = todo.pop()
+        if id(node) in met:
+            continue
+        met.add(id(node))
+        if isinstance(node, Dict):
+            todo += [value for _, value in node.pairs]
+        elif isinstance(node, Tuple):
+            todo += node.items
+        elif isinstance(node, Call):
+            kind = (_arguments(node) or [None])[0]
+            if not isinstance(kind, str) or not _PLAIN_DTYPE.fullmatch(kind):
+                return True
+            if node.built:
+                todo += node.state.items[2:5] if isinstance(node.state, Tuple) else [node]
+        elif not (node is None or isinstance(node, (int, str))):
+            return True
+    return False
+
+
+def _is_empty(uses: Uses, call: Call) -> bool:
+    """Some are harmless only as pickle makes them: empty, and given a state.
+
+    A mesh that is called starts process groups; of others nobody has read what a call does.
+    """
+    return _arguments(call) == [] and call.opcode != "REDUCE" and _has_plain_state(call)
+
+
+def _makes_module(uses: Uses, call: Call) -> bool:
+    """Modules are made without `__init__`, which would allocate what it is told to."""
+    made = call.opcode == "NEWOBJ" and _arguments(call) == []
+    return made and not (call.items or call.pairs) and _has_plain_state(call)
+
+
+def _has_plain_state(call: Call) -> bool:
+    """Whether a state is a dict: of any other mapping, `dict.update` calls what it likes.
+
+    A `ParameterDict`, for one, looks its keys up as attributes, and so gives its own methods.
+    """
+    return not call.built or isinstance(call.state, Dict)
+
+
+_CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
+    LOADER: _loads_what_was_read,
+    ENCODE: _encodes,
+    **dict.fromkeys(("builtins.str", "builtins.bytes", "builtins.bytearray"), _may_encode),
+    "copyreg._reconstructor": _reconstructs,
+    **dict.fromkeys(_FROM_TYPE, _rebuilds),
+    **dict.fromkeys(_SCALARS, _is_plain_scalar),
+    "numpy.dtype": _makes_dtype,
+    **dict.fromkeys(MODULES, _makes_module),
+    **dict.fromkeys(("torch.distributed.device_mesh.DeviceMesh", *MADE_EMPTY), _is_empty),
+}
+#: Functions; classes are values of many a checkpoint, and harmless whatever they are given.
+NEVER_BARE = frozenset((LOADER, ENCODE, "copyreg._reconstructor", *_FROM_TYPE, *_SCALARS))

@@ -1,0 +1,148 @@
+"""Compare what two checkpoints hold besides the saved object: code, and files of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ..errors import UnsupportedError
+from ..other_records import HeldRecord, OtherRecord, RecordKind
+from .differing import Difference, Kind
+from .draft import Draft
+from .excerpts import changed_lines, first_unlike, of_bytes
+
+
+class Beside(NamedTuple):
+    """What came out of it.
+
+    Attributes:
+        differences: what differs, or can't be compared.
+        compared: how many records both have.
+        devices: how many differ in nothing but the devices that they name, and were let pass.
+        code: how many differences in code, or in what can't be compared, were let pass.
+    """
+
+    differences: list[Difference]
+    compared: int
+    devices: int
+    code: int
+
+
+def compare_beside(
+    old: Draft, new: Draft, *, ignore_devices: bool = False, ignore_code: bool = False
+) -> Beside:
+    """Compare metadata and other records of two checkpoints; name what can't be compared.
+
+    Records are compared by name where both checkpoints are of one format. A format that another is
+    converted to has no place for them: then each is named as not compared.
+
+    Args:
+        old, new: the checkpoints.
+        ignore_devices: whether to let pass that code names other devices.
+        ignore_code: whether to let pass that code differs, and what can't be compared.
+    """
+    mine, others = _by_name(old), _by_name(new)
+    found = list(_unlike_metadata(old, new))
+    compared = devices = code = 0
+    if old.format != new.format:
+        found += _apart(old, None)
+        found += _apart(None, new)
+    else:
+        for name in {**mine, **others}:
+            if name not in mine or name not in others:
+                found.append(_alone(mine.get(name), others.get(name)))
+                continue
+            compared += 1
+            difference = _unlike(mine[name], others[name], no_devices=False)
+            if difference is not None and ignore_devices:
+                difference = _unlike(mine[name], others[name], no_devices=True)
+                devices += difference is None
+            found += [] if difference is None else [difference]
+        coded = any(
+            each.record.kind is RecordKind.CODE for each in (*mine.values(), *others.values())
+        )
+        for text in () if coded else dict.fromkeys((*old.beside, *new.beside)):
+            one, two = (text if text in each.beside else None for each in (old, new))
+            found.append(Difference(Kind.NOT_COMPARED, f"<{text}>", one, two))
+    if ignore_code:
+        code = sum(map(_is_code, found))
+        found = [each for each in found if not _is_code(each)]
+    return Beside(found, compared, devices, code)
+
+
+def _unlike_metadata(old: Draft, new: Draft) -> Iterator[Difference]:
+    """What differs in what the headers of safetensors say of the whole, whichever file keeps it."""
+    one, two = _metadata(old), _metadata(new)
+    for key in {**one, **two}:
+        name = f"__metadata__.{key}"
+        if key not in one:
+            yield Difference(Kind.VALUE_ADDED, name, None, two[key])
+        elif key not in two:
+            yield Difference(Kind.VALUE_REMOVED, name, one[key], None)
+        elif one[key] != two[key]:
+            yield Difference(Kind.VALUE, name, one[key], two[key])
+
+
+def _metadata(draft: Draft) -> dict[str, str]:
+    """The metadata but for other names of tensors: these are tensors, and compared as such."""
+    if not draft.metadata:
+        return {}
+    names = {entry.name for entry in draft.listed().tensors}
+    return {key: text for key, text in draft.metadata.items() if key not in names}
+
+
+def _by_name(draft: Draft) -> dict[str, HeldRecord]:
+    """The records that count, by name."""
+    return {held.record.name: held for held in draft.records if held.record.kind.is_content}
+
+
+def _is_code(difference: Difference) -> bool:
+    if difference.kind is Kind.NOT_COMPARED:
+        return True
+    sides = (difference.old, difference.new)
+    return any(side is not None and side["of"] == RecordKind.CODE for side in sides)
+
+
+def _said(record: OtherRecord) -> dict[str, Any]:
+    return {"$": "record", "of": str(record.kind), "nbytes": record.nbytes}
+
+
+def _apart(old: Draft | None, new: Draft | None) -> Iterator[Difference]:
+    """What one of two checkpoints of different formats has."""
+    draft = old or new
+    assert draft is not None
+    names = [f"<{text}>" for text in draft.beside]
+    names += [
+        name
+        for name, held in _by_name(draft).items()
+        if held.record.kind is RecordKind.DATA or not names
+    ]
+    for name in names:
+        sides = (None, draft.format) if old is None else (draft.format, None)
+        yield Difference(Kind.NOT_COMPARED, name, *sides)
+
+
+def _alone(old: HeldRecord | None, new: HeldRecord | None) -> Difference:
+    if old is not None:
+        return Difference(Kind.RECORD_REMOVED, old.record.name, _said(old.record), None)
+    assert new is not None
+    return Difference(Kind.RECORD_ADDED, new.record.name, None, _said(new.record))
+
+
+def _unlike(old: HeldRecord, new: HeldRecord, *, no_devices: bool) -> Difference | None:
+    """How two records of one name differ, or None if they do not."""
+    name = old.record.name
+    try:
+        mine, other = old.content(no_devices), new.content(no_devices)
+    except UnsupportedError as error:
+        return Difference(Kind.NOT_COMPARED, name, str(error), str(error))
+    at = first_unlike(mine, other)
+    if at is None:
+        return None
+    return Difference(
+        Kind.RECORD,
+        name,
+        {**of_bytes(mine, at), **_said(old.record)},
+        {**of_bytes(other, at), **_said(new.record)},
+        lines=changed_lines(mine, other),
+    )

@@ -1,0 +1,193 @@
+"""Where in a graph unknown callables are, and the graph without them.
+
+Each is told by the nearest place around it that can be left out: an item of a list or tuple, a
+value of a dict, an attribute of an object. What makes a call, its function and arguments, can't be
+taken from it: then the object that is made goes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeGuard
+
+from ..contents.known import KNOWN
+from ..contents.uses import NEVER_BARE, wrong_use
+from ..errors import RefusedError
+from ..paths import spell
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import Mapping as MappingNode
+from .canonical import held_by, nodes_of
+
+#: The name of an unknown callable that a node is, calls or holds as bytes; None if there is none.
+Judge = Callable[[Node], "str | None"]
+_ROOM = 1 << 26  # characters of names
+_NODES = (Blob, Call, Dict, Global, List, Persistent, Set, Tuple)
+
+
+class Place(NamedTuple):
+    """A place where an unknown callable is.
+
+    Attributes:
+        name: of the place, as `--drop` takes it; empty if it is all there is.
+        callable: the name of the callable, or of one of them.
+        holder: what holds it: the items or pairs of a node; None if it is all there is.
+        slot: where in the holder.
+    """
+
+    name: str
+    callable: str
+    holder: list[Node] | list[tuple[Node, Node]] | None
+    slot: int
+
+
+def misused(node: Node) -> str | None:
+    """Of a node by itself: the name that it is, or calls, if that is not known to be harmless."""
+    if isinstance(node, Global) and (node.qualname not in KNOWN or "." in node.name):
+        return node.qualname
+    return wrong_use(node) if isinstance(node, Call) else None
+
+
+def callables_in(root: Node, judge: Judge) -> tuple[str, ...]:
+    """The names of unknown callables in a graph, each once, in the order of a pickle."""
+    return tuple(dict.fromkeys(_tainted(root, judge)[0].values()))
+
+
+def places_of(root: Node, judge: Judge) -> Iterator[Place]:
+    """The places that unknown callables are in, none of them within another.
+
+    Raises:
+        RefusedError: their names are absurdly long together.
+    """
+    own, tainted = _tainted(root, judge)
+    if id(root) not in tainted:
+        return
+    if _is_whole(root, own, tainted):
+        yield Place("", tainted[id(root)], None, 0)
+        return
+    room = _ROOM
+    met, todo = {id(root)}, [(root, "")]
+    while todo:
+        node, prefix = todo.pop()
+        below: list[tuple[Node, str]] = []
+        for holder, slot, key, child in _slots(node):
+            if not isinstance(child, _NODES) or id(child) not in tainted:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            room -= len(name)
+            if room < 0:
+                raise RefusedError("it names unknown callables in too many places")
+            if _is_whole(child, own, tainted):
+                yield Place(name, tainted[id(child)], holder, slot)
+            elif id(child) not in met:
+                met.add(id(child))
+                below.append((child, name))
+        todo += reversed(below)
+
+
+def leave_out(places: Sequence[Place]) -> None:
+    """Take what is in these places out of their graph."""
+    for place in sorted(places, key=lambda place: -place.slot):
+        if place.holder is None:
+            raise RefusedError("nothing of it is left: all of it is made by an unknown callable")
+        del place.holder[place.slot]
+
+
+def _tainted(root: Node, judge: Judge) -> tuple[dict[int, str], dict[int, str]]:
+    """Unknown callables by the `id()` of their nodes; and these, with all that leads to one."""
+    names: dict[int, str] = {}
+    holders: defaultdict[int, list[Node]] = defaultdict(list)
+    todo: list[int] = []
+
+    def note(node: Node) -> None:
+        name = judge(node)
+        if name is not None:
+            names[id(node)] = name
+            todo.append(id(node))
+
+    leaves: set[int] = set()
+    if not _is_composite(root):
+        note(root)
+    for node in nodes_of(root):
+        note(node)
+        for held in held_by(node):
+            if isinstance(held, _NODES):
+                holders[id(held)].append(node)
+                if _is_bare(held, node) and id(held) not in names:
+                    names[id(held)] = held.qualname
+                    todo.append(id(held))
+                if isinstance(held, (Global, Blob)) and id(held) not in leaves:
+                    leaves.add(id(held))
+                    note(held)
+    own = dict(names)
+    while todo:
+        found = todo.pop()
+        for holder in holders.get(found, ()):
+            if id(holder) not in names:
+                names[id(holder)] = names[found]
+                todo.append(id(holder))
+    return own, names
+
+
+def _is_bare(held: Node, holder: Node) -> TypeGuard[Global]:
+    """Whether a function is a value, to be called by who knows what."""
+    if not isinstance(held, Global) or held.qualname not in NEVER_BARE:
+        return False
+    return not isinstance(holder, Call) or held is not holder.function
+
+
+def _is_composite(node: Node) -> bool:
+    return isinstance(node, (Call, Dict, List, Persistent, Set, Tuple))
+
+
+def _is_whole(node: Node, own: dict[int, str], tainted: dict[int, str]) -> bool:
+    """Whether nothing less than this node can be left out."""
+    return id(node) in own or any(id(each) in tainted for each in _fixed(node))
+
+
+def _fixed(node: Node) -> Iterator[Node]:
+    """What a node holds that can't be taken from it."""
+    if isinstance(node, Set):
+        yield from node.items
+    elif isinstance(node, Persistent):
+        yield node.pid
+    elif isinstance(node, MappingNode):
+        yield from (key for key, _ in node.pairs)
+    if isinstance(node, Call):
+        yield from (node.function, node.args, node.kwargs, *node.items)
+        states = _states(node)
+        if not states:
+            yield node.state
+        elif isinstance(node.state, Tuple):
+            yield from (each for each in node.state.items if not isinstance(each, Dict))
+        for state in states:
+            yield from (key for key, _ in state.pairs)
+
+
+def _states(node: Call) -> list[Dict]:
+    """The attributes of an object, where they can be taken from it."""
+    if node.pairs:
+        return []
+    states = node.state.items if isinstance(node.state, Tuple) else [node.state]
+    return [each for each in states if isinstance(each, Dict)]
+
+
+def _slots(
+    node: Node,
+) -> Iterator[tuple[list[Node] | list[tuple[Node, Node]], int, str, Node]]:
+    """What can be taken from a node: where it is held, its key, and itself."""
+    if isinstance(node, (List, Tuple)):
+        for n, item in enumerate(node.items):
+            yield node.items, n, str(n), item
+    if isinstance(node, MappingNode):
+        for n, (key, value) in enumerate(node.pairs):
+            yield node.pairs, n, _key(key, n), value
+    if isinstance(node, Call):
+        for state in _states(node):
+            yield from _slots(state)
+
+
+def _key(node: Node, n: int) -> str:
+    if node is None or isinstance(node, (Text, str, int, float, bytes)):
+        return spell((node,))
+    return str(n)

@@ -1,0 +1,124 @@
+"""What two unlike values say where they differ, short enough to be shown.
+
+A difference whose two sides show the same text tells nothing. So what is too long to be told as a
+whole is told by its size, and by what is at the first place where the two are not the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from ..pickles.nodes import Global, Node
+from ..pickles.terms import Term
+from ..source import Readable
+
+_CHUNK_NBYTES = 1 << 20
+_SHOWN_NBYTES = 8  # of bytes, in hexadecimal
+_SHOWN_BITS = 64  # of a number
+_BEFORE, _AFTER = 20, 60  # characters of a text, around the first that differs
+_LARGEST_TEXT = 1 << 20  # bytes of a record whose lines are compared
+_MOST_LINES = 3  # of a record, from each side
+_LONGEST_LINE = 120  # characters
+
+
+def first_unlike(old: Readable, new: Readable) -> int | None:
+    """The offset of the first byte that is not the same, or None if all are.
+
+    Where one is the start of the other, that is the length of the shorter one.
+    """
+    common = min(old.nbytes, new.nbytes)
+    for at in range(0, common, _CHUNK_NBYTES):
+        nbytes = min(_CHUNK_NBYTES, common - at)
+        mine, other = old.read(at, nbytes), new.read(at, nbytes)
+        if mine != other:
+            return at + first_apart(mine, other)
+    return None if old.nbytes == new.nbytes else common
+
+
+def first_apart(old: bytes | str, new: bytes | str) -> int:
+    """Where two texts, or runs of bytes, are first unlike, by halving."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[:middle] == new[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def of_bytes(content: Readable, at: int) -> dict[str, Any]:
+    """Bytes by their size, and by what is at an offset."""
+    nbytes = min(_SHOWN_NBYTES, max(0, content.nbytes - at))
+    said = content.read(at, nbytes).hex() if nbytes else ""
+    return {"$": "bytes", "nbytes": content.nbytes, "at": at, "hex": said}
+
+
+def of_scalars(old: Node, new: Node) -> tuple[Term, Term] | None:
+    """Two scalars whose terms are the same though they are not; None if it can't be told how."""
+    if isinstance(old, Global) and isinstance(new, Global):
+        old, new = f"{old.module}:{old.name}", f"{new.module}:{new.name}"
+    if isinstance(old, str) and isinstance(new, str):
+        at = first_apart(old, new)
+        start = max(0, at - _BEFORE)
+        return _part(old, start, at), _part(new, start, at)
+    if isinstance(old, float) and isinstance(new, float):
+        return _bits(struct.pack(">d", old)), _bits(struct.pack(">d", new))
+    if isinstance(old, int) and isinstance(new, int):
+        unlike = old ^ new
+        at = (unlike & -unlike).bit_length() // _SHOWN_BITS * _SHOWN_BITS
+        return _number(old, at), _number(new, at)
+    return None
+
+
+def _part(text: str, start: int, at: int) -> dict[str, Any]:
+    return {"$": "text", "length": len(text), "at": at, "part": str(text[start : at + _AFTER])}
+
+
+def _bits(packed: bytes) -> dict[str, Any]:
+    return {"$": "float", "hex": packed.hex()}
+
+
+def _number(value: int, at: int) -> dict[str, Any]:
+    part = value >> at & ((1 << _SHOWN_BITS) - 1)
+    return {"$": "int", "bits": value.bit_length(), "at": at, "hex": f"{part:x}"}
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def changed_lines(old: Readable, new: Readable) -> tuple[str, ...]:
+    """Some of the lines of two texts that differ, as a unified diff shows them; none of bytes."""
+    if max(old.nbytes, new.nbytes) > _LARGEST_TEXT:
+        return ()
+    try:
+        texts = [each.read(0, each.nbytes).decode("utf-8") for each in (old, new)]
+    except UnicodeDecodeError:
+        return ()
+    if any("\0" in text for text in texts):
+        return ()
+    mine, other = (text.split("\n") for text in texts)
+    common = min(len(mine), len(other))
+    start = next((n for n in range(common) if mine[n] != other[n]), common)
+    end = 0
+    while end < common - start and mine[-1 - end] == other[-1 - end]:
+        end += 1
+    removed, added = mine[start : len(mine) - end], other[start : len(other) - end]
+    column = max(0, first_apart(removed[0], added[0]) - _BEFORE) if removed and added else 0
+    counts = f"-{start + 1},{len(removed)} +{start + 1},{len(added)}"
+    return (
+        f"@@ {counts} @@",
+        *_cut("-", removed, column),
+        *_cut("+", added, column),
+    )
+
+
+def _cut(sign: str, lines: list[str], column: int) -> list[str]:
+    """The first lines, each without what is far from the first difference."""
+    shown = [
+        sign + ("…" if column else "") + line[column : column + _LONGEST_LINE]
+        for line in lines[:_MOST_LINES]
+    ]
+    more = len(lines) - len(shown)
+    return [*shown, f"{sign}… {more:,} more"] if more > 0 else shown

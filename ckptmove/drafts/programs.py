@@ -1,0 +1,58 @@
+"""The tensors of a program, as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..contents.pids import StorageId, TensorId
+from ..contents.strided import reach_of
+from ..manifest import Manifest, Section, TensorEntry
+from ..pickles.nodes import Call, Global, Node, Text, Tuple
+from .canonical import Graph, canonical
+
+
+def state_dict(
+    manifest: Manifest,
+    nodes: Sequence[Node],
+    ids: Mapping[int, StorageId],
+    tensors: Mapping[int, TensorId],
+) -> Graph:
+    """The tensors of a program as a state dict: what a module of the same parts would give.
+
+    Tensors without bytes, which example inputs are, are left out.
+
+    Args:
+        manifest: what the program holds.
+        nodes: of the last of its tensors; those before have none.
+        ids, tensors: as `canonical` takes them.
+    """
+    root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+    raw = len(manifest.tensors) - len(nodes)
+    taken: dict[str, str] = {}
+    names: list[str] = []
+    for entry in manifest.tensors:
+        key = entry.state_key or entry.name
+        names.append(key if taken.setdefault(key, entry.name) == entry.name else entry.name)
+    for entry, node, name in zip(manifest.tensors[raw:], nodes, names[raw:], strict=True):
+        if entry.part_of is None and _has_bytes(entry, manifest):
+            root.pairs.append((Text(name, 0), node))
+    graph = canonical(root, ids, tensors, manifest.storages)
+    graph.sections = {
+        name: entry.section
+        for entry, name in zip(manifest.tensors, names, strict=True)
+        if entry.section is not Section.MODEL
+    }
+    for entry, name in zip(manifest.tensors[:raw], names, strict=False):
+        if entry.storage is not None and _has_bytes(entry, manifest):
+            stored = manifest.storages[entry.storage]
+            storage = graph.storage(stored.id, stored.dtype, stored.nbytes, stored.location)
+            lies = entry.shape, entry.stride, entry.offset
+            root.pairs.append((Text(name, 0), graph.tensor(storage, entry.dtype, *lies)))
+    return graph
+
+
+def _has_bytes(entry: TensorEntry, manifest: Manifest) -> bool:
+    storage = manifest.storages.get(entry.storage or "")
+    if storage is None:
+        return entry.layout != "strided"
+    return reach_of(entry.shape, entry.stride, entry.offset, entry.dtype) <= storage.nbytes

@@ -1,0 +1,326 @@
+"""Take out of a tree what a user's patterns don't select, or exclude."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..contents.children import spell_key
+from ..contents.listing import Contents
+from ..contents.modules import FRAME, INNER, PASSING, attributes_of, is_compiled
+from ..contents.tensors import Recogniser
+from ..errors import RefusedError
+from ..manifest import Section
+from ..paths import Key, Path, spell, spell_apart
+from ..pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
+from ..pickles.nodes import Mapping as MappingNode
+from .patterns import covers, unheard
+from .weights import WEIGHTS, Weights, one_of, weights_in
+
+#: The most places of what was met before: few objects can lie in very many.
+_MOST_AGAIN = 200_000
+#: Keys of what an object is made of, which can't be taken out of it (`listing.children_of`).
+_INNER = ("<args>", "<kwargs>", "<state>")
+
+
+class _Edge(NamedTuple):
+    """A place in the tree: of what lies in several places, one for each.
+
+    Attributes:
+        parent: index of the edge that leads to what holds it, or -1.
+        holder: what holds it.
+        slot: where in the holder.
+        node: what is there.
+        key: of the last step to it.
+        name: what it is called.
+        chosen: whether it is selected.
+        excluded: whether it is excluded, with all that is below it.
+        stays: whether it stays with what holds it, since without it a module would be none.
+    """
+
+    parent: int
+    holder: list[Node] | list[tuple[Node, Node]]
+    slot: int
+    node: Node
+    key: Key
+    name: str
+    chosen: bool
+    excluded: bool
+    stays: bool
+
+
+def prune(
+    root: Node,
+    recogniser: Recogniser,
+    select: Sequence[str],
+    exclude: Sequence[str],
+    contents: Contents,
+) -> tuple[list[str], Weights | None]:
+    """Take everything out of a tree that is not selected, or that is excluded.
+
+    Args:
+        root: the tree; it is changed.
+        recogniser: tells what is a tensor.
+        select: patterns; without any, all is selected.
+        exclude: patterns; they win.
+        contents: what the tree holds.
+
+    Returns:
+        The names of what was taken out, not repeating what was below them; and the one model that
+        `model` speaks of, where nothing is called so.
+
+    Raises:
+        RefusedError: a pattern speaks of nothing, or of an object in one of its places alone; or
+            nothing is left; or `model` is selected and it can't be told which.
+    """
+    pruning = _Pruning(root, recogniser, select, exclude, contents)
+    return pruning.run(), pruning.model
+
+
+def named_by(
+    root: Node,
+    recogniser: Recogniser,
+    select: Sequence[str],
+    contents: Contents,
+) -> tuple[set[str], list[str]]:
+    """The names that patterns speak of, with those below them; that of the root is empty.
+
+    The arguments are those of `prune`; nothing is changed.
+
+    Returns:
+        The names, and the patterns that speak of nothing.
+    """
+    pruning = _Pruning(root, recogniser, select, (), contents)
+    edges, silent = pruning.searched()
+    names = {edge.name for edge in edges if edge.chosen}
+    return (names | {""} if pruning.is_all else names), silent
+
+
+class _Pruning:
+    def __init__(
+        self,
+        root: Node,
+        recogniser: Recogniser,
+        select: Sequence[str],
+        exclude: Sequence[str],
+        contents: Contents,
+    ) -> None:
+        self.root = root
+        self.recogniser = recogniser
+        self.contents = contents
+        self.sections = {entry.name: entry.section for entry in contents.tensors}
+        for entry in contents.tensors:  # an object serves what the tensors in its arguments do
+            made = (n for n, key in enumerate(entry.path) if key in _INNER)
+            for n in itertools.islice(made, 1):
+                self.sections.setdefault(spell(entry.path[:n]), entry.section)
+        self.whole = self.section(root, "(root)", Section.OTHER)
+        self.select = [_Pattern(text, contents, self.whole) for text in select]
+        self.exclude = [_Pattern(text, contents, self.whole) for text in exclude]
+
+        self.model: Weights | None = None
+
+    def run(self) -> list[str]:
+        for pattern in self.select:
+            if pattern.section is Section.MODEL:
+                self.model = one_of(self.contents, Section.MODEL)
+                pattern.within = self.model.name
+            elif pattern.text == Section.MODEL.value:
+                self.model = _called(self.contents, pattern.text)
+        edges, silent = self.searched()
+        if silent and silent[0] in WEIGHTS:
+            one_of(self.contents, Section(silent[0]))  # says what there is instead
+        if silent:
+            raise unheard(silent[0])
+        return self.cut(edges)
+
+    def searched(self) -> tuple[list[_Edge], list[str]]:
+        """Every place in the tree, and the patterns that speak of none."""
+        edges = self.edges()
+        return edges, [each.text for each in (*self.select, *self.exclude) if not each.heard]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether a pattern speaks of the whole tree."""
+        alone = {entry.section for entry in self.contents.tensors} == {self.whole}
+        alone = alone and (self.whole is not Section.OTHER or self.is_leaf(self.root))
+        found = [each for each in self.select if alone and each.section is self.whole]
+        for each in found:
+            each.heard = True
+        return bool(found)
+
+    def edges(self) -> list[_Edge]:
+        """Every place in the tree that can be taken out, what holds it first.
+
+        Raises:
+            RefusedError: they are absurdly many.
+        """
+        found: list[_Edge] = []
+        met: set[int] = set()
+        whole: set[int] = set()  # what is kept with all that is below it
+        within: set[int] = set()  # what is being looked into
+        again = 0
+        todo: list[tuple[int, Node, str, bool, Section] | int]
+        todo = [(-1, self.root, "", self.is_all or not self.select, self.whole)]
+        while todo:
+            step = todo.pop()
+            if isinstance(step, int):
+                within.discard(step)
+                continue
+            parent, node, prefix, chosen, section = step
+            if id(node) in within or (isinstance(node, Call) and self.is_tensor(node)):
+                continue
+            if chosen and not self.exclude and all(each.heard for each in self.select):
+                if id(node) in whole:
+                    continue
+                whole.add(id(node))
+            begin, attributes = len(found), attributes_of(node)
+            within.add(id(node))
+            todo.append(id(node))
+            for holder, slot, key, child in _slots(node):
+                own = attributes is not None and holder is attributes.pairs
+                plain = f"{prefix}.{spell((key,))}" if prefix else spell((key,))
+                if own and key in FRAME:  # names are those of the state dict
+                    plain = prefix
+                name = plain
+                if plain in self.contents.alike:
+                    name = spell_apart((*_path_to(found, parent), key))
+                serves = self.section(child, name, section)
+                leaf = self.is_leaf(child)
+                excluded = any([p.names(name) for p in self.exclude])
+                if id(child) not in self.contents.mixed:
+                    excluded |= any([p.serves(name, serves, leaf=leaf) for p in self.exclude])
+                inside = any([p.names(name) for p in self.select]) or chosen
+                told = any([p.serves(name, serves, leaf=leaf) for p in self.select])
+                stays = own and (key in FRAME or key == PASSING)
+                chosen_ = inside or told
+                edge = _Edge(parent, holder, slot, child, key, name, chosen_, excluded, stays)
+                found.append(edge)
+                if not excluded and isinstance(child, (Call, Dict, List, Tuple)):
+                    todo.append((len(found) - 1, child, plain, inside, serves))
+            again += len(found) - begin if id(node) in met else 0
+            met.add(id(node))
+            if again > _MOST_AGAIN:
+                raise RefusedError("its parts lie in too many places to be chosen from")
+        return found
+
+    def section(self, node: Node, name: str, around: Section) -> Section:
+        """What a part of the tree serves; what doesn't tell serves what is around it."""
+        return self.sections.get(name) or self.contents.opened.get(id(node)) or around
+
+    def is_leaf(self, node: Node) -> bool:
+        """Whether this is a tensor, or an object from which nothing can be taken out."""
+        if not isinstance(node, Call):
+            return isinstance(node, Persistent)
+        return self.is_tensor(node) or next(_slots(node), None) is None
+
+    def is_tensor(self, node: Call) -> bool:
+        return self.recogniser.tensor(node) is not None
+
+    def cut(self, edges: list[_Edge]) -> list[str]:
+        kept = [edge.chosen and not edge.excluded for edge in edges]
+        if edges and not any(kept):
+            raise RefusedError("nothing of it is left: what is selected is excluded too")
+        for n in range(len(edges) - 1, -1, -1):
+            if kept[n] and edges[n].parent >= 0:
+                kept[edges[n].parent] = True
+        for n, edge in enumerate(edges):
+            kept[n] |= edge.stays and (edge.parent < 0 or kept[edge.parent])
+        places: dict[tuple[int, int], int] = {}  # of each, the first edge that leads there
+        gone = []
+        for n, edge in enumerate(edges):
+            if edge.parent >= 0 and not kept[edge.parent]:
+                continue
+            first = places.setdefault((id(edge.holder), edge.slot), n)
+            if kept[first] != kept[n]:
+                raise RefusedError(
+                    f"{edges[first].name!r} and {edge.name!r} are one object: "
+                    "it can't stay in one place and go from the other",
+                    hint="select both, or neither",
+                )
+            if not kept[n]:
+                gone.append(edge.name)
+        for n in sorted(places.values(), key=lambda n: -edges[n].slot):
+            if not kept[n]:
+                del edges[n].holder[edges[n].slot]
+        return gone
+
+
+class _Pattern:
+    """A pattern, and whether anything was heard of it.
+
+    Attributes:
+        text: the pattern.
+        section: the section that it speaks of too, if it is the name of one that has tensors.
+        by_name: whether it speaks of what is so called. The name of a section doesn't where the
+            whole checkpoint is that section, as the state dict of a Llama is, whose names begin
+            with `model.`; or where what is so called holds nothing of the model that it names.
+        within: the name of the one model that is meant, or None for all of the section.
+        heard: whether it spoke of something.
+    """
+
+    def __init__(self, text: str, contents: Contents, whole: Section) -> None:
+        self.text = text
+        self.heard = False
+        self.within: str | None = None
+        self.by_name = True
+        found = [entry for entry in contents.tensors if entry.section.value == text]
+        self.section = found[0].section if found else None
+        if self.section is not None and self.section is whole and whole is not Section.OTHER:
+            self.by_name = False
+        elif self.section is Section.MODEL:
+            self.by_name = any(covers(text, entry.name) for entry in found)
+            self.section = None if self.by_name else self.section
+
+    def names(self, name: str) -> bool:
+        """Whether it speaks of what has this name."""
+        found = self.by_name and covers(self.text, name)
+        self.heard |= found
+        return found
+
+    def serves(self, name: str, section: Section, *, leaf: bool) -> bool:
+        """Whether it speaks of what serves a section; of what serves none, tensors alone."""
+        if section is not self.section or (section is Section.OTHER and not leaf):
+            return False
+        inside = self.within in (None, "(root)", name) or name.startswith(f"{self.within}.")
+        self.heard |= inside
+        return inside
+
+
+def _called(contents: Contents, name: str) -> Weights | None:
+    """The one model that is called so, if there is one."""
+    found = [
+        each
+        for each in weights_in(contents)
+        if each.section is Section.MODEL and covers(name, each.name)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _path_to(edges: Sequence[_Edge], n: int) -> Path:
+    """The keys that lead to a place."""
+    keys: list[Key] = []
+    while n >= 0:
+        keys.append(edges[n].key)
+        n = edges[n].parent
+    return tuple(reversed(keys))
+
+
+def _slots(
+    node: Node,
+) -> Iterator[tuple[list[Node] | list[tuple[Node, Node]], int, Key, Node]]:
+    """What a node holds that can be taken out: where it is held, its key, and itself."""
+    if isinstance(node, (List, Tuple)):
+        for n, item in enumerate(node.items):
+            yield node.items, n, n, item
+    if isinstance(node, MappingNode):
+        for n, (key, value) in enumerate(node.pairs):
+            yield node.pairs, n, spell_key(key, n), value
+    if isinstance(node, Call) and is_compiled(node) and isinstance(node.args, Tuple):
+        yield node.args.items, 0, INNER, node.args.items[0]
+    if isinstance(node, Call) and not node.pairs:
+        states = node.state.items if isinstance(node.state, Tuple) else [node.state]
+        attributes = attributes_of(node)
+        for state in states if attributes is None else [attributes]:
+            if isinstance(state, Dict):
+                yield from _slots(state)

@@ -1,0 +1,307 @@
+"""Whose weights a checkpoint holds: those of the models in it, and their averages (EMA).
+
+A model is found by evidence, as sections are (`contents.sections`, `contents.averages`). Where
+there are several, the one at the top under a name that everybody uses is meant. Otherwise nobody
+can tell which of a generator and a discriminator is, and both are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..contents.averages import model_names, speaks_of_average
+from ..contents.children import children_of
+from ..contents.listing import Contents
+from ..contents.sections import is_module_state, is_state_dict
+from ..errors import RefusedError, UsageError
+from ..manifest import Section, TensorEntry
+from ..paths import Path, spell
+from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
+from ..words import counted, listed
+from .shaping import beside, rename_keys, way_to
+
+#: What can be asked for.
+WEIGHTS = (Section.MODEL.value, Section.EMA.value)
+_USUAL = {
+    *("state_dict", "model", "model_state_dict", "model_state", "model_dict", "model_weights"),
+    *("current_model_state", "module", "net", "net_state_dict", "network", "params", "weights"),
+}
+_MOST_TOLD = 8  # models
+_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
+_FLOATING = {"float16", "bfloat16", "float32", "float64"}
+_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+_WRAPPED = "module."
+
+
+@dataclass
+class Weights:
+    """Of a checkpoint the weights of one model, or their averages.
+
+    Attributes:
+        path: of what holds them.
+        section: `Section.MODEL` or `Section.EMA`.
+        head: what their names begin with, where they are averages in the state dict of the model.
+        held: of each tensor its entry and its node.
+        names: of each what the model calls it; None for what is no weight.
+    """
+
+    path: Path
+    section: Section
+    head: str = ""
+    held: list[tuple[TensorEntry, Node]] = field(default_factory=list)
+    names: list[str | None] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What holds them, by its dotted name."""
+        path = (*self.path, self.head) if self.head else self.path
+        return spell(path)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({counted(self.count, 'tensor')})"
+
+    @property
+    def nameless(self) -> bool:
+        """Whether they are a list, and nothing tells what the model calls them."""
+        return self.held[0][0].state_key is None and all(
+            name is not None and name.isdecimal() for name in self.names
+        )
+
+    @property
+    def count(self) -> int:
+        """How many weights they are."""
+        return sum(name is not None for name in self.names)
+
+
+def weights_in(contents: Contents) -> list[Weights]:
+    """The weights of each model, and their averages, in the order of the checkpoint."""
+    found: dict[tuple[Section, Path, str], Weights] = {}
+    models: dict[Path, Weights] = {}
+    for entry, node, depth in zip(
+        contents.tensors, contents.nodes, contents.weights_at, strict=True
+    ):
+        if entry.section not in (Section.MODEL, Section.EMA) or entry.part_of is not None:
+            continue
+        path = entry.path[: min(1, len(entry.path) - 1) if depth is None else depth]
+        head = _head(entry, path) if entry.section is Section.EMA else ""
+        each = found.setdefault((entry.section, path, head), Weights(path, entry.section, head))
+        each.held.append((entry, node))
+        if entry.section is Section.MODEL:
+            each.names.append(None if entry.beside else _own_name(entry, path))
+            models[path] = each
+    for each in found.values():
+        if each.section is Section.EMA:
+            told = iter(_names_of_averages(each, models))
+            each.names = [None if entry.beside else next(told) for entry, _ in each.held]
+        elif each.path and speaks_of_average(each.path[-1]):  # exchanged with its average
+            named = model_names([name for name in each.names if name is not None], ())
+            each.names = [None if name is None else named.get(name) for name in each.names]
+    return [each for each in found.values() if each.count]
+
+
+def _own_name(entry: TensorEntry, path: Path) -> str:
+    return entry.state_key or spell(entry.path[len(path) :])
+
+
+def _head(entry: TensorEntry, path: Path) -> str:
+    """What the name of an average begins with in the state dict of its model, if it is there."""
+    keys = (entry.state_key or "").split(".")[:-1]
+    if len(entry.path) == len(path) + 1:
+        keys = keys[:1]
+    spoken = next((n for n, key in enumerate(keys, 1) if speaks_of_average(key)), 0)
+    return ".".join(keys[:spoken])
+
+
+def _parameters(model: Weights) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what is a parameter, as far as can be told: lists hold no buffers."""
+    return [
+        (name, entry.shape)
+        for (entry, _), name in zip(model.held, model.names, strict=True)
+        if name is not None and name.rpartition(".")[2] not in _BUFFERS and entry.dtype in _FLOATING
+    ]
+
+
+def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[str | None]:
+    """What the model calls averages, as far as can be told; not what is beside a state dict."""
+    entries = [entry for entry, _ in averages.held if not entry.beside]
+    if not entries:
+        return []
+    names = [_own_name(entry, averages.path) for entry in entries]
+    if entries[0].state_key is None:  # a list: which is called what can only be told by its order
+        in_order = [_parameters(each) for each in models.values()]
+        shapes = [entry.shape for entry in entries]
+        alike = [each for each in in_order if [shape for _, shape in each] == shapes]
+        return [name for name, _ in alike[0]] if len(alike) == 1 else list(names)
+    around = models.get(averages.path) if averages.head else None
+    beside = [around] if around is not None else list(models.values())
+    known = {name for each in beside for name in each.names if name is not None}
+    bare = [name.removeprefix(f"{averages.head}.") for name in names]
+    told = model_names(bare, known, averages.head)
+    return [told.get(name) for name in bare]
+
+
+def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
+    """The weights of the one model that is meant, or their averages.
+
+    Args:
+        contents: what the checkpoint holds.
+        section: `Section.MODEL` or `Section.EMA`.
+        within: what part of the checkpoint they are to be in.
+
+    Raises:
+        RefusedError: there are none, or it can't be told which are meant.
+    """
+    found = [each for each in weights_in(contents) if each.path[: len(within)] == within]
+    wanted = [each for each in found if each.section is section]
+    if within and not wanted:
+        wanted = found  # what is named is meant, whatever it serves
+    if not wanted:
+        raise _none(contents, found, section)
+    usual = [each for each in wanted if _is_usual(each.path[len(within) :])]
+    tops = {each.path[: len(within) + 1] for each in usual}
+    if len(tops) == 1:
+        wanted = usual
+    if all(_is_same(each, wanted[0]) for each in wanted):
+        return wanted[0]
+    if len(tops) == 1:
+        return _together(wanted, next(iter(tops)))
+    names = [each.name for each in wanted]
+    what = "models" if section is Section.MODEL else "averages of weights"
+    raise RefusedError(
+        f"it has several {what}: {listed([str(each) for each in wanted], _MOST_TOLD)}",
+        hint=f"--root '{names[0]}' takes one, --select '{names[0]}' --select '{names[1]}' several",
+    )
+
+
+def _is_usual(path: Path) -> bool:
+    return bool(path) and isinstance(path[0], str) and path[0] in _USUAL
+
+
+def _is_same(one: Weights, other: Weights) -> bool:
+    """Whether these are the same tensors, by the same names."""
+    if one.names != other.names:
+        return False
+    looks = [
+        [(e.storage, e.offset, e.shape, e.stride, e.dtype) for e, _ in each.held]
+        for each in (one, other)
+    ]
+    return looks[0] == looks[1]
+
+
+def _together(parts: Sequence[Weights], path: Path) -> Weights:
+    """Parts of one model, each in a dict of its own."""
+    whole = Weights(path, parts[0].section)
+    for part in parts:
+        start = spell(part.path[len(path) :]) + "." if len(part.path) > len(path) else ""
+        whole.held += part.held
+        whole.names += [None if name is None else f"{start}{name}" for name in part.names]
+    return whole
+
+
+# -- taking them ------------------------------------------------------------------------------
+
+
+def state_of(weights: Weights, root: Node, left: Contents, within: Path) -> tuple[Node, list[str]]:
+    """The state dict of these weights alone, called as the model calls them.
+
+    Args:
+        weights: what is wanted.
+        root: the tree, or what is left of it; nodes in it may be changed.
+        left: what it holds by now.
+        within: the path of the root.
+
+    Returns:
+        The state dict, and the names of what is not in it.
+    """
+    wanted = {
+        (_without_numbers(entry.path), id(node)): name
+        for (entry, node), name in zip(weights.held, weights.names, strict=True)
+        if name is not None
+    }
+    start = f"{spell(within)}." if within else ""
+    held: list[tuple[Path, str, Node]] = []
+    rest: list[tuple[Path, str]] = []
+    for entry, node in zip(left.tensors, left.nodes, strict=True):
+        path = (*within, *entry.path)
+        name = wanted.get((_without_numbers(path), id(node)))
+        if name is not None:
+            held.append((path, name, node))
+        elif path[: len(weights.path)] == weights.path and entry.part_of is None:
+            rest.append((path, start + entry.name))
+    way = way_to(root, weights.path[len(within) :])
+    gone = [f"{start}{name}" for name in beside(way)]
+    holder = way[-1][0] if way else None
+    depth = len(weights.path) + 1
+    flat = isinstance(holder, (Call, Dict)) and bool(holder.pairs) and _is_state(holder)
+    if isinstance(holder, (Call, Dict)) and flat and all(len(each) == depth for each, _, _ in held):
+        names = {str(path[-1]): name for path, name, _ in held}
+        _leave(holder, names, {id(node) for node in left.nodes}, alone=bool(weights.head))
+        return holder, gone + [name for _, name in rest]
+    if isinstance(holder, (Call, Dict, List, Tuple)) and not _is_module(holder):
+        for keys, _ in children_of(holder):
+            inner = (*weights.path, *keys)
+            if not any(path[: len(inner)] == inner for path, _, _ in held):
+                gone.append(spell(inner))
+                rest = [each for each in rest if each[0][: len(inner)] != inner]
+    state = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+    state.pairs = [(Text(name, 0), _plain(node)) for _, name, node in held]
+    return state, gone + [name for _, name in rest]
+
+
+def _is_module(node: Node) -> bool:
+    return isinstance(node, Call) and not node.pairs and is_module_state(node)
+
+
+def _is_state(node: Call | Dict) -> bool:
+    return is_module_state(node) or is_state_dict(node)
+
+
+def _leave(state: Mapping, names: dict[str, str], tensors: set[int], *, alone: bool) -> None:
+    """Leave these tensors in a state dict, under other names; and what is no tensor, or not."""
+    state.pairs = [
+        (key, value)
+        for key, value in state.pairs
+        if (isinstance(key, str) and key in names) or not (alone or id(value) in tensors)
+    ]
+    if any(name != new for name, new in names.items()):
+        wrapped = all(new == name.removeprefix(_WRAPPED) for name, new in names.items())
+        start = _WRAPPED if wrapped else ""
+        rename_keys([state], lambda key: names.get(key, key.removeprefix(start)))
+
+
+def _plain(node: Node) -> Node:
+    """A tensor as a state dict has it, which is no parameter."""
+    if isinstance(node, Call) and node.qualname in _PARAMETERS and isinstance(node.args, Tuple):
+        return node.args.items[0]
+    return node
+
+
+def _without_numbers(path: Path) -> Path:
+    """A path without the places in lists, which move up where others are taken out."""
+    return tuple(key for key in path if not isinstance(key, int))
+
+
+def _none(contents: Contents, found: Sequence[Weights], section: Section) -> RefusedError:
+    what = "weights of a model" if section is Section.MODEL else "averages of weights (EMA)"
+    others = [each for each in found if each.section is not section]
+    if others:
+        kind = others[0].section.value
+        told = listed([f"{each.name!r} ({counted(each.count, 'tensor')})" for each in others], 4)
+        return RefusedError(
+            f"it has no {what}: the weights are under {told}", hint=f"--weights {kind} takes them"
+        )
+    hint = "ckptmove inspect lists them" if contents.tensors else None
+    among = f", among {counted(len(contents.tensors), 'tensor')}" if hint else ""
+    return RefusedError(f"it has no {what}{among}", hint=hint)
+
+
+def section_asked(weights: str) -> Section:
+    """The section that is asked for by name.
+
+    Raises:
+        UsageError: there is no such choice.
+    """
+    if weights not in WEIGHTS:
+        raise UsageError(f"weights is one of {', '.join(WEIGHTS)}, not {weights!r}")
+    return Section(weights)

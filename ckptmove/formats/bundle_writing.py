@@ -1,0 +1,326 @@
+"""Write a dict as a zip-bundle: each of its values becomes a record of that name.
+
+Bytes are written as they are. Everything else becomes a file of `torch.save`; but what is called
+like a pickle (`.pkl`) and holds no tensor becomes a plain pickle, which is what libraries mean by
+that name. So a dict that was read from a bundle becomes a zip that the library of the bundle reads:
+the records have their names and their order. Compression, times and comments are not kept. Records
+are stored as torch does it, each at a multiple of 64 bytes.
+
+What is in the record of a checkpoint is only copied once the zip is written, so the zip's checksum
+of that record is put together from those of its parts.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..contents.tensors import Recogniser
+from ..drafts.canonical import nodes_of
+from ..drafts.draft import Draft, Loss, Pieces
+from ..drafts.filling import fill, stored_blob
+from ..drafts.meaning import bytes_of, is_mutable
+from ..errors import RefusedError, WriteError
+from ..pickles.emit import emit
+from ..pickles.literals import may_be_checkpoint
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
+from ..pickles.reach import globals_reached
+from ..plan import Measure, Plan, Write
+from ..ranges import combined
+from ..source import Memory, Readable
+from ..zips.archive import STORED, Archive
+from ..zips.layout import LaidOut, Member, directory, lay_out
+from .torch_zip import TorchZip
+from .writing import Manner, Writing, assembled
+
+_STEM = "archive"  # of what torch.save writes into an open file
+_PICKLES = (".pkl", ".pickle")
+_BY_TORCH = (".data/", "data.pkl", "archive_format", "model.json")
+_HEAD_NBYTES = 64  # of a record
+_LONGEST_NAME = 0xFFFF  # bytes
+_NO_CHECKPOINT = "it is no dict of files, one of them a checkpoint"
+_HINT = "write a .pt or .safetensors instead"
+
+
+class _Part(NamedTuple):
+    """What becomes of a record.
+
+    Attributes:
+        name: of the record.
+        content: its bytes, where they are known.
+        blob: or what points at them.
+        writing: or how torch.save would write the object.
+    """
+
+    name: str
+    content: bytes | None = None
+    blob: Blob | None = None
+    writing: Writing | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """How a checkpoint is written."""
+        return None if self.writing is None else self.writing.files[""]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the record."""
+        if self.plan is not None:
+            return self.plan.nbytes
+        return len(self.content or b"") if self.blob is None else self.blob.nbytes
+
+
+def losses_of(draft: Draft, manner: Manner) -> list[Loss]:
+    """What of a draft has no place in a bundle."""
+    losses: list[Loss] = []
+    if draft.metadata:
+        named = ", ".join(map(repr, sorted(draft.metadata)))
+        losses.append(Loss("<metadata>", f"has no place in a zip of files ({named:.200})"))
+    owners: dict[int, str] = {}
+    for name, node in _records_of(draft):
+        held = [each for each in nodes_of(node) if isinstance(each, Persistent) or is_mutable(each)]
+        others = (owners.setdefault(id(each), name) for each in held)
+        first = next((other for other in others if other != name), None)
+        if first is not None and manner.shared != "duplicate":
+            losses.append(Loss(name, f"shares objects or tensors with {first!r}, another record"))
+        if name.endswith(_PICKLES) and any(isinstance(each, Persistent) for each in held):
+            losses.append(Loss(name, "holds tensors: it would become a file of torch.save"))
+    return losses
+
+
+def planned(draft: Draft, manner: Manner) -> Writing:
+    """How to write a draft.
+
+    Raises:
+        RefusedError: it is no dict of records.
+        UnsupportedError: a pickle can't say what is saved.
+    """
+    records = _records_of(draft)
+    _fill_checkpoints(draft, records)
+    parts = [_part(draft, name, node, manner) for name, node in records]
+    if not any(part.writing for part in parts):
+        raise RefusedError(_NO_CHECKPOINT, hint=_HINT)
+    members = [_member(part) for part in parts]
+    laid = lay_out(members)
+    pieces, measures, inner = Pieces(), list[Measure](), list[Plan]()
+    spans: list[tuple[int, int]] = []  # which measures are of which record
+    for part, place in zip(parts, laid, strict=True):
+        pieces.write(place.at, place.header)
+        first = len(measures)
+        if part.plan is not None:
+            moved = _moved(part.plan, place.data_at)
+            measures += moved.measures
+            inner.append(moved)
+        elif part.blob is not None:
+            stored = stored_blob(draft, part.blob)
+            pieces.put(stored, 0, stored.nbytes, place.data_at, "uint8")
+            measures += [Measure(place.data_at, stored.nbytes)] if stored.nbytes else []
+        else:
+            pieces.write(place.data_at, part.content or b"")
+        spans.append((first, len(measures)))
+    end = laid[-1].end
+    outer = assembled(end + len(directory(laid, end)), pieces)
+
+    def seal(crcs: Sequence[int]) -> list[Write]:
+        sums = [list(crcs[start:stop]) for start, stop in spans]
+        return _sealed(parts, laid, sums)
+
+    plan = _joined(outer, inner)._replace(measures=tuple(measures), seal=seal)
+    name = f"{manner.stem}.zip" if manner.in_folder else ""
+
+    def check(files: Mapping[str, Readable]) -> None:
+        _check(files[name], parts)
+
+    tensors = sum(part.writing.tensors for part in parts if part.writing is not None)
+    return Writing({name: plan}, tensors, {}, (), check, _unpickled(draft, records))
+
+
+def _fill_checkpoints(draft: Draft, records: Sequence[tuple[str, Node]]) -> None:
+    """Hold the bytes of records that may be pickles, so that what they name can be listed."""
+    for _, node in records:
+        if isinstance(node, Blob) and node.content is None:
+            window = draft.blobs[id(node)]
+            if may_be_checkpoint(window.read(0, min(_HEAD_NBYTES, window.nbytes))):
+                node.content = window.read(0, window.nbytes)
+
+
+def _unpickled(draft: Draft, records: Sequence[tuple[str, Node]]) -> bytes:
+    """A pickle that names what loading the records would import, whichever is loaded.
+
+    A library may unpickle a record of bytes, too, be it short, or in an old protocol.
+    """
+    held = list[Node]()
+    for _, node in records:
+        if is_bytes(node):
+            held += (Call(name, None, "REDUCE", 0) for name in _reached(draft, node))
+        if not (isinstance(node, Blob) and node.content is None):
+            held.append(node)
+    return emit(List(held))
+
+
+def _reached(draft: Draft, node: Node) -> list[Global]:
+    """What unpickling a record of bytes would import, and may misuse."""
+    content = node.content if isinstance(node, Blob) else bytes_of(node)
+    if content is not None:
+        return globals_reached(Memory(content, draft.path))
+    return globals_reached(draft.blobs[id(node)]) if id(node) in draft.blobs else []
+
+
+def _records_of(draft: Draft) -> list[tuple[str, Node]]:
+    """The records that a draft is to become.
+
+    Raises:
+        RefusedError: it is no dict of files.
+    """
+    root = draft.graph.root
+    recogniser = Recogniser(draft.graph.ids)
+    pairs = list(root.pairs) if isinstance(root, Dict) else []
+    names: dict[str, Node] = {}
+    for key, node in pairs:
+        if not isinstance(key, str) or not _is_name(str(key)):
+            raise RefusedError("a key of its dict can't be the name of a file", hint=_HINT)
+        if isinstance(node, Call) and recogniser.tensor(node) is not None:
+            raise RefusedError(f"{str(key)[:80]!r} in it is a tensor, not a file", hint=_HINT)
+        names[str(key)] = node
+    if len({name.casefold() for name in names}) != len(pairs):
+        raise RefusedError("two keys of its dict name the same file", hint=_HINT)
+    if all(map(is_bytes, names.values())):
+        raise RefusedError(_NO_CHECKPOINT, hint=_HINT)
+    return list(names.items())
+
+
+def _is_name(name: str) -> bool:
+    """Whether a record may be called so, and the zip is no file of torch's for it."""
+    try:
+        raw = name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return 0 < len(raw) <= _LONGEST_NAME and "\0" not in name and not is_of_torch(name)
+
+
+def is_of_torch(name: str) -> bool:
+    """Whether a record is called as in a zip that torch lays out."""
+    return name.startswith(_BY_TORCH) or name.partition("/")[2].startswith(_BY_TORCH)
+
+
+def is_bytes(node: Node) -> bool:
+    """Whether a node is bytes, however they are spelled."""
+    return isinstance(node, Blob) or (not isinstance(node, str) and bytes_of(node) is not None)
+
+
+def _part(draft: Draft, name: str, node: Node, manner: Manner) -> _Part:
+    if isinstance(node, Blob) and node.content is None:
+        return _Part(name, blob=node)
+    if isinstance(node, Blob):
+        return _Part(name, content=node.content)
+    content = None if isinstance(node, str) else bytes_of(node)
+    if content is not None:
+        return _Part(name, content=content)
+    graph = copy.copy(draft.graph)
+    graph.root = node
+    within = replace(draft, graph=graph, metadata={})
+    if name.endswith(_PICKLES) and not any(isinstance(e, Persistent) for e in nodes_of(node)):
+        fill(within)
+        return _Part(name, content=emit(node))
+    manner = Manner(_STEM, shared=manner.shared)
+    return _Part(name, writing=TorchZip().plan_write(within, manner))
+
+
+def _member(part: _Part) -> Member:
+    crc32 = 0 if part.content is None else zlib.crc32(part.content)
+    return Member(part.name, STORED, crc32, part.nbytes, part.nbytes)
+
+
+def _moved(plan: Plan, by: int) -> Plan:
+    """A plan for a part of a larger file, from an offset of that on."""
+    return plan._replace(
+        copies=tuple(each._replace(at=each.at + by) for each in plan.copies),
+        writes=tuple(each._replace(at=each.at + by) for each in plan.writes),
+        checksums=tuple(each._replace(at=each.at + by) for each in plan.checksums),
+        gathers=tuple(each._replace(at=each.at + by) for each in plan.gathers),
+        measures=tuple(each._replace(at=each.at + by) for each in plan.measures),
+    )
+
+
+def _joined(outer: Plan, inner: Sequence[Plan]) -> Plan:
+    """The plan of a zip, and those of what is in its records."""
+    plans = [outer, *inner]
+    return outer._replace(
+        copies=tuple(sorted((e for plan in plans for e in plan.copies), key=lambda e: e.at)),
+        writes=tuple(sorted((e for plan in plans for e in plan.writes), key=lambda e: e.at)),
+        checksums=tuple(sorted(e for plan in plans for e in plan.checksums)),
+        gathers=tuple(sorted((e for plan in plans for e in plan.gathers), key=lambda e: e.at)),
+        proofs=tuple(e for plan in plans for e in plan.proofs),
+    )
+
+
+def _sealed(
+    parts: Sequence[_Part], laid: Sequence[LaidOut], sums: Sequence[Sequence[int]]
+) -> list[Write]:
+    """What can only be written once all checksums are known.
+
+    Args:
+        parts, laid: the records, and their places.
+        sums: of each, the checksums of its measures.
+    """
+    writes: list[Write] = []
+    members: list[Member] = []
+    for part, place, crcs in zip(parts, laid, sums, strict=True):
+        crc32 = place.member.crc32
+        if part.plan is not None:
+            last = [] if part.plan.seal is None else list(part.plan.seal(crcs))
+            writes += [each._replace(at=each.at + place.data_at) for each in last]
+            crc32 = _crc_of(part.plan, crcs, last)
+        elif crcs:
+            crc32 = crcs[0]
+        members.append(place.member._replace(crc32=crc32))
+    again = lay_out(members)
+    end = again[-1].end
+    writes += [
+        Write(place.end - len(place.descriptor), place.descriptor)
+        for place in again
+        if place.descriptor
+    ]
+    return [*writes, Write(end, directory(again, end))]
+
+
+def _crc_of(plan: Plan, crcs: Sequence[int], last: Sequence[Write]) -> int:
+    """The CRC-32 of all that a plan writes: from those of its parts, in order."""
+    crc32 = at = 0
+    for start, nbytes, each in sorted(_summed(plan, crcs, last)):
+        if start > at:  # nothing but zeros lies between
+            crc32 = combined(crc32, zlib.crc32(bytes(start - at)), start - at)
+        crc32, at = combined(crc32, each, nbytes), start + nbytes
+    return crc32
+
+
+def _summed(
+    plan: Plan, crcs: Sequence[int], last: Sequence[Write]
+) -> Iterator[tuple[int, int, int]]:
+    """Offset, size and CRC-32 of each part of what a plan writes."""
+    for write in (*plan.writes, *last):
+        yield write.at, len(write.data), zlib.crc32(write.data)
+    for measure, crc32 in zip(plan.measures, crcs, strict=True):
+        yield measure.at, measure.nbytes, crc32
+    measured = {measure.at for measure in plan.measures}
+    for checksum in plan.checksums:
+        if checksum.at not in measured:
+            yield checksum.at, checksum.nbytes, checksum.crc32
+
+
+def _check(source: Readable, parts: Sequence[_Part]) -> None:
+    """Raises WriteError unless a file that was written can be read, and holds what it should."""
+    archive = Archive(source)
+    archive.check_layout()
+    if list(archive.records) != [part.name for part in parts]:
+        raise WriteError("what was written has other records than it should")
+    for part in parts:
+        record = archive.records[part.name]
+        window = source.window(archive.data_at(record), record.nbytes)
+        if part.writing is not None:
+            part.writing.check({"": window})
+        elif part.content is not None and archive.read(record, at_most=part.nbytes) != part.content:
+            raise WriteError(f"what was written holds another {part.name!r} than it should")

@@ -1,0 +1,44 @@
+"""The memo of a pickle: what was memoised, by its slot."""
+
+from __future__ import annotations
+
+from .nodes import Node, Text
+
+#: What is in a slot that was never filled.
+UNFILLED = Text("", -1)
+_LARGEST_GAP = 1  # between slots that are in a row; Python 2 begins with slot 1
+
+
+class Memo:
+    """Slots, most of which picklers number one by one: these take but a few bytes each.
+
+    Attributes:
+        filled: how many slots are.
+    """
+
+    def __init__(self) -> None:
+        self.filled = 0
+        self._row: list[Node] = []
+        self._others: dict[int, Node] = {}
+
+    def get(self, slot: int) -> Node:
+        """What is in a slot, or `UNFILLED`."""
+        row = self._row
+        return row[slot] if slot < len(row) else self._others.get(slot, UNFILLED)
+
+    def put(self, slot: int, node: Node) -> bool:
+        """Fill a slot; gives whether it is in a row with the others, so that it takes little."""
+        row, others = self._row, self._others
+        if slot < len(row):
+            self.filled += row[slot] is UNFILLED
+            row[slot] = node
+            return True
+        before = others.pop(slot, UNFILLED) if others else UNFILLED
+        self.filled += before is UNFILLED
+        if slot - len(row) > _LARGEST_GAP:
+            others[slot] = node
+            return False
+        while len(row) < slot:
+            row.append(others.pop(len(row), UNFILLED))
+        row.append(node)
+        return True

@@ -1,0 +1,46 @@
+"""What unpickling something gets to before it fails, where it is no pickle, or a broken one.
+
+An unpickler runs what it reads as it goes: bytes that break off in the middle, or were never meant
+to be a pickle, may have run something by then.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+from ..errors import InputError
+from ..source import Readable
+from .fetch import fetch_part
+from .machine import Machine
+from .nodes import Global
+
+
+class _Unframed(Machine):
+    """A walk that minds no frames, as CPython's unpickler in C did for long."""
+
+    def op_frame(self) -> None:
+        self.number(8)
+
+
+def names_reached(source: Readable, start: int = 0) -> list[str]:
+    """The names of `globals_reached`, each once."""
+    return list(dict.fromkeys(each.qualname for each in globals_reached(source, start)))
+
+
+def globals_reached(source: Readable, start: int = 0) -> list[Global]:
+    """What an unpickler that starts there would import before it fails, or to the end.
+
+    Text that happens to start like a name, and leads to no call, counts for nothing.
+
+    Raises:
+        UnsupportedError: it can't be told, since that goes on for too long.
+    """
+    fetched = fetch_part(source, start)
+    gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}
+    machine = _Unframed(fetched.data, 0, gaps)
+    with suppress(InputError, IndexError, struct.error, UnicodeError):
+        machine.run()
+    if not machine.protocol and not machine.calls:
+        return []
+    return machine.globals

@@ -1,0 +1,46 @@
+"""What in a configuration of Hugging Face's would have transformers load code, or other models.
+
+A model is made of `config.json` alone: no weights, tokenizers or pickles of the folder are read.
+But a configuration may name code of its folder (`auto_map`), another file to be read in its place
+(`configuration_files`), kernels of the Hub as an implementation of attention (`owner/name`), and a
+backbone of timm's that lies elsewhere (`local-dir:`, `hf-hub:`).
+
+Sources: transformers/configuration_utils.py, modeling_utils.py, integrations/hub_kernels.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from typing import Any
+
+_CODE = "the model's code lies in its folder, and code of a checkpoint is never run"
+_IMPLEMENTATION = re.compile(r"[a-z0-9_]*", re.ASCII)
+_IGNORED = re.compile(r"[\x00-\x20]")  # some of them, where a name is split as a URL
+_ELSEWHERE = re.compile(r"(hf-hub|hf_hub|local-dir):", re.IGNORECASE)
+
+
+def danger(said: Mapping[str, Any], known: Container[object]) -> str | None:
+    """Why a model may not be made of a configuration, or None.
+
+    Args:
+        said: what the configuration says.
+        known: the types of models whose code the library has.
+    """
+    todo: list[tuple[str, Any]] = [("", said)]
+    while todo:
+        key, value = todo.pop()
+        if isinstance(value, Mapping):
+            if "auto_map" in value and value.get("model_type") not in known:
+                return _CODE
+            if "configuration_files" in value:
+                return "the configuration names other files to be read in its place"
+            todo += ((str(key), each) for key, each in value.items())
+        elif isinstance(value, list):
+            todo += ((key, each) for each in value)
+        elif isinstance(value, str):
+            if "implementation" in key and not _IMPLEMENTATION.fullmatch(value):
+                return f"the configuration names code from elsewhere, {key}: {value[:60]!r}"
+            if _ELSEWHERE.match(_IGNORED.sub("", value)):
+                return f"the configuration names a model elsewhere, {key[:40]}: {value[:60]!r}"
+    return None

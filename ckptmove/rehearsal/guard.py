@@ -1,0 +1,241 @@
+"""A process that runs code of a file, and ends when that tries more than computing.
+
+Python tells of what it is about to do by audit events. Those by which code reaches out of the
+process end it at once: starting a process, a socket, a library that isn't installed, a write
+outside of the folder for temporary files. It is a second line: code in C isn't asked, and whoever
+may unpickle anything can get around it. What a file may hold without being trusted is decided
+before, by `programs`, `scripted` and `configs`.
+
+Source: the audit events table of the Python documentation.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: What the process exits with: EX_NOPERM of sysexits.h.
+CODE = 77
+ATTEMPT = "attempt.txt"  # in its folder: what it tried
+_LONGEST = 160  # bytes of that
+
+_PROCESS = "start a process"
+_SOCKET = "open a socket"
+_SIGNAL = "signal another process"
+#: Event → what it is, whatever its arguments are.
+_ENDING = {
+    **dict.fromkeys(
+        (
+            *("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile"),
+            *("os.startfile/2", "os.system", "pty.spawn", "subprocess.Popen", "webbrowser.open"),
+            *("_winapi.CreateProcess",),
+        ),
+        _PROCESS,
+    ),
+    **dict.fromkeys(
+        (
+            *("socket.__new__", "socket.bind", "socket.connect", "socket.getaddrinfo"),
+            *("socket.gethostbyaddr", "socket.gethostbyname", "socket.getnameinfo"),
+            *("socket.sendmsg", "socket.sendto", "urllib.Request", "syslog.openlog"),
+            *("syslog.syslog",),
+        ),
+        _SOCKET,
+    ),
+    **dict.fromkeys(("socket.sethostname", "os.chflags", "os.lchflags"), "change the system"),
+    "os.chdir": "change its working directory",  # by which paths are understood
+}
+#: Event → which of its arguments are paths that change, each with the one that holds its folder.
+_CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.link": ((0, 2), (1, 3)),
+    "os.mkdir": ((0, 2),),
+    "os.remove": ((0, 1),),
+    "os.removexattr": ((0, None),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.rmdir": ((0, 1),),
+    "os.setxattr": ((0, None),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.utime": ((0, 3),),
+    "shutil.chown": ((0, None),),
+    "shutil.copyfile": ((1, None),),
+    "shutil.copymode": ((1, None),),
+    "shutil.copystat": ((1, None),),
+    "shutil.copytree": ((1, None),),
+    "shutil.make_archive": ((0, None),),
+    "shutil.move": ((0, None), (1, None)),
+    "shutil.rmtree": ((0, None),),
+    "shutil.unpack_archive": ((1, None),),
+    "sqlite3.connect": ((0, None),),
+    "tempfile.mkdtemp": ((0, None),),
+    "tempfile.mkstemp": ((0, None),),
+}
+_QUIET = {"fork_exec": _PROCESS, "mkfifo": "change a file", "mknod": "change a file"}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_FREE = ("/dev/null", ":memory:", "")
+#: What of C's library ctypes may not look up.
+_OF_C = frozenset(
+    (
+        *("execl", "execle", "execlp", "execv", "execve", "execvp", "execvpe", "fexecve", "fork"),
+        *("vfork", "clone", "posix_spawn", "posix_spawnp", "popen", "system", "syscall", "dlopen"),
+        *("socket", "connect", "bind", "open", "open64", "openat", "creat", "fopen", "fopen64"),
+        *("rename", "renameat", "unlink", "unlinkat", "remove", "rmdir", "mkdir", "truncate"),
+        *(
+            "link",
+            "linkat",
+            "symlink",
+            "symlinkat",
+            "kill",
+            "killpg",
+            "ptrace",
+            "process_vm_writev",
+        ),
+    )
+)
+
+
+def environment(folder: str) -> dict[str, str]:
+    """What has libraries keep what they keep in a folder, and not ask the network."""
+    kept = {
+        name: os.fspath(Path(folder, name.lower()))
+        for name in (
+            *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+            *("PYTORCH_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH", "MPLCONFIGDIR", "NUMBA_CACHE_DIR"),
+            *("HF_MODULES_CACHE", "XDG_CACHE_HOME"),
+        )
+    }
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    # Else what is compiled would start compilers.
+    eager = {"TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, **offline, **eager, "TMPDIR": folder}
+
+
+def enforce(folder: str) -> None:
+    """End this process when its code, from now on, tries more than computing.
+
+    It can't be taken back. Its last act is to note what was tried in the folder.
+
+    Args:
+        folder: where it may write.
+    """
+    sys.dont_write_bytecode = True
+    home = Path(folder).resolve()
+    note = os.open(home / ATTEMPT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    libraries = _libraries()
+    process = os.getpid()
+
+    def end(what: str, which: object = None) -> NoReturn:
+        shown = what if which is None else f"{what}, {which!r}"
+        os.write(note, shown.encode(errors="replace")[:_LONGEST])
+        os._exit(CODE)
+
+    def on_event(event: str, args: tuple[Any, ...]) -> None:
+        what = _ENDING.get(event)
+        if what is not None:
+            end(what)
+        elif event == "open":
+            path, _, flags = args
+            if isinstance(flags, int) and flags & _WRITING and not _is_inside(path, None, home):
+                end("write a file", _text(path))
+        elif event in _CHANGING:
+            for at, folder_at in _CHANGING[event]:
+                path = args[at] if at < len(args) else None
+                fd = args[folder_at] if folder_at is not None and folder_at < len(args) else None
+                if not _is_inside(path, fd, home):
+                    end("change a file", _text(path))
+        elif event in ("os.kill", "os.killpg", "signal.pthread_kill"):
+            if args[0] != process and event != "signal.pthread_kill":
+                end(_SIGNAL)
+        elif event == "ctypes.dlopen" or (event == "import" and args[1]):
+            path = args[0] if event == "ctypes.dlopen" else args[1]
+            if not _is_installed(path, libraries, home):
+                end("load a library", _text(path))
+        elif event == "ctypes.dlsym" and args[1] in _OF_C:
+            end("call C's library", args[1])
+
+    _replace_quiet_ones(end)
+    sys.addaudithook(on_event)
+
+
+def _replace_quiet_ones(end: Callable[[str], NoReturn]) -> None:
+    """Functions that start processes and make files, and of which there is no event."""
+
+    def ending(what: str) -> Callable[..., NoReturn]:
+        def ended(*args: object, **kwargs: object) -> NoReturn:
+            end(what)
+
+        return ended
+
+    for module in ("_posixsubprocess", "posix", "os"):
+        for name, what in _QUIET.items():
+            found = sys.modules.get(module)
+            if hasattr(found, name):
+                setattr(found, name, ending(what))
+
+
+def _libraries() -> tuple[Path, ...]:
+    """Folders of what is installed."""
+    paths = {
+        *sysconfig.get_paths().values(),
+        sys.prefix,
+        sys.base_prefix,
+        site.getusersitepackages(),
+    }
+    paths |= set(sys.path)
+    paths |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local", "/opt", "/System"}
+    return tuple(sorted({Path(path).resolve() for path in paths if path}))
+
+
+def _is_inside(path: object, fd: object, home: Path) -> bool:
+    """Whether a path that is about to change is in the folder."""
+    if isinstance(path, int) or path is None:  # a file that is open
+        return True
+    if _text(path) in _FREE:
+        return True
+    said = Path(_text(path))
+    if isinstance(fd, int) and fd >= 0 and not said.is_absolute():
+        try:
+            said = Path(f"/proc/self/fd/{fd}").readlink() / said
+        except OSError:
+            return False
+    # A link itself may lie here, and lead elsewhere: both count.
+    places = (said.resolve(), said.parent.resolve() / said.name)
+    return all(place.is_relative_to(home) for place in places)
+
+
+def _is_installed(path: object, libraries: tuple[Path, ...], home: Path) -> bool:
+    """Whether a library is one of this machine's, rather than one that the program brought."""
+    if path is None or isinstance(path, int) or os.sep not in _text(path):
+        return True  # without a folder, the system looks for it in its own
+    place = Path(_text(path)).resolve()
+    if place.is_relative_to(home):
+        return False
+    return place.suffix == ".py" or any(place.is_relative_to(each) for each in libraries)
+
+
+def _text(path: object) -> str:
+    try:
+        return os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        return str(path)
+
+
+def read_attempt(folder: str, code: int | None) -> str | None:
+    """What a process tried, if that is what ended it; for its parent.
+
+    Args:
+        folder: where it could write.
+        code: what it exited with.
+    """
+    if code != CODE:
+        return None
+    try:
+        return Path(folder, ATTEMPT).read_bytes()[:_LONGEST].decode(errors="replace") or None
+    except OSError:
+        return None

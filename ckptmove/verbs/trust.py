@@ -1,0 +1,100 @@
+"""Write no pickle that runs what nobody trusts: what a source that runs nothing names.
+
+Whoever loads safetensors runs nothing, so nobody looks at what the tree in their header names; a
+pickle made of them would run it. From a pickle to a pickle nothing gets worse: that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from .. import formats
+from ..drafts.callables import Place, leave_out, places_of
+from ..drafts.draft import Draft, Loss
+from ..drafts.patterns import covers
+from ..errors import RefusedError
+from ..formats.writing import Manner, Writing
+from ..words import short
+
+_ROOM = 140  # bytes of a line for places
+_HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"
+
+
+def plan_trusted(
+    draft: Draft,
+    format: formats.WritableFormat,
+    manner: Manner,
+    drop: Sequence[str],
+    *,
+    trusted: bool,
+) -> tuple[Writing, list[Loss], tuple[str, ...]]:
+    """How to write a draft, and what of it nobody trusts.
+
+    Args:
+        draft: what is to be written.
+        format, manner: how.
+        drop: patterns of what may be left out because of the callables that it names.
+        trusted: whether to write them, whatever the source.
+
+    Returns:
+        How to write it, what is left out, and the unknown callables that it names.
+
+    Raises:
+        RefusedError: it names unknown callables, which the source could not run.
+    """
+    writing = format.plan_write(draft, manner)
+    unknown = _unknown(writing, draft)
+    if trusted or not draft.inert or not unknown:
+        return writing, [], unknown
+    places = list[Place]()
+    left = _without(drop, places_of(draft.graph.root, formats.judge(draft.path)), places)
+    refuse_places(left)
+    leave_out(places)
+    tensors = writing.tensors
+    writing = format.plan_write(draft, manner)
+    if tensors and not writing.tensors:
+        raise RefusedError("no tensor is left: all are held by what would be left out")
+    unknown = _unknown(writing, draft)
+    if unknown:  # the listing of what would be written counts, wherever it is
+        refuse_places(Place("", name, None, 0) for name in unknown)
+    return writing, [_loss(place) for place in places], ()
+
+
+def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
+    """Do nothing if there are none.
+
+    Raises:
+        RefusedError: there are; it names the first.
+    """
+    told, more, room = list[str](), 0, _ROOM
+    for place in places:
+        at = f" at {short(place.name)!r}" if place.name else ""
+        text = f"{short(place.callable)}{at}"
+        room -= len(text.encode()) + 2
+        if told and (more or room < 0):
+            more += 1
+        else:
+            told.append(text)
+    if told:
+        rest = f" and {more:,} more" if more else ""
+        raise RefusedError(
+            f"would write callables that are not known to be harmless: {', '.join(told)}{rest}",
+            hint=hint,
+        )
+
+
+def _unknown(writing: Writing, draft: Draft) -> tuple[str, ...]:
+    return formats.unknown_callables(writing.pickle, draft.path) if writing.pickle else ()
+
+
+def _without(drop: Sequence[str], places: Iterable[Place], dropped: list[Place]) -> Iterator[Place]:
+    """The places that no pattern speaks of; the others are added to those that are dropped."""
+    for place in places:
+        if any(covers(each, place.name) for each in drop):
+            dropped.append(place)
+        else:
+            yield place
+
+
+def _loss(place: Place) -> Loss:
+    return Loss(place.name, f"is made by {place.callable}, which is not known to be harmless")

@@ -1,0 +1,276 @@
+"""Measure what is promised, row by row, and print it as a table.
+
+Usage: scripts/acceptance [--write] [--from REPORT.xml] [ROW...]
+
+Most rows are tests, run with more trials than usual. With `--from` they are looked up in the report
+of a run of all tests (pytest's `--junitxml`), with the trials of that. What they measure besides is
+what they record (pytest's `record_property`): numbers are added up, but for those called `peak` or
+`longest`, of which the largest counts. `--write` puts the rows into CONTRIBUTING.md, where those
+that were not run stay as they are. Ends with 1 if a row does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+_START, _END = "<!-- acceptance: by scripts/acceptance --write -->", "<!-- end of acceptance -->"
+_TRIALS = {"CKPTMOVE_ROUNDS": "100", "OMP_NUM_THREADS": "1"}
+_MANY = 100_000  # tensors
+
+
+class Outcome(NamedTuple):
+    """What a row came to: whether it holds, and what was measured."""
+
+    holds: bool
+    measured: str
+
+
+class Row(NamedTuple):
+    """A promise.
+
+    Attributes:
+        claim: what is promised.
+        figure: what it must come to.
+        how: arguments of pytest, or what measures it.
+    """
+
+    claim: str
+    figure: str
+    how: str | Callable[[], Outcome]
+
+
+def tested(arguments: str) -> Outcome:
+    """Run tests, and tell how many held and what they recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-n", "auto", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *shlex.split(arguments)],
+            cwd=ROOT,
+            env={**os.environ, **_TRIALS},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode not in (0, 1):
+            return Outcome(False, f"the tests can't run: {done.stdout.splitlines()[-1:]}")
+        return outcome_of(ElementTree.parse(report).iter("testcase"))
+
+
+def looked_up(arguments: str, report: Path) -> Outcome:
+    """What the tests of a row came to in a run of all."""
+    files, _, words = arguments.partition("-k")
+    modules = {each.removesuffix(".py").replace("/", ".") for each in files.split()}
+    wanted = shlex.split(words)[0].split(" or ") if words else [""]
+    return outcome_of(
+        case
+        for case in ElementTree.parse(report).iter("testcase")
+        if case.get("classname") in modules and any(word in case.get("name", "") for word in wanted)
+    )
+
+
+def outcome_of(cases: Iterable[ElementTree.Element]) -> Outcome:
+    """How many tests held, what they recorded, and the time they took, on one core."""
+    passed = failed = skipped = 0
+    seconds = 0.0
+    recorded: dict[str, float] = {}
+    for case in cases:
+        bad = case.find("failure") is not None or case.find("error") is not None
+        left_out = case.find("skipped") is not None
+        passed, failed = passed + (not bad and not left_out), failed + bad
+        skipped += left_out
+        seconds += float(case.get("time", 0))
+        for each in case.iter("property"):
+            name, value = each.get("name", ""), float(each.get("value", 0))
+            before = recorded.get(name, 0)
+            largest = name.startswith(("peak", "longest"))
+            recorded[name] = max(before, value) if largest else before + value
+    told = [f"{passed:,} tests passed, {failed} failed", *([f"{skipped} skipped"] * bool(skipped))]
+    told += [f"{name}: {value:,.10g}" for name, value in recorded.items()]
+    return Outcome(passed > 0 and not failed, f"{'; '.join(told)} ({seconds:.0f} s)")
+
+
+def inspect_many() -> Outcome:
+    """How long it takes to inspect very many tensors, as a whole process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.fspath(Path(folder) / "many.pt")
+        make = (
+            "import sys, torch; n = int(sys.argv[2]); whole = torch.zeros(n); "
+            "torch.save({f'layers.{i}.weight': whole[i : i + 1] for i in range(n)}, sys.argv[1])"
+        )
+        subprocess.run([sys.executable, "-c", make, path, str(_MANY)], check=True)
+        started = time.monotonic()
+        command = [sys.executable, "-m", "ckptmove", "inspect", path]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        seconds = time.monotonic() - started
+    return Outcome(seconds <= 5, f"{_MANY:,} tensors of one storage in {seconds:.1f} s")
+
+
+def planted() -> Outcome:
+    """How many planted faults the tests let pass."""
+    command = [sys.executable, os.fspath(ROOT / "scripts" / "mutants.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    return Outcome(done.returncode == 0, f"{len(lines) - 1} planted, {lines[-1] if lines else '?'}")
+
+
+ROWS = {
+    1: Row(
+        "Damaged files: an answer, or one line and an exit code",
+        "10,000 files, 0 tracebacks, 0 hangs",
+        "tests/test_fuzz.py tests/test_mutations.py tests/test_walk_faults.py",
+    ),
+    2: Row(
+        "Memory is bounded by the metadata, bombs included",
+        "≤ 150 MB + 2 × the pickle; not yet in diff and convert of HEAVY ones",
+        "tests/test_memory.py tests/test_bombs.py",
+    ),
+    3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),
+    5: Row(
+        "Nothing in a file is executed; callables are listed",
+        "≥ 60 families, 0 executed",
+        "tests/test_payloads.py",
+    ),
+    6: Row(
+        "Killed at any system call: the source is as it was, the output absent or whole",
+        "0 exceptions",
+        "tests/test_sink_faults.py tests/test_in_place_kills.py tests/test_batch_kills.py",
+    ),
+    7: Row(
+        "Power cut: the output is absent or whole; what was done stays",
+        "0 exceptions",
+        "tests/test_sink_power.py tests/test_in_place_power.py",
+    ),
+    8: Row(
+        "Full disks, quotas, limits",
+        "one line, nothing left behind",
+        "tests/test_sink_disks.py tests/test_in_place_faults.py",
+    ),
+    9: Row(
+        "Errors, interrupts and short writes at any system call",
+        "right output, or an error",
+        "tests/test_sink_faults.py tests/test_in_place_faults.py",
+    ),
+    10: Row(
+        "Bit rot is found where there is a checksum",
+        "100 %",
+        "tests/test_validate_faults.py tests/test_convert_damage.py",
+    ),
+    11: Row(
+        "Several writers of one destination",
+        "100 rounds, one winner, always whole",
+        "tests/test_concurrency.py -k writers",
+    ),
+    12: Row(
+        "Readers while a file is changed in place",
+        "100 changes there and back, no wrong tensor",
+        "tests/test_concurrency.py -k reads",
+    ),
+    13: Row(
+        "A source that changes meanwhile is noticed",
+        "no output",
+        "tests/test_sink.py tests/test_folder.py tests/test_in_place.py -k meanwhile",
+    ),
+    14: Row(
+        "Destinations that can't be written",
+        "one line, exit code 4",
+        "tests/test_sink_disks.py tests/test_cli.py",
+    ),
+    15: Row(
+        "Names that lead elsewhere",
+        "0 files opened or written outside",
+        "tests/test_sharded.py tests/test_folders.py tests/test_folder.py "
+        "tests/test_batch_traps.py",
+    ),
+    16: Row(
+        "A batch that was killed goes on where it was",
+        "finished items stay, same result",
+        "tests/test_batch_kills.py tests/test_batch_ledger.py",
+    ),
+    17: Row(
+        "Object stores with faults",
+        "no object in part",
+        "tests/test_stores_faults.py tests/test_uploads.py tests/test_uploads_transacted.py",
+    ),
+    18: Row(
+        "Signals",
+        "nothing left behind, ends by the signal",
+        "tests/test_uploads_signals.py tests/test_cli.py tests/test_sink_faults.py "
+        "-k 'signal or interrupt'",
+    ),
+    19: Row("Streams that are closed or full", "data on stdout alone", "tests/test_cli.py"),
+    20: Row(
+        "There and back again is the same",
+        "bit for bit",
+        "tests/test_round_trips.py tests/test_emit.py",
+    ),
+    21: Row(
+        "The same input gives the same bytes",
+        "equal digests",
+        "tests/test_relocate.py tests/test_convert.py",
+    ),
+    22: Row("Planted faults are noticed", "≥ 24 planted, none survives", planted),
+}
+
+
+def line(number: int, outcome: Outcome | None) -> str:
+    """A row of the table."""
+    row = ROWS[number]
+    measured = "not measured" if outcome is None else outcome.measured
+    holds = "" if outcome is None else "yes" if outcome.holds else "**no**"
+    return f"| {number} | {row.claim} | {row.figure} | {measured} | {holds} |"
+
+
+def write(lines: dict[int, str]) -> None:
+    """Put rows into CONTRIBUTING.md."""
+    path = ROOT / "CONTRIBUTING.md"
+    before, rest = path.read_text(encoding="utf-8").split(_START)
+    table, after = rest.split(_END)
+    old = {int(found[1]): found[0] for found in re.finditer(r"(?m)^\| (\d+) \|.*$", table)}
+    rows = [lines.get(n) or old.get(n) or line(n, None) for n in ROWS]
+    head = ["| # | promise | to hold | measured | holds |", "|---|---|---|---|---|"]
+    path.write_text(
+        "\n".join([f"{before}{_START}", *head, *rows, f"{_END}{after}"]), encoding="utf-8"
+    )
+
+
+def measured(numbers: list[int], report: Path | None) -> Iterator[tuple[int, Outcome]]:
+    """What the rows came to, one by one."""
+    for number in numbers:
+        how = ROWS[number].how
+        if not isinstance(how, str):
+            yield number, how()
+        else:
+            yield number, tested(how) if report is None else looked_up(how, report)
+
+
+def main() -> None:
+    """Measure rows, print them, and write them if that is wanted."""
+    parser = argparse.ArgumentParser(description="Measure what is promised, row by row.")
+    parser.add_argument("--write", action="store_true", help="put the rows into CONTRIBUTING.md")
+    parser.add_argument("--from", dest="report", type=Path, help="report of a run of all tests")
+    parser.add_argument("rows", nargs="*", type=int, choices=[[], *ROWS], help="all by default")
+    asked = parser.parse_args()
+    failed = False
+    for number, outcome in measured(asked.rows or list(ROWS), asked.report):
+        row = line(number, outcome)
+        print(row, flush=True)
+        failed |= not outcome.holds
+        if asked.write:
+            write({number: row})
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,416 @@
+"""Plant faults, one at a time, in a copy of the package, and tell which no test notices.
+
+Usage: scripts/mutants [--list] [NAME...]
+
+A fault is a change of the text of one file. The tests nearest to it run on the copy; a fault that
+they let pass survives. A text that is not there exactly once is an error: the list is out of date.
+Ends with 1 if a fault survived.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+_PATIENCE = 900  # seconds for the tests of one fault: a fault may hang
+
+
+class Mutant(NamedTuple):
+    """A fault.
+
+    Attributes:
+        name: what is wrong.
+        file: relative to the package.
+        old, new: the text that is replaced.
+        tests: arguments of pytest: the tests that should notice.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    # -- new files and folders
+    Mutant(
+        "fsync of a new file dropped",
+        "unnamed.py",
+        "            os.fsync(self.fd)\n            verifier.finish(report)\n",
+        "            verifier.finish(report)\n",
+        "tests/test_sink_power.py",
+    ),
+    Mutant(
+        "fsync of the directory dropped",
+        "destination.py",
+        "            os.fsync(self.folder)\n        except OSError as error:\n",
+        "            pass\n        except OSError as error:\n",
+        "tests/test_sink_power.py",
+    ),
+    Mutant(
+        "renamed before it is verified",
+        "verbs/relocate.py",
+        "        _check(made.reopen(), before, moves)\n        made.commit()\n",
+        "        made.commit()\n        _check(made.reopen(), before, moves)\n",
+        "tests/test_sink_faults.py tests/test_relocate.py",
+    ),
+    Mutant(
+        "checksum of a record not compared",
+        "verifier.py",
+        "        if check.checksum is not None and crc32 != check.checksum.crc32:\n",
+        "        if False:\n",
+        "tests/test_sink.py tests/test_sink_disks.py tests/test_convert_damage.py",
+    ),
+    Mutant(
+        "bytes not compared with the source",
+        "verifier.py",
+        "        return self._buffer[:nbytes] == self._other[:nbytes]\n",
+        "        return True\n",
+        "tests/test_sink.py tests/test_sink_faults.py",
+    ),
+    Mutant(
+        "short write ignored",
+        "copier.py",
+        "        view, at = view[taken:], at + taken\n",
+        "        view, at = view[len(view) :], at + taken\n",
+        "tests/test_sink_faults.py tests/test_sink_disks.py tests/test_sink.py",
+    ),
+    Mutant(
+        "short copy ignored",
+        "copier.py",
+        "                at += moved\n",
+        "                at = min(end, at + _STRIDE)\n",
+        "tests/test_sink_faults.py tests/test_sink_disks.py tests/test_sink.py",
+    ),
+    Mutant(
+        "existing file replaced without --force",
+        "sink.py",
+        "            if self.force:\n                self._rename()\n",
+        "            if True:\n                self._rename()\n",
+        "tests/test_sink.py tests/test_sink_faults.py",
+    ),
+    Mutant(
+        "temporary file left behind",
+        "sink.py",
+        "        if not self.committed:\n            self._remove()\n",
+        "        if False:\n            self._remove()\n",
+        "tests/test_sink.py",
+    ),
+    Mutant(
+        "change of the source unnoticed",
+        "source.py",
+        "            before.st_ctime_ns,\n        ):\n",
+        "            before.st_ctime_ns,\n        ) and False:\n",
+        "tests/test_sink.py tests/test_sink_faults.py",
+    ),
+    Mutant(
+        "path leads out of a new folder",
+        "folder.py",
+        '        if not {"", ".", ".."}.isdisjoint(parts):\n',
+        "        if False:\n",
+        "tests/test_folder.py",
+    ),
+    # -- in place
+    Mutant(
+        "fsync of the journal dropped",
+        "held.py",
+        "            write_at(fd, 0, data)\n            os.fsync(fd)\n",
+        "            write_at(fd, 0, data)\n",
+        "tests/test_in_place_power.py",
+    ),
+    Mutant(
+        "name of the journal not synced",
+        "held.py",
+        "src_dir_fd=self.folder, dst_dir_fd=self.folder)\n        os.fsync(self.folder)\n",
+        "src_dir_fd=self.folder, dst_dir_fd=self.folder)\n",
+        "tests/test_in_place_power.py",
+    ),
+    Mutant(
+        "journal removed before the change is on disk",
+        "in_place.py",
+        "            os.fsync(held.fd)\n            for change in journal.changes:\n",
+        "            for change in journal.changes:\n",
+        "tests/test_in_place_power.py",
+    ),
+    Mutant(
+        "journal of another file believed",
+        "journal.py",
+        "        if _tail(nbytes, read, self.changes) != self.tail:\n",
+        "        if False:\n",
+        "tests/test_recover.py tests/test_in_place.py",
+    ),
+    Mutant(
+        "change made without a lock",
+        "held.py",
+        "                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
+        "tests/test_in_place.py tests/test_recover.py",
+    ),
+    # -- pickles
+    Mutant(
+        "wrong memo slot",
+        "pickles/machine.py",
+        "        self.memo[len(self.memo)] = self.stack[-1]\n",
+        "        self.memo[len(self.memo) + 1] = self.stack[-1]\n",
+        "tests/test_walk.py tests/test_differentials.py",
+    ),
+    Mutant(
+        "opcode straddles its frame",
+        "pickles/machine.py",
+        "        if self.position > self.frame_end:\n",
+        "        if False:\n",
+        "tests/test_walk.py tests/test_walk_faults.py",
+    ),
+    Mutant(
+        "object built twice",
+        "pickles/machine.py",
+        "        if not isinstance(target, Call) or target.built:\n",
+        "        if not isinstance(target, Call):\n",
+        "tests/test_walk.py tests/test_walk_faults.py",
+    ),
+    Mutant(
+        "allow-list entry too many",
+        "contents/known.py",
+        '        "_codecs": "encode",\n',
+        '        "_codecs": "encode",\n        "os": "system",\n',
+        "tests/test_payloads.py tests/test_house.py",
+    ),
+    # -- zips
+    Mutant(
+        "record named twice accepted",
+        "zips/archive.py",
+        '                raise CorruptError(f"the record {record.name!r} occurs twice")\n',
+        "                pass\n",
+        "tests/test_archive.py tests/test_archive_faults.py",
+    ),
+    Mutant(
+        "local header not compared",
+        "zips/archive.py",
+        "        if not agree:\n",
+        "        if False:\n",
+        "tests/test_archive.py tests/test_archive_faults.py",
+    ),
+    Mutant(
+        "overlapping records accepted",
+        "zips/archive.py",
+        "            if record.header_at < end:\n",
+        "            if False:\n",
+        "tests/test_archive.py tests/test_archive_faults.py",
+    ),
+    Mutant(
+        "record not checked when it is read",
+        "zips/archive.py",
+        "        if not record.unchecksummed and zlib.crc32(content) != record.crc32:\n",
+        "        if False:\n",
+        "tests/test_archive.py tests/test_archive_faults.py",
+    ),
+    # -- safetensors
+    Mutant(
+        "gap between tensors accepted",
+        "headers.py",
+        "        if entry.start != at:\n",
+        "        if entry.start < at:\n",
+        "tests/test_headers.py",
+    ),
+    Mutant(
+        "key said twice accepted",
+        "headers.py",
+        "    if len(found) != len(pairs):\n",
+        "    if False:\n",
+        "tests/test_headers.py",
+    ),
+    Mutant(
+        "index leads out of its folder",
+        "formats/shard_index.py",
+        "        if not is_plain_name(file):\n",
+        "        if False:\n",
+        "tests/test_sharded.py tests/test_folders.py",
+    ),
+    # -- tensors
+    Mutant(
+        "gather off by one",
+        "runtime/gather.py",
+        "(shape, stride, (gather.offset + offset) * units)\n",
+        "(shape, stride, max(0, gather.offset + offset - 1) * units)\n",
+        "tests/test_gather.py",
+    ),
+    Mutant(
+        "strides reversed",
+        "runtime/gather.py",
+        "        shape, stride = [n for n, _ in dims], [step for _, step in dims]\n",
+        "        shape, stride = [n for n, _ in dims], [step for _, step in dims][::-1]\n",
+        "tests/test_gather.py",
+    ),
+    Mutant(
+        "tensor reaches outside its storage",
+        "contents/strided.py",
+        "    if reach_of(shape, stride, offset, dtype) > storage.nbytes:\n",
+        "    if False:\n",
+        "tests/test_manifest.py tests/test_mutations.py tests/test_inspect.py",
+    ),
+    Mutant(
+        "alias dropped",
+        "drafts/parts.py",
+        "                self.found.shared[name] = part\n",
+        "                pass\n",
+        "tests/test_convert.py tests/test_round_trips.py",
+    ),
+    Mutant(
+        "only the first bytes compared",
+        "runtime/bytewise.py",
+        "            at += count\n\n",
+        "            at = nbytes\n\n",
+        "tests/test_diff_whole.py tests/test_diff.py",
+    ),
+    # -- verdicts and trust
+    Mutant(
+        "link out of its folder followed",
+        "stores/links.py",
+        "    if not allowed or (source is not None and not source.same_file(leads_to)):\n",
+        "    if False:\n",
+        "tests/test_links.py",
+    ),
+    Mutant(
+        "untrusted callable written",
+        "verbs/trust.py",
+        "    if trusted or not draft.inert or not unknown:\n",
+        "    if True:\n",
+        "tests/test_trust.py",
+    ),
+    Mutant(
+        "unknown callable let pass by --strict",
+        "verbs/unknown.py",
+        "    if manifest.unknown_callables:\n",
+        "    if False:\n",
+        "tests/test_strict.py",
+    ),
+    Mutant(
+        "any operator of a program accepted",
+        "rehearsal/graphs.py",
+        "    found = _OPERATOR.fullmatch(said)\n    if found is None:\n",
+        "    return True\n    found = _OPERATOR.fullmatch(said)\n    if found is None:\n",
+        "tests/test_validate_programs.py",
+    ),
+    Mutant(
+        "guarded process not ended",
+        "rehearsal/guard.py",
+        "        os._exit(CODE)\n",
+        "        return None  # type: ignore\n",
+        "tests/test_guard.py",
+    ),
+    Mutant(
+        "other records not compared",
+        "drafts/beside.py",
+        "            difference = _unlike(mine[name], others[name], no_devices=False)\n",
+        "            difference = None\n",
+        "tests/test_bundle.py tests/test_diff_whole.py",
+    ),
+    Mutant(
+        "metadata not compared",
+        "drafts/beside.py",
+        "    found = list(_unlike_metadata(old, new))\n",
+        "    found: list[Difference] = []\n",
+        "tests/test_metadata.py",
+    ),
+    # -- who goes where
+    Mutant(
+        "section misnamed",
+        "contents/sections.py",
+        "        return Section.SCHEDULER\n",
+        "        return Section.OTHER\n",
+        "tests/test_sections.py",
+    ),
+    Mutant(
+        "optimizer steps moved",
+        "placement.py",
+        '    return at_home and wanted != "cpu" and not rules.everything\n',
+        "    return False\n",
+        "tests/test_placement.py",
+    ),
+    Mutant(
+        "--require always holds",
+        "manifest.py",
+        "            if entry.device != wanted\n            and kind_of(entry.device) != wanted\n",
+        "            if False\n",
+        "tests/test_manifest.py tests/test_inspect.py",
+    ),
+    Mutant(
+        "losses accepted without --drop",
+        "verbs/convert.py",
+        "    if left:\n        told = ",
+        "    if False:\n        told = ",
+        "tests/test_convert.py",
+    ),
+)
+
+
+def survives(mutant: Mutant) -> bool:
+    """Whether the tests let a fault pass.
+
+    Raises:
+        SystemExit: the text to be replaced is not there exactly once, or a test is gone.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder)
+        for name in ("ckptmove", "tests", "scripts"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+            shutil.copy(ROOT / name, copy / name)
+        path = copy / "ckptmove" / mutant.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise SystemExit(
+                f"{mutant.name}: {mutant.file} holds the text {text.count(mutant.old)} times"
+            )
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                [*command, *mutant.tests.split()],
+                cwd=copy,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{mutant.name}: its tests can't run:\n{done.stdout[-2000:]}")
+    return done.returncode == 0
+
+
+def main() -> None:
+    """Plant the faults that are named, or all."""
+    wanted = sys.argv[1:]
+    if wanted == ["--list"]:
+        print(*(mutant.name for mutant in MUTANTS), sep="\n")
+        return
+    known = {mutant.name for mutant in MUTANTS}
+    if unknown := set(wanted) - known:
+        raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
+    survivors = []
+    for mutant in MUTANTS:
+        if wanted and mutant.name not in wanted:
+            continue
+        started = time.monotonic()
+        survived = survives(mutant)
+        verdict = "SURVIVED" if survived else "noticed"
+        print(f"{verdict:9} {time.monotonic() - started:5.0f} s  {mutant.name}", flush=True)
+        if survived:
+            survivors.append(mutant.name)
+    print(f"{len(survivors)} survived")
+    raise SystemExit(bool(survivors))
+
+
+if __name__ == "__main__":
+    main()

@@ -115,6 +115,13 @@ def scattered_memo(nbytes: int) -> bytes:
 
 
 @bomb(".pkl")
+def memo_with_gaps(nbytes: int) -> bytes:
+    return (
+        b"\x80\2]" + b"".join(b"r" + struct.pack("<I", n) for n in range(0, nbytes // 5, 2)) + b"."
+    )
+
+
+@bomb(".pkl")
 def several_pickles(nbytes: int) -> bytes:
     one = b"\x80\2(" + b"]" * (nbytes // 64) + b"l."
     return one * 64

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, InputError
-from ckptmove.pickles.nodes import List
+from ckptmove.pickles.nodes import List, Tuple
 from ckptmove.pickles.walk import walk
 from tests.building import CODES, Stored, at_most, dumps
 
@@ -274,3 +274,11 @@ def test_opcodes_to_no_effect_come_to_an_end() -> None:
     data = b"N" + b"N0" * 20_000_000 + b"."
     with at_most(60), pytest.raises(CorruptError, match="to no effect"):
         walk(data)
+
+
+def test_slots_that_a_relocation_left_out_are_no_fault() -> None:
+    items = [b"X\5\0\0\0abcde\x85r" + struct.pack("<I", 3 * n) for n in range(100_000)]
+    root = walk(b"\x80\2(" + b"".join(items) + b"j" + struct.pack("<I", 299_997) + b"t.").root
+    assert isinstance(root, Tuple)
+    assert len(root.items) == 100_001
+    assert root.items[-1] is root.items[-2]

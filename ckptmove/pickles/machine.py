@@ -367,7 +367,7 @@ class Machine(Literals):
         self.recall(self.word())
 
     def fill(self, slot: int) -> None:
-        if not self.memo.put(slot, self.stack[-1]):
+        if not self.memo.put(slot, self.stack[-1], self.position):
             self.count(SCATTERED)
 
     def op_put(self) -> None:

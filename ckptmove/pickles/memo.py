@@ -6,7 +6,9 @@ from .nodes import Node, Text
 
 #: What is in a slot that was never filled.
 UNFILLED = Text("", -1)
-_LARGEST_GAP = 1  # between slots that are in a row; Python 2 begins with slot 1
+#: Bytes of a pickle for each slot of the row. Picklers number slots one by one, Python 2 from 1 on;
+#: a relocation leaves out those that nobody recalls, so that there are gaps.
+_SHARE = 5
 
 
 class Memo:
@@ -26,8 +28,12 @@ class Memo:
         row = self._row
         return row[slot] if slot < len(row) else self._others.get(slot, UNFILLED)
 
-    def put(self, slot: int, node: Node) -> bool:
-        """Fill a slot; gives whether it is in a row with the others, so that it takes little."""
+    def put(self, slot: int, node: Node, nbytes: int) -> bool:
+        """Fill a slot; gives whether it is in a row with the others, so that it takes little.
+
+        Args:
+            nbytes: how many bytes of the pickle came before.
+        """
         row, others = self._row, self._others
         if slot < len(row):
             self.filled += row[slot] is UNFILLED
@@ -35,7 +41,7 @@ class Memo:
             return True
         before = others.pop(slot, UNFILLED) if others else UNFILLED
         self.filled += before is UNFILLED
-        if slot - len(row) > _LARGEST_GAP:
+        if slot > len(row) and slot * _SHARE > nbytes:
             others[slot] = node
             return False
         while len(row) < slot:

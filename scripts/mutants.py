@@ -158,8 +158,8 @@ MUTANTS = (
     Mutant(
         "wrong memo slot",
         "pickles/machine.py",
-        "        self.memo[len(self.memo)] = self.stack[-1]\n",
-        "        self.memo[len(self.memo) + 1] = self.stack[-1]\n",
+        "        self.fill(self.memo.filled)\n",
+        "        self.fill(self.memo.filled + 1)\n",
         "tests/test_walk.py tests/test_differentials.py",
     ),
     Mutant(

@@ -7,13 +7,65 @@ ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
 ckptmove.convert("in.pt", "out.safetensors")
 """
 
-# ruff: noqa: F405 -- they are imported when one is asked for, and before that by type checkers alone
+from importlib import import_module
 
 from .version import __version__
 
 TYPE_CHECKING = False  # typing has the same name; importing it takes a while
 if TYPE_CHECKING:
-    from .public import *  # noqa: F403
+    from .batches.batch import batch
+    from .batches.items import Result
+    from .batches.planning import BatchPlan
+    from .batches.running import Batch, BatchReport
+    from .drafts.differing import Difference, Kind, Values
+    from .drafts.draft import Loss
+    from .errors import (
+        CheckFailed,
+        CkptmoveError,
+        CorruptError,
+        DeviceError,
+        InputError,
+        RefusedError,
+        UnsupportedError,
+        UntrustedError,
+        UsageError,
+        WriteError,
+    )
+    from .in_place import Recovered
+    from .live.diagnosis import Diagnosis
+    from .live.happenings import Happening, Operand, Site, Trace, Usage
+    from .manifest import (
+        Alias,
+        Extent,
+        Manifest,
+        NamedDevice,
+        Role,
+        Section,
+        Storage,
+        TensorEntry,
+        Total,
+    )
+    from .opaque import Opaque
+    from .placement import Kept, Moved
+    from .rehearsal.findings import Finding
+    from .render.move import MoveReport
+    from .render.shown import FileManifest, LiveManifest
+    from .verbs.convert import ConvertReport, convert
+    from .verbs.diff import Diff, diff
+    from .verbs.doctor import doctor
+    from .verbs.inspect import inspect
+    from .verbs.load import load
+    from .verbs.move import move
+    from .verbs.prefetch import prefetch
+    from .verbs.recover import RecoverReport, recover
+    from .verbs.relocate import RelocateReport, relocate
+    from .verbs.report import report
+    from .verbs.save import save
+    from .verbs.to_device import to_device
+    from .verbs.trace import trace
+    from .verbs.validate import ValidationReport, validate
+    from .verdicts import Verdict
+    from .verifier import Progress
 
 __all__ = [
     "Alias",
@@ -83,13 +135,71 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """A public name. Not before, since the command line first says what Ctrl-C shall do."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import public
+#: Which module gives which names; it is imported when one of them is asked for. Not before, since
+#: the command line first says what Ctrl-C shall do, and since most callers want few.
+_GIVES: dict[str, tuple[str, ...]] = {
+    "ckptmove.batches.batch": ("batch",),
+    "ckptmove.batches.items": ("Result",),
+    "ckptmove.batches.planning": ("BatchPlan",),
+    "ckptmove.batches.running": ("Batch", "BatchReport"),
+    "ckptmove.drafts.differing": ("Difference", "Kind", "Values"),
+    "ckptmove.drafts.draft": ("Loss",),
+    "ckptmove.errors": (
+        "CheckFailed",
+        "CkptmoveError",
+        "CorruptError",
+        "DeviceError",
+        "InputError",
+        "RefusedError",
+        "UnsupportedError",
+        "UntrustedError",
+        "UsageError",
+        "WriteError",
+    ),
+    "ckptmove.in_place": ("Recovered",),
+    "ckptmove.live.diagnosis": ("Diagnosis",),
+    "ckptmove.live.happenings": ("Happening", "Operand", "Site", "Trace", "Usage"),
+    "ckptmove.manifest": (
+        "Alias",
+        "Extent",
+        "Manifest",
+        "NamedDevice",
+        "Role",
+        "Section",
+        "Storage",
+        "TensorEntry",
+        "Total",
+    ),
+    "ckptmove.opaque": ("Opaque",),
+    "ckptmove.placement": ("Kept", "Moved"),
+    "ckptmove.rehearsal.findings": ("Finding",),
+    "ckptmove.render.move": ("MoveReport",),
+    "ckptmove.render.shown": ("FileManifest", "LiveManifest"),
+    "ckptmove.verbs.convert": ("ConvertReport", "convert"),
+    "ckptmove.verbs.diff": ("Diff", "diff"),
+    "ckptmove.verbs.doctor": ("doctor",),
+    "ckptmove.verbs.inspect": ("inspect",),
+    "ckptmove.verbs.load": ("load",),
+    "ckptmove.verbs.move": ("move",),
+    "ckptmove.verbs.prefetch": ("prefetch",),
+    "ckptmove.verbs.recover": ("RecoverReport", "recover"),
+    "ckptmove.verbs.relocate": ("RelocateReport", "relocate"),
+    "ckptmove.verbs.report": ("report",),
+    "ckptmove.verbs.save": ("save",),
+    "ckptmove.verbs.to_device": ("to_device",),
+    "ckptmove.verbs.trace": ("trace",),
+    "ckptmove.verbs.validate": ("ValidationReport", "validate"),
+    "ckptmove.verdicts": ("Verdict",),
+    "ckptmove.verifier": ("Progress",),
+}
+_MODULES = {name: module for module, names in _GIVES.items() for name in names}
 
-    value = globals()[name] = getattr(public, name)
+
+def __getattr__(name: str) -> object:
+    """A public name, from the module that gives it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 

@@ -332,7 +332,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "render.batch",
         "render",
     ),
-    ("public", ""),
+    ("",),
     (
         "cli.streams",
         "cli.options",
@@ -466,6 +466,19 @@ def test_public_surface_is_sorted_and_there() -> None:
     assert sorted(ckptmove.__all__) == list(ckptmove.__all__)
     for name in ckptmove.__all__:
         assert getattr(ckptmove, name) is not None
+    assert sorted(ckptmove.__all__) == sorted([*ckptmove._MODULES, "__version__"])
+
+
+def test_type_checkers_see_the_public_names_where_they_come_from() -> None:
+    seen = {
+        alias.name: f"ckptmove.{node.module}"
+        for branch in ast.parse(file_of("").read_text()).body
+        if isinstance(branch, ast.If)
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == ckptmove._MODULES
 
 
 def test_every_error_is_in_the_tree_that_errors_shows() -> None:

@@ -120,17 +120,11 @@ def _record(name: str) -> Edit:
 
 
 def _expression(records: Records, canary: Path) -> None:
-    said = f"{_said(canary)} or 2"
-
-    def change(node: dict[str, Any]) -> dict[str, Any]:
-        return {**node, "expr_str": said} if "expr_str" in node else node
-
-    records[MODEL] = json.dumps(json.loads(records[MODEL], object_hook=change)).encode()
+    expression_at("size", f"{_said(canary)} or 2")(records, canary)
 
 
 def _guard(records: Records, canary: Path) -> None:
-    said = f"({_said(canary)} or True)"
-    _json(records, MODEL, lambda root: root.update(guards_code=[said]))
+    expression_at("guard", f"({_said(canary)} or True)")(records, canary)
 
 
 def _guard_text(records: Records, canary: Path) -> None:
@@ -138,6 +132,21 @@ def _guard_text(records: Records, canary: Path) -> None:
     said = _said(canary).replace("'", '"')
     guard = f"""True if True else L['a", {said}, "']"""
     _json(records, MODEL, lambda root: root.update(guards_code=[guard]))
+
+
+def expression_at(where: str, said: str) -> Edit:
+    """An expression as every size, or as the one guard."""
+
+    def edit(records: Records, canary: Path) -> None:
+        def change(node: dict[str, Any]) -> dict[str, Any]:
+            return {**node, "expr_str": said} if "expr_str" in node else node
+
+        if where == "guard":
+            _json(records, MODEL, lambda root: root.update(guards_code=[said]))
+        else:
+            records[MODEL] = json.dumps(json.loads(records[MODEL], object_hook=change)).encode()
+
+    return edit
 
 
 def _operator(target: str) -> Edit:

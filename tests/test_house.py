@@ -262,6 +262,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verbs.diff",
         "rehearsal.findings",  # from here on, they read checkpoints as others do
         "rehearsal.imported",
+        "rehearsal.magnitudes",
         "rehearsal.graphs",
         "rehearsal.programs",
         "rehearsal.scripted",

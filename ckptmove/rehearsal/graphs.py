@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..headers import unique
+from .magnitudes import is_bounded, is_literal
 
 _LONGEST = 1 << 14  # characters of an expression
 _SHOWN = 60  # characters of a text that is refused
@@ -100,7 +101,6 @@ _OF_TORCH = frozenset(
 _PREFIXES = ("OpaqueUnaryFn_", "BitwiseFn_")
 _METHODS = frozenset(("size", "stride", "storage_offset", "dim"))
 _ODD = re.compile(r"[#\\\r\n]")
-_NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.ASCII)
 _PLAIN = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Name, ast.Load),
     *(ast.Call, ast.keyword, ast.Constant, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
@@ -123,7 +123,7 @@ def is_operator(said: str) -> bool:
 
 
 def is_expression(said: str) -> bool:
-    """Whether it is of numbers, symbols, and known functions of them alone."""
+    """Whether it is of numbers, symbols, and known functions of them alone, none of them huge."""
     return _is_made_of(said, _PLAIN)
 
 
@@ -136,11 +136,13 @@ def _is_made_of(said: str, kinds: tuple[type[ast.AST], ...]) -> bool:
     # sympy joins lines, which would end comments elsewhere.
     if len(said) > _LONGEST or not said.isascii() or _ODD.search(said):
         return False
+    text = said.strip()
     try:
-        nodes = list(ast.walk(ast.parse(said.strip(), mode="eval")))
+        tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return all(isinstance(node, kinds) and _is_harmless(node) for node in nodes)
+    known = all(isinstance(node, kinds) and _is_harmless(node) for node in ast.walk(tree))
+    return known and is_bounded(tree, text)
 
 
 def _is_harmless(node: ast.AST) -> bool:
@@ -149,7 +151,7 @@ def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str):
             word = node.value.isidentifier() and "__" not in node.value
-            return word or _NUMBER.fullmatch(node.value) is not None
+            return word or is_literal(node.value)
         return isinstance(node.value, (bool, int, float))
     if isinstance(node, ast.Attribute):
         holder = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -226,8 +228,8 @@ def _is_data(value: Any) -> bool:
 
 #: Key → what a text under it must be, and what to call one that isn't.
 _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "expr_str": (is_expression, "a size that is code"),
-    "guards_code": (_is_guard, "a guard that is code"),
+    "expr_str": (is_expression, "a size that is code, or is too large"),
+    "guards_code": (_is_guard, "a guard that is code, or is too large"),
     "target": (is_operator, "an operator that is not known"),
     "as_operator": (is_operator, "an operator that is not known"),
     **dict.fromkeys(("in_spec", "out_spec"), (_is_tree, "a tree of inputs that is not known")),

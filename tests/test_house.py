@@ -276,6 +276,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rehearsal.stages",
         "rehearsal.performance",
         "rehearsal.performing",
+        "rehearsal.fence",
         "rehearsal.guard",
         "rehearsal.apart",
         "rehearsal.confined",

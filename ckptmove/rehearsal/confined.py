@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from .. import formats
 from ..errors import CkptmoveError, StrPath
 from ..formats.checkpoint import PickledCheckpoint
@@ -27,13 +29,19 @@ _STANDARD = frozenset((*sys.builtin_module_names, *sys.stdlib_module_names, "ckp
 
 
 def begin(
-    path: StrPath, inputs: Sequence[str], optimizer: str | None, *, trust_pickle: bool = False
+    path: StrPath,
+    inputs: Sequence[str],
+    optimizer: str | None,
+    device: str,
+    *,
+    trust_pickle: bool = False,
 ) -> None:
     """In a process that runs a model made of a file: import what is needed, and be guarded.
 
     Args:
         path: the file or folder.
         inputs, optimizer: as of a request.
+        device: where it is run; `cpu` also for one that is simulated.
         trust_pickle: whether a pickled module may be unpickled.
 
     Raises:
@@ -50,7 +58,18 @@ def begin(
         imported(inputs[0], "--input")
     if optimizer is not None:
         imported(optimizer, "--optimizer")
+    _start(device)
     apart.enforce()
+
+
+def _start(device: str) -> None:
+    """Have libraries do once what a guarded process can't.
+
+    OpenMP's may register itself in shared memory; a driver starts processes and connects to others.
+    """
+    torch.get_num_threads()
+    with contextlib.suppress(Exception):  # whoever needs it says so
+        torch.ones(1, device=device).add_(1).cpu()
 
 
 def _modules(path: StrPath, trust_pickle: bool) -> list[str]:

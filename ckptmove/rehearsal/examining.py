@@ -32,7 +32,8 @@ def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
     known = facts()  # the tools that tell them are processes
     if factories.is_of_file(model):
-        confined.begin(model, specs, optimizer)
+        device = "cpu" if asked["played"] else asked["device"]
+        confined.begin(model, specs, optimizer, device)
     stage = Simulated(asked["device"]) if asked["played"] else Stage(asked["device"])
     found = examine(model, specs, optimizer, stage, known)
     return found.to_json()

@@ -3,8 +3,8 @@
 Python tells of what it is about to do by audit events. Those by which code reaches out of the
 process end it at once: starting a process, a socket, a library that isn't installed, a write
 outside of the folder for temporary files. It is a second line: code in C isn't asked, and whoever
-may unpickle anything can get around it. What a file may hold without being trusted is decided
-before, by `programs`, `scripted` and `configs`.
+may unpickle anything can get around it. So the kernel is asked to refuse the same, by `fence`. What
+a file may hold without being trusted is decided before, by `programs`, `scripted` and `configs`.
 
 Source: the audit events table of the Python documentation.
 """
@@ -18,6 +18,8 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from . import fence
 
 #: What the process exits with: EX_NOPERM of sysexits.h.
 CODE = 77
@@ -159,6 +161,7 @@ def enforce(folder: str) -> None:
         elif event == "ctypes.dlsym" and args[1] in _OF_C:
             end("call C's library", args[1])
 
+    fence.enclose(os.fspath(home))
     _replace_quiet_ones(end)
     sys.addaudithook(on_event)
 
@@ -233,6 +236,8 @@ def read_attempt(folder: str, code: int | None) -> str | None:
         folder: where it could write.
         code: what it exited with.
     """
+    if code is not None and code == fence.ENDING:
+        return "start a process or open a socket"
     if code != CODE:
         return None
     try:

@@ -153,8 +153,13 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     told = asked["request"]
     request = Request(**{**told, "inputs": tuple(told["inputs"])})
     path = request.path if request.model is None else str(request.model)
-    inputs, optimizer = request.inputs, request.optimizer
-    confined.begin(path, inputs, optimizer, trust_pickle=request.trust_pickle)
+    confined.begin(
+        path,
+        request.inputs,
+        request.optimizer,
+        request.device,
+        trust_pickle=request.trust_pickle,
+    )
     found = _found(request, asked["against"], asked["device"], confined.report)
     return {"findings": [each.to_json() for each in found.listed()]}
 

@@ -238,6 +238,6 @@ def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     if is_of_file(request.model):
         path = request.path if request.model is None else str(request.model)
         inputs, optimizer = request.inputs, request.optimizer
-        confined.begin(path, inputs, optimizer, trust_pickle=request.trust_pickle)
+        confined.begin(path, inputs, optimizer, "cpu", trust_pickle=request.trust_pickle)
     found = perform(request, Simulated(request.device), report=confined.report)
     return {"findings": [each.to_json() for each in found.listed()]}

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from .device import TagMap, parse
 from .errors import DeviceError, StrPath, UsageError
@@ -135,7 +134,8 @@ def _device_map(
             "or is the path of a JSON file that does",
         )
     try:
-        found = json.loads(Path(given).read_text(encoding="utf-8"))
+        with open(given, encoding="utf-8") as file:  # noqa: PTH123 -- pathlib takes a while to import
+            found = json.load(file)
     except OSError as error:
         raise UsageError(f"the device map can't be read: {error.strerror}", path=given) from error
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.cli import cli, run
+from ckptmove.cli import COMMANDS, cli, run
+from ckptmove.cli.relocate import relocate as relocate_command
 from ckptmove.render.text import one_line
 from tests.checkpoints import MAKERS, kept_on_cpu, save
 from tests.conftest import ROOT, RunCli
@@ -315,14 +316,48 @@ def test_nothing_is_imported_before_ctrl_c_is_minded() -> None:
     assert done.stdout.split() == ["ckptmove", "ckptmove.__main__", "ckptmove.version"]
 
 
+def test_the_help_says_of_each_command_how_its_own_help_begins() -> None:
+    context = click.Context(cli)
+    for name, said in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert " ".join((command.help or "").split("\n\n")[0].split()) == said
+
+
+#: What takes a while to import, and calls that need little of it.
+HEAVY = ("ckptmove.batches", "ckptmove.live", "ckptmove.rehearsal", "ckptmove.verbs.convert")
+SLOW = ("hashlib", "html", "ipaddress", "random", "subprocess", "torch", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        ("--version", {"", ".__main__", ".cli", ".cli.streams", ".errors", ".version"}),
+        ("--help", {"", ".__main__", ".cli", ".cli.streams", ".errors", ".version"}),
+        ("inspect run.pt", None),
+    ],
+)
+def test_a_small_call_imports_little(arguments: str, ours: set[str] | None, run_pt: Path) -> None:
+    text = (
+        "import sys; from ckptmove.cli import run; "
+        f"sys.argv[1:] = {arguments.split()!r}; run(sys.argv[1:]); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=run_pt.parent, capture_output=True, text=True, check=True
+    )
+    imported = done.stderr.split()
+    found = {name.removeprefix("ckptmove") for name in imported if name.startswith("ckptmove")}
+    assert ours is None or found <= ours
+    assert not [name for name in imported if name.startswith(HEAVY) or name in SLOW]
+
+
 # -- the library's twin ------------------------------------------------------------------------
 
 
 def test_options_are_the_keywords_of_the_library() -> None:
     ours = {"-o", "--output", "--json", "-q", "--quiet", "-v", "--verbose", "--no-progress"}
-    options = [
-        param for param in cli.commands["relocate"].params if isinstance(param, click.Option)
-    ]
+    options = [param for param in relocate_command.params if isinstance(param, click.Option)]
     spelled = {spelling for option in options for spelling in option.opts} - ours
     keywords = introspection.signature(ckptmove.relocate).parameters
     named = {name for name, each in keywords.items() if each.kind is each.KEYWORD_ONLY}

@@ -22,7 +22,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove import ConvertReport, RefusedError, UsageError, convert, inspect
-from ckptmove.cli import cli
+from ckptmove.cli.convert import convert as convert_command
 from ckptmove.verbs.convert import PRESETS
 from tests.checkpoints import MAKERS, rezip
 from tests.conftest import ROOT, RunCli
@@ -115,7 +115,7 @@ def test_an_error_is_one_line_and_a_code(
 
 def test_options_are_the_keywords_of_the_library() -> None:
     ours = {"--json", "-q", "--quiet", "-v", "--verbose", "--no-progress"}
-    options = [each for each in cli.commands["convert"].params if isinstance(each, click.Option)]
+    options = [each for each in convert_command.params if isinstance(each, click.Option)]
     spelled = {spelling for option in options for spelling in option.opts} - ours
     keywords = introspection.signature(convert).parameters
     named = {name for name, each in keywords.items() if each.kind is each.KEYWORD_ONLY}

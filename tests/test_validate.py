@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 import ckptmove
 from ckptmove import CheckFailed, DeviceError, InputError, UnsupportedError, UsageError, validate
 from ckptmove.cli import cli
+from ckptmove.cli.validate import validate as validate_command
 from ckptmove.errors import CkptmoveError
 from ckptmove.verbs.validate import CHECKS, ValidationReport
 from tests import rehearsing
@@ -162,9 +163,7 @@ def test_json_is_the_report(run_pt: Path, run_cli: RunCli) -> None:
 
 def test_options_are_the_keywords_of_the_library() -> None:
     ours = {"--json", "-q", "--quiet", "-v", "--verbose", "--no-progress"}
-    options = [
-        param for param in cli.commands["validate"].params if isinstance(param, click.Option)
-    ]
+    options = [param for param in validate_command.params if isinstance(param, click.Option)]
     spelled = {spelling for option in options for spelling in option.opts} - ours
     keywords = introspection.signature(validate).parameters
     named = {name for name, each in keywords.items() if each.kind is each.KEYWORD_ONLY}

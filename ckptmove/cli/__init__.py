@@ -11,32 +11,58 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from ..errors import CkptmoveError, CorruptError, UsageError
-from ..render.text import LONGEST_REASON, one_line, printable
-from ..source import NO_MEMORY
-from ..stores import masked
 from ..version import __version__
-from .batch import batch
-from .convert import convert
-from .diff import diff
-from .doctor import doctor
-from .inspect import inspect
-from .recover import recover
-from .relocate import relocate
 from .streams import Signalled, take_streams
-from .validate import validate
 
 _BUG = 70
 _OURS = "ckptmove: "
 _ISSUES = "please report it, with the output of the same command and -v"
 
+#: The commands in the order of the help, and how the docstring of each begins.
+COMMANDS = {
+    "batch": "Relocate, convert or validate all checkpoints of a tree.",
+    "convert": "Write a checkpoint in another form, losing nothing.",
+    "diff": "Say what is not the same in two checkpoints, of whatever formats;"
+    " exit 1 if anything is.",
+    "doctor": "Say why a model trains on the CPU, or fails on the GPU, and what to do;"
+    " exit 1 if it does.",
+    "inspect": "Show what is in a checkpoint, and on which device.",
+    "recover": "Undo a change in place that was interrupted.",
+    "relocate": "Rewrite a checkpoint for another device.",
+    "validate": "Prove that a checkpoint is whole, equal to its source, loads, and trains;"
+    " exit 1 if not.",
+}
+
+
+class _Commands(click.Group):
+    """The commands; each is imported when it is asked for, since all of them take far longer."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            command: click.Command = getattr(import_module(f".{cmd_name}", __name__), cmd_name)
+        except KeyboardInterrupt:  # of which click says more than during the rest of the start
+            raise Signalled(signal.SIGINT) from None
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
 
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     invoke_without_command=True,
     epilog="Exit codes: 0 done and true, 1 a check came out negative, 2 usage, 3 the input can't "
@@ -56,16 +82,6 @@ def cli(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
         context.exit(2)
-
-
-cli.add_command(inspect)
-cli.add_command(relocate)
-cli.add_command(convert)
-cli.add_command(diff)
-cli.add_command(validate)
-cli.add_command(doctor)
-cli.add_command(recover)
-cli.add_command(batch)
 
 
 def main() -> NoReturn:
@@ -93,6 +109,8 @@ def run(args: list[str]) -> int:
     except CkptmoveError as error:
         return _say(error)
     except MemoryError:
+        from ..source import NO_MEMORY  # here and below, what only an error needs
+
         return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):
         return _die(signal.SIGINT)
@@ -147,6 +165,9 @@ def _say(error: CkptmoveError) -> int:
 
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
+    from ..render.text import LONGEST_REASON, one_line, printable
+    from ..stores import masked
+
     where, message, hint = (masked(printable(each)) for each in (where, message, hint))
     line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))
     with contextlib.suppress(OSError):

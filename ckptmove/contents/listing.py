@@ -238,6 +238,8 @@ class _Listing(Allowance):
         self.contents.weights_at.append(context.weights_at)
         if self.first.setdefault(id(node), path) is not path:
             return  # what hangs on it was listed there; tensors may hang on each other in a ring
+        if not tensor.children:
+            return
         self.take_steps(len(tensor.children))
         inner = context._replace(section=section, role=role)
         if tensor.composite:

@@ -176,4 +176,4 @@ def storages_of(
 
 def is_size(node: Node) -> bool:
     """Whether this is a number that a size, offset or stride can be."""
-    return isinstance(node, int) and not isinstance(node, bool) and 0 <= node < 1 << 63
+    return type(node) is int and 0 <= node < 1 << 63  # a bool is none

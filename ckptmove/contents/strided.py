@@ -53,6 +53,8 @@ def tensor_at(
     stride: tuple[int, ...],
     offset: int,
     dtype: str | None = None,
+    requires_grad: bool = False,
+    children: tuple[Child, ...] = (),
 ) -> Tensor:
     """A tensor that lies so in a storage.
 
@@ -61,6 +63,7 @@ def tensor_at(
         shape: elements per dimension.
         stride, offset: in elements, the latter from the start of the storage or part.
         dtype: its own, where that isn't the storage's.
+        requires_grad, children: as `Tensor` has them.
 
     Raises:
         CorruptError: it reaches outside.
@@ -77,6 +80,8 @@ def tensor_at(
         stride=stride,
         offset=offset + storage.view_at,
         storage=storage.id,
+        requires_grad=requires_grad,
+        children=children,
     )
 
 
@@ -84,7 +89,9 @@ def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype
     """How many bytes a storage needs to have for a tensor that lies so in it."""
     if 0 in shape:
         return 0
-    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    last = offset
+    for n, step in zip(shape, stride, strict=True):
+        last += (n - 1) * step
     return nbytes_of(last + 1, dtype)
 
 

@@ -69,16 +69,19 @@ class Recogniser:
         Raises:
             CorruptError: the arguments make no sense, or reach outside the storage.
         """
-        if id(node) not in self._known:
+        known = id(node)
+        if known in self._known:
+            return self._known[known]
+        function = node.qualname
+        if function in VARIABLES:
+            tensor = self._variable(node, depth)
+        else:
             args = node.args.items if isinstance(node.args, Tuple) else []
-            if node.qualname in VARIABLES:
-                tensor = self._variable(node, depth)
-            else:
-                tensor = self._rebuilt(node.qualname, args, depth)
-                if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
-                    raise CorruptError("a tensor is changed after it was rebuilt")
-            self._known[id(node)] = tensor
-        return self._known[id(node)]
+            tensor = self._rebuilt(function, args, depth)
+            if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
+                raise CorruptError("a tensor is changed after it was rebuilt")
+        self._known[known] = tensor
+        return tensor
 
     def _rebuilt(self, function: str | None, args: list[Node], depth: int) -> Tensor | None:
         rebuild = _REBUILD.get(function or "")
@@ -147,8 +150,7 @@ class Recogniser:
         if dtype is None or not is_size(offset) or len(shape) != len(stride):
             raise _Malformed
         assert isinstance(offset, int)
-        tensor = tensor_at(found, shape, stride, offset, dtype)
-        return tensor._replace(requires_grad=requires_grad is True, children=children)
+        return tensor_at(found, shape, stride, offset, dtype, requires_grad is True, children)
 
     def _tensor(self, args: list[Node], depth: int) -> Tensor:
         return self._strided(args)
@@ -374,10 +376,10 @@ def _sizes(node: Node) -> tuple[int, ...]:
     items = _items(node)
     if len(items) > MOST_DIMENSIONS:
         raise _Malformed
-    sizes = tuple([n for n in items if isinstance(n, int) and is_size(n)])
-    if len(sizes) != len(items):
-        raise _Malformed
-    return sizes
+    for n in items:
+        if not is_size(n):
+            raise _Malformed
+    return tuple(items)  # type: ignore[arg-type] # they are sizes
 
 
 def _dtype(node: Node) -> str:

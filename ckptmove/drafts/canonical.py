@@ -385,19 +385,23 @@ def nodes_of(
     todo: list[Any] = [root] if type(root) in _COMPOSITE else []
     while todo:
         node = todo.pop()
-        if id(node) in met:
+        known = id(node)
+        if known in met:
             continue
-        met.add(id(node))
+        met.add(known)
         if enter is not None:
             enter(node)
         yield node
-        if id(node) not in skip:
-            todo += [each for each in reversed(held_by(node)) if type(each) in _COMPOSITE]
+        if known not in skip:
+            held = held_by(node)
+            todo += [each for each in held[::-1] if type(each) in _COMPOSITE]
 
 
 def held_by(node: Composite) -> Sequence[Node]:
     """Everything that a node holds."""
     if isinstance(node, Call):
+        if not node.items and not node.pairs:
+            return [node.function, node.args, node.kwargs, node.state]
         pairs = [each for pair in node.pairs for each in pair]
         return [node.function, node.args, node.kwargs, *node.items, *pairs, node.state]
     if isinstance(node, Dict):

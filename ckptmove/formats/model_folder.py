@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import StrPath, UnsupportedError
@@ -105,7 +104,8 @@ def weights_of(folder: StrPath) -> Weights:
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         warnings.append(f"{found} is taken for the weights, {others[0]}{more} for the same again")
-    return Weights(joined(path, found), Path(whole).stem, tuple(others), tuple(warnings))
+    stem = whole.rpartition(".")[0] or whole
+    return Weights(joined(path, found), stem, tuple(others), tuple(warnings))
 
 
 def has_weights(names: Collection[str]) -> bool:

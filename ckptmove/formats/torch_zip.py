@@ -19,7 +19,6 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -168,6 +167,8 @@ def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:
         place.member if n not in crcs else place.member._replace(crc32=crcs[n])
         for n, place in enumerate(laid)
     ]
+    import hashlib  # here, since only who writes needs it
+
     names = hashlib.sha256("\0".join(each.name.partition("/")[2] for each in members).encode())
     sums = hashlib.sha256(b"".join(each.crc32.to_bytes(4, "little") for each in members[:-1]))
     numbers = (int.from_bytes(each.digest()[:8], "little") for each in (names, sums))

@@ -79,7 +79,8 @@ class Machine(Literals):
         Raises:
             CorruptError: it is more than so many bytes can need.
         """
-        if not self.fits(kind, number):
+        used = self.used[kind] = self.used[kind] + number
+        if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
             raise excess(kind, self.position)
 
     def fits(self, kind: int, number: int = 1) -> bool:
@@ -341,16 +342,20 @@ class Machine(Literals):
     ) -> Call:
         node = Call(function, args, opcode, at, kwargs)
         self.calls.append(node)
-        self.contain(node)
+        self.count(CONTAINERS)
+        self.stack.append(node)
         return node
 
     # -- the memo ----------------------------------------------------------------------------
 
     def recall(self, slot: int) -> None:
         node = self.memo.get(slot)
+        if type(node) is not Text:
+            self.stack.append(node)
+            return
         if node is UNFILLED:
             raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
-        if isinstance(node, Text) and len(node) <= _LONGEST_USE:
+        if len(node) <= _LONGEST_USE:
             if self.fits(TEXTS):
                 node = Text(node, self.at)
             else:

@@ -35,6 +35,10 @@ class Memo:
             nbytes: how many bytes of the pickle came before.
         """
         row, others = self._row, self._others
+        if slot == len(row) and not others:
+            self.filled += 1
+            row.append(node)
+            return True
         if slot < len(row):
             self.filled += row[slot] is UNFILLED
             row[slot] = node

@@ -22,7 +22,7 @@ class Text(str):
     at: int
 
     def __new__(cls, value: str, at: int) -> Text:
-        text = super().__new__(cls, value)
+        text = str.__new__(cls, value)
         text.at = at
         return text
 
@@ -31,19 +31,19 @@ class Text(str):
 
 
 class Global:
-    """A name that unpickling would import. `at` is the offset of its opcode."""
+    """A name that unpickling would import. `at` is the offset of its opcode.
 
-    __slots__ = ("at", "module", "name")
+    Attributes:
+        qualname: `module.name`.
+    """
+
+    __slots__ = ("at", "module", "name", "qualname")
 
     def __init__(self, module: str, name: str, at: int) -> None:
         self.module = module
         self.name = name
+        self.qualname = f"{module}.{name}"
         self.at = at
-
-    @property
-    def qualname(self) -> str:
-        """`module.name`."""
-        return f"{self.module}.{self.name}"
 
 
 class Tuple:
@@ -133,7 +133,9 @@ class Call(Mapping):
     @property
     def qualname(self) -> str | None:
         """The dotted name of what is called, where that is a plain name."""
-        function = named(self.function)
+        function = self.function
+        if type(function) is not Global:
+            function = named(function)
         return function.qualname if isinstance(function, Global) else None
 
 

@@ -5,7 +5,6 @@ The HTML needs nothing from elsewhere and takes the colours of the page it is sh
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,4 +76,6 @@ def _cells(
 
 
 def _escaped(text: str) -> str:
+    import html  # here, since few reports are shown so
+
     return html.escape(printable(text))

@@ -8,7 +8,6 @@ environment, `~/.aws`, `~/.config/fsspec`.
 from __future__ import annotations
 
 import errno
-import random
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -173,6 +172,8 @@ def asked(call: Callable[[], _T], url: str, stopped: threading.Event | None = No
                 if pause is None:
                     refused.hint = f"it was tried {len(_PAUSES) + 1} times"
                 raise refused from why
+            import random  # here, since little is asked twice
+
             if stopped.wait(pause * random.uniform(1.0, 1.5)):
                 raise refusal(why, url) from why
     raise AssertionError

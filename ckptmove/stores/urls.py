@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import quote, unquote
 
 from ..errors import StrPath
 
@@ -33,6 +32,8 @@ def looks_like_url(path: StrPath) -> bool:
 def joined(folder: StrPath, name: str) -> str:
     """What has a name in a folder."""
     if is_url(folder):
+        from urllib.parse import quote  # here and below, since most paths are no URLs
+
         quoted = quote(name) if _WEB.match(str(folder)) else name
         return f"{str(folder).rstrip('/')}/{quoted}"
     return os.path.join(os.fspath(folder), name)
@@ -49,6 +50,8 @@ def name_of(path: StrPath) -> str:
     """The last part of a path or a URL."""
     if is_url(path):
         name = _bare(str(path)).rstrip("/").rpartition("/")[2]
+        from urllib.parse import unquote
+
         return unquote(name) if _WEB.match(str(path)) else name
     return os.path.basename(os.fspath(path).rstrip("/"))
 

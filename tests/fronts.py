@@ -24,6 +24,9 @@ SLOW_DOWN = (
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
 _PIECE = 1 << 18
+#: Seconds after which a request that is held is let go of, so that what waits for it ends: a test
+#: asks for `still_holds` then, and fails.
+HANG = 120.0
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
 
 
@@ -33,13 +36,15 @@ class Fault:
 
     Attributes:
         kind: `reset` (the connection), `cut` (the answer, after `value` bytes), `status` (it is
-            `value`), `slow` (it takes `value` milliseconds), `stalled` (nothing comes after `value`
-            bytes, for ten milliseconds each), `shifted` (another range than was asked for), `whole`
-            (a range is not minded), `endless` (more comes than was said).
+            `value`), `slow` (it takes `value` milliseconds), `held` (it is not answered while the
+            front holds it), `stalled` (the same, after `value` bytes), `shifted` (another range
+            than was asked for), `whole` (a range is not minded), `endless` (more comes than was
+            said).
         method, path: of requests, `path` being any part of it.
         skip: how many of these go well before.
         times: how many do not.
         act: what is done before the answer is made; the kind `none` is for that alone.
+        first: where the ranges begin that it befalls; other requests are none of it.
     """
 
     kind: str
@@ -49,16 +54,24 @@ class Fault:
     skip: int = 0
     times: int = 1 << 30
     act: Callable[[], object] | None = None
+    first: range | None = None
 
-    def meets(self, method: str, path: str) -> bool:
+    def meets(self, method: str, path: str, wanted: str | None) -> bool:
         """Whether it befalls a request; each is asked about once."""
         if method != self.method or self.path not in path:
+            return False
+        if self.first is not None and _first_of(wanted) not in self.first:
             return False
         self.skip -= 1
         if self.skip >= 0 or not self.times:
             return False
         self.times -= 1
         return True
+
+
+def _first_of(wanted: str | None) -> int:
+    """The first byte of a range that a request asks for; all of an object is -1."""
+    return int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else -1
 
 
 class Seen(NamedTuple):
@@ -86,6 +99,7 @@ class Front(ThreadingHTTPServer):
         faults: what is to go wrong.
         seen: every request.
         connections: how many were made.
+        held: acquired once for each request that is being held.
     """
 
     daemon_threads = True
@@ -98,6 +112,8 @@ class Front(ThreadingHTTPServer):
         self.connections = 0
         self.errors: list[BaseException | None] = []
         self.guard = threading.Lock()
+        self.held = threading.Semaphore(0)
+        self._freed = threading.Event()
 
     @property
     def url(self) -> str:
@@ -122,10 +138,29 @@ class Front(ThreadingHTTPServer):
         self.seen.clear()
         self.connections = 0
 
-    def fault_for(self, method: str, path: str) -> Fault | None:
+    def fault_for(self, method: str, path: str, wanted: str | None) -> Fault | None:
         """What is to go wrong with a request."""
         with self.guard:
-            return next((each for each in self.faults if each.meets(method, path)), None)
+            return next((each for each in self.faults if each.meets(method, path, wanted)), None)
+
+    def hold(self) -> None:
+        """Return when requests are let go of."""
+        self.held.release()
+        if not self._freed.wait(HANG):
+            self.free()
+
+    def wait_for_held(self) -> None:
+        """Return when one more request is held."""
+        assert self.held.acquire(timeout=HANG), "no such request came"
+
+    def free(self) -> None:
+        """Let go of all requests that are held, and hold none any more."""
+        self._freed.set()
+
+    @property
+    def still_holds(self) -> bool:
+        """Whether no request was let go of: whatever ended did so without an answer to them."""
+        return not self._freed.is_set()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no news; all else fails the test."""
@@ -156,14 +191,16 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        fault = self.server.fault_for(self.command, self.path)
+        wanted = self.headers.get("Range")
+        fault = self.server.fault_for(self.command, self.path, wanted)
         kind = "" if fault is None else fault.kind
         value = 0 if fault is None else fault.value
-        wanted = self.headers.get("Range")
         if fault is not None and fault.act is not None:
             fault.act()
         if kind == "slow":
             time.sleep(value / 1000)
+        if kind == "held":
+            self.server.hold()
         if kind == "reset":
             self.server.seen.append(Seen(self.command, self.path, wanted, 0))
             self._reset()
@@ -213,8 +250,8 @@ class _Handler(BaseHTTPRequestHandler):
             if not seen:
                 self._see(wanted, sent if is_content else 0)
         if kind == "stalled":
-            time.sleep(value / 100)
-        if kind == "cut":
+            self.server.hold()
+        if kind in ("cut", "stalled"):
             self._reset()
 
     def _see(self, wanted: str | None, nbytes: int) -> bool:
@@ -306,6 +343,7 @@ def listening(front: Front) -> Iterator[Front]:
     try:
         yield front
     finally:
+        front.free()
         front.shutdown()
         front.server_close()
         thread.join()

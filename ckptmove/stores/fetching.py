@@ -1,4 +1,4 @@
-"""Threads that fetch: a process that ends waits for none of them.
+"""Threads that fetch: neither the end of a process nor an error waits for any of them.
 
 Those of `concurrent.futures` are joined at the end of a process, however long a server may take.
 """
@@ -6,22 +6,25 @@ Those of `concurrent.futures` are joined at the end of a process, however long a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
 
 
-class Fetchers:
+class Fetchers(Generic[_T]):
     """A few threads, each begun when there is something to do for it."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._threads: list[threading.Thread] = []
-        self._todo: SimpleQueue[tuple[Future[bytes], Callable[[], bytes]] | None] = SimpleQueue()
+        self._todo: SimpleQueue[tuple[Future[_T], Callable[[], _T]] | None] = SimpleQueue()
 
-    def submit(self, fetch: Callable[[], bytes]) -> Future[bytes]:
+    def submit(self, fetch: Callable[[], _T]) -> Future[_T]:
         """Have something fetched; the future may be cancelled until it is begun."""
-        future: Future[bytes] = Future()
+        future: Future[_T] = Future()
         self._todo.put((future, fetch))
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._run, name="ckptmove-fetch", daemon=True)
@@ -48,3 +51,18 @@ class Fetchers:
             except BaseException as error:
                 future.set_exception(error)
             del todo, future, fetch  # what was fetched is not held until there is more to do
+
+
+def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:
+    """The result of the first future.
+
+    Raises:
+        Exception: the error of whichever fails before that is there. A server may take long for one
+            request, and that another was refused is known by then.
+    """
+    waiting = {first, *others}
+    while not first.done():
+        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        for each in done:
+            each.result()
+    return first.result()

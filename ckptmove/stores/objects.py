@@ -11,7 +11,7 @@ from functools import partial
 
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from ..source import Fetched, Source, check_range
-from .fetching import Fetchers
+from .fetching import Fetchers, result_of
 from .filesystem import Missing, asked, info_of, place_of, stamp_of
 from .holes import Holed
 from .ranges import CHANGED, part_of
@@ -72,7 +72,7 @@ class Object(Source):
         self._ahead = deque[tuple[int, Future[bytes]]]()  # what is on its way, in a row
         self._guard, self._tally = threading.RLock(), threading.Lock()
         self._stopped = threading.Event()
-        self._fetchers: Fetchers | None = None
+        self._fetchers: Fetchers[bytes] | None = None
         self._copy: Holed | None = None
 
     def close(self) -> None:
@@ -113,7 +113,8 @@ class Object(Source):
                 self._ahead.append((at, self._submit(at, step)))
                 at += step
         if self._ahead:
-            data = self._ahead.popleft()[1].result()
+            first = self._ahead.popleft()[1]
+            data = result_of(first, [future for _, future in self._ahead])
             if len(data) >= nbytes:
                 return data
         return self._fetch(start, wanted)
@@ -150,10 +151,10 @@ class Object(Source):
                 break
         if total <= _LEAST and len(runs) < 2:  # whoever reads it first fetches all
             return
-        coming = [self._submit(start, end - start) for start, end in runs]
+        coming = deque(self._submit(start, end - start) for start, end in runs)
         try:
-            for (start, _), future in zip(runs, coming, strict=True):
-                self._spans.add(start, future.result())
+            for start, _ in runs:
+                self._spans.add(start, result_of(coming.popleft(), coming))
         finally:
             for future in coming:
                 future.cancel()
@@ -162,19 +163,18 @@ class Object(Source):
         """The bytes of a range piece by piece, with their offsets; some are fetched ahead."""
         check_range(self, start, nbytes)
         end = start + nbytes
-        coming = deque[tuple[int, Future[bytes]]]()
+        coming = deque[Future[bytes]]()
         at = start
         try:
-            while at < end or coming:
+            for where in range(start, end, _MOST):
                 while at < end and len(coming) < _AT_ONCE:
                     step = min(_MOST, end - at)
-                    coming.append((at, self._submit(at, step)))
+                    coming.append(self._submit(at, step))
                     at += step
-                where, future = coming.popleft()
-                yield where, future.result()
-                del future  # what it holds may go while the next is waited for
+                # nothing here keeps what it gives: it may go while the next is waited for
+                yield where, result_of(coming.popleft(), coming)
         finally:
-            for _, future in coming:
+            for future in coming:
                 future.cancel()
 
     def _submit(self, start: int, nbytes: int) -> Future[bytes]:

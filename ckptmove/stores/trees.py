@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InputError
+from .fetching import Fetchers, result_of
 from .filesystem import Missing, asked, info_of, place_of, size_in, stamp_of
 
 _T = TypeVar("_T")
@@ -68,9 +71,21 @@ def facts(url: str) -> tuple[int, str]:
 
 
 def many(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
-    """What a call gives for each, in their order; several are asked for at once."""
-    with ThreadPoolExecutor(_AT_ONCE, "ckptmove-ask") as pool:
-        yield from pool.map(call, given)
+    """What a call gives for each, in their order; several are asked for at once.
+
+    Raises:
+        Exception: what any call raised, at once: no call that is on its way is waited for.
+    """
+    fetchers, coming = Fetchers[_R](_AT_ONCE), deque[Future[_R]]()
+    try:
+        for each in given:
+            coming.append(fetchers.submit(partial(call, each)))
+            if len(coming) > 2 * _AT_ONCE:
+                yield result_of(coming.popleft(), coming)
+        while coming:
+            yield result_of(coming.popleft(), coming)
+    finally:
+        fetchers.close()
 
 
 def small(url: str, most: int) -> bytes:

@@ -27,6 +27,8 @@ _PIECE = 1 << 18
 #: Seconds after which a request that is held is let go of, so that what waits for it ends: a test
 #: asks for `still_holds` then, and fails.
 HANG = 120.0
+#: The environment of a client that would wait for an answer for ever.
+PATIENT = {"FSSPEC_S3": '{"config_kwargs": {"connect_timeout": 3600, "read_timeout": 3600}}'}
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
 
 

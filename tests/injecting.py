@@ -100,6 +100,20 @@ def run(
     return Ended(process.returncode, said)
 
 
+def wait_for_stop(process: subprocess.Popen[str], log: Path) -> int:
+    """Return when a command stops, as `SYSCALL:signal=STOP:when=N` has it; gives its process.
+
+    Args:
+        process, log: of `start`.
+    """
+    line = ""
+    while "stopped by SIGSTOP" not in line:
+        assert process.poll() is None
+        found = log.read_text(errors="replace").splitlines() if log.exists() else []
+        line = next((each for each in found if "stopped by SIGSTOP" in each), "")
+    return int(line.split()[0])
+
+
 def calls_of(
     ckptmove: list[str], source: Path, log: Path, names: tuple[str, ...] = WRITING + READING
 ) -> list[Call]:

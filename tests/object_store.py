@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ import pytest
 
 from tests.fronts import Fault, Files, Proxy, listening
 
-__all__ = ["ACCESS", "Fault", "Files", "Proxy", "Store", "free_port", "listening"]
+__all__ = ["ACCESS", "Fault", "Files", "Proxy", "Store", "listening"]
 
 #: It is not checked, but somebody has to have signed.
 _SIGNED = (
@@ -93,12 +91,15 @@ ACCESS = {
 }
 
 
-def free_port() -> int:
-    """A port where nobody listens just now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+#: Listens at whatever port is free, and says which.
+_SERVER = """
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+app = DomainDispatcherApplication(create_backend_app)
+server = make_server("127.0.0.1", 0, app, threaded=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
 
 
 @pytest.fixture(scope="session")
@@ -106,19 +107,18 @@ def s3_server() -> Iterator[str]:
     """The address of an S3 server."""
     pytest.importorskip("moto.server", reason="moto is not installed")
     pytest.importorskip("s3fs", reason="s3fs is not installed")
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", _SERVER]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
     try:
-        for _ in range(300):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert process.poll() is None, "the server ended"
-            time.sleep(0.1)
+        port = process.stdout.readline().strip()
+        assert port, "the server ended"
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from ckptmove.batches.ledger import LEDGER
 from ckptmove.journal import SUFFIX
 from tests.checkpoints import save
 from tests.conftest import RunCli
+from tests.fronts import HANG
 from tests.staging import mounted
 from tests.trees import (
     children,
@@ -220,7 +221,7 @@ def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_p
     until(lambda: left_over(out) if out.exists() else None)
     workers = children(process.pid)
     process.send_signal(number)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=HANG)
     assert process.returncode == -number
     assert errors.strip() == ""
     assert "3 not done, since the run was broken off" in said

@@ -11,6 +11,7 @@ import pytest
 
 from ckptmove import RefusedError
 from ckptmove.batches.ledger import Entry, Ledger
+from tests.fronts import HANG
 
 ONE = Entry("a/run.pt", "f00d", "done", 12, "12-1-2", 99)
 
@@ -120,7 +121,7 @@ def test_one_at_a_time_holds_an_item(tmp_path: Path) -> None:
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert not got.wait(0.2)
-    assert got.wait(5)
+    assert got.wait(HANG)
     waiting.join()
 
 

@@ -26,6 +26,7 @@ from ckptmove.batches.items import Result
 from ckptmove.batches.ledger import LEDGER
 from tests.checkpoints import save
 from tests.conftest import ROOT, RunCli
+from tests.fronts import HANG
 from tests.trees import children, contents, kill, left_over, many, outcomes, stamps, start, until
 
 pytest.importorskip("ray", reason="needs Ray")
@@ -209,7 +210,7 @@ def test_a_run_that_is_broken_off_leaves_nothing_behind(
     caught(out, "large-")
     drivers = children(process.pid)
     process.send_signal(number)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=HANG)
     assert process.returncode == -number
     assert errors.strip() == ""
     if number != signal.SIGKILL:
@@ -281,12 +282,10 @@ def test_a_run_that_is_broken_off_takes_its_parts_with_it(
     with ThreadPoolExecutor(1) as executor:
         first = executor.submit(next, batch)
         until(lambda: len(writers_of(out, "large-")) > 3)
-        started = time.monotonic()
         assert batch._cluster is not None
         batch._cluster.stop()
         with suppress(Exception):
             first.result()
-    assert time.monotonic() - started < 20
     batch.close()
     assert left_over(tmp_path) == []
     assert writers_of(out, "large-") == []
@@ -310,10 +309,12 @@ def test_what_answers_but_is_no_cluster_is_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr("ckptmove.batches.cluster._CONNECTING", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        started = time.monotonic()
+        hangs = threading.Timer(HANG, server.close)
+        hangs.start()
         with pytest.raises(UsageError, match="nothing answers as a cluster does"):
             Cluster(address)
-    assert time.monotonic() - started < 10
+        hangs.cancel()
+        assert server.fileno() >= 0, "it was waited for until the server went away"
 
 
 def test_a_dry_run_needs_no_cluster(tree: Path, tmp_path: Path) -> None:

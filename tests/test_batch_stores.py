@@ -22,9 +22,9 @@ from ckptmove.batches.ledger import MARKS
 from ckptmove.errors import InputError, RefusedError, UsageError
 from tests.checkpoints import save
 from tests.conftest import RunCli
-from tests.fronts import Fault
+from tests.fronts import HANG, Fault
 from tests.object_store import Store
-from tests.trees import contents, kill, left_over, many, outcomes, small_tree, start, until
+from tests.trees import contents, kill, left_over, many, outcomes, small_tree, start
 
 
 def objects(url: str) -> Mapping[str, bytes]:
@@ -228,15 +228,17 @@ def test_a_signal_leaves_no_upload(tmp_path: Path, store: Store) -> None:
     tree.mkdir()
     for n in range(3):
         torch.save({"w": torch.rand(12_000_000)}, tree / f"{n}.pt")
-    store.front.faults.append(Fault("slow", 300, method="PUT"))
+    store.front.faults.append(Fault("held", method="PUT", path="partNumber"))
     process = start("convert", tree, store.url("out"), "--jobs", "2")
-    until(lambda: uploads_left(store) or process.poll() is not None)
+    store.front.wait_for_held()
+    assert uploads_left(store)
     os.kill(process.pid, signal.SIGINT)
     try:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=HANG)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
+    assert store.front.still_holds
     assert process.returncode == -signal.SIGINT, errors
     assert "Traceback" not in errors
     assert not uploads_left(store)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from ckptmove import Diagnosis, UsageError
 from ckptmove.rehearsal.apart import Lost, apart
 from ckptmove.rehearsal.examining import examined
 from tests.conftest import ROOT, RunCli
+from tests.fronts import HANG
+from tests.trees import until
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs forks and process groups")
@@ -261,7 +262,7 @@ def test_what_a_script_leaves_behind_is_ended(quiet: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("way", ["command", "library"])
 def test_a_signal_ends_all_of_it(number: signal.Signals, way: str, tmp_path: Path) -> None:
-    path, left = write(tmp_path / "s.py", TRAINS, LEAVES, "time.sleep(100)"), tmp_path / "id"
+    path, left = write(tmp_path / "s.py", TRAINS, LEAVES, "time.sleep(1000)"), tmp_path / "id"
     arguments = ["--script", os.fspath(path), "--device", "cpu", "--", "cpu", os.fspath(left)]
     command: list[str] = ["-m", "ckptmove", "doctor", *arguments]
     if way == "library":
@@ -272,11 +273,9 @@ def test_a_signal_ends_all_of_it(number: signal.Signals, way: str, tmp_path: Pat
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 60
-        while not (left.exists() and left.read_text()) and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: left.exists() and left.read_text())
         doctor.send_signal(number)
-        assert doctor.wait(30) == -number
+        assert doctor.wait(HANG) == -number
         assert not is_running(int(left.read_text()))
     finally:
         doctor.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -11,7 +12,6 @@ import shutil
 import stat
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,6 +37,7 @@ from ckptmove.rules import rules_of
 from ckptmove.source import File
 from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
 from tests.conftest import RunCli
+from tests.fronts import HANG
 from tests.injecting import command
 from tests.oracles import assert_same_checkpoint
 from tests.staging import (
@@ -300,18 +301,19 @@ def test_a_file_that_changes_meanwhile_is_left_alone(run_pt: Path) -> None:
 # -- others at the same time ---------------------------------------------------------------------
 
 
-def test_what_is_being_changed_is_not_recovered(run_pt: Path, run_cli: RunCli) -> None:
+def test_what_is_being_changed_is_not_recovered(
+    run_pt: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptmove.in_place._PATIENCE", 0.01)
     before = run_pt.read_bytes()
     with changing(run_pt) as change:
         change.write()
         now = run_pt.read_bytes()
         for verb in (ckptmove.recover, ckptmove.inspect, in_place):
-            started = time.monotonic()
             with pytest.raises(
                 InputError, match="changed in place by another call in this process"
             ):
                 verb(run_pt)
-            assert 0.9 < time.monotonic() - started < 5
         done = run_cli("inspect", run_pt, exit=3)
         assert "is being changed in place by another process" in done.stderr
         assert (run_pt.read_bytes(), len(journals(run_pt.parent))) == (now, 1)
@@ -391,13 +393,26 @@ def test_threads_are_refused_for_what_they_do(run_pt: Path) -> None:
     ckptmove.inspect(run_pt)
 
 
-def test_who_comes_shortly_before_the_end_waits(run_pt: Path) -> None:
+def test_who_comes_shortly_before_the_end_waits(
+    run_pt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptmove.in_place._PATIENCE", HANG)
+    met, lock = threading.Event(), fcntl.flock
+
+    def flock(fd: int, how: int) -> None:
+        try:
+            lock(fd, how)
+        except BlockingIOError:
+            met.set()
+            raise
+
+    monkeypatch.setattr(fcntl, "flock", flock)
     with changing(run_pt) as change:
         change.write()
         done: list[str] = []
         waiting = threading.Thread(target=lambda: done.append(ckptmove.inspect(run_pt).verdict))
         waiting.start()
-        time.sleep(0.2)
+        assert met.wait(HANG)
         assert not done
         change.commit()
     waiting.join()
@@ -423,7 +438,7 @@ def test_of_two_at_once_the_file_is_one_whole(run_pt: Path, tmp_path: Path) -> N
             )
             for to in ("cpu", "cuda:0", "cpu", "cuda:0")
         ]
-        ended = [(to, each.communicate(timeout=60)[1], each.returncode) for to, each in running]
+        ended = [(to, each.communicate(timeout=HANG)[1], each.returncode) for to, each in running]
         assert all(code in (0, 3, 4) for _, _, code in ended), ended
         assert all(said.count("\n") == (code != 0) for _, said, code in ended), ended
         won = [to for to, _, code in ended if code == 0]

@@ -6,8 +6,8 @@ there still, and the user is told.
 
 from __future__ import annotations
 
+import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,8 @@ import pytest
 import ckptmove
 from ckptmove.journal import Journal
 from tests.breaking import Scene, calls, half_written, journal, scene, settlers
-from tests.injecting import Call, needs_strace, run, start
+from tests.fronts import HANG
+from tests.injecting import Call, needs_strace, run, start, wait_for_stop
 
 __all__ = ["calls", "journal", "scene"]  # fixtures
 
@@ -96,7 +97,7 @@ def test_killed_while_it_is_undone_it_can_be_undone(
             scene.reset()
             kill = f"{name}:signal=KILL:when={ordinal}"
             with start(scene.command, what, kill) as process:
-                process.communicate(timeout=60)
+                process.communicate(timeout=HANG)
             if process.returncode == 5:
                 break  # it came to its end before
             assert process.returncode == -signal.SIGKILL
@@ -140,7 +141,7 @@ def test_what_was_not_written_is_noticed(scene: Scene, calls: list[Call]) -> Non
 
 @needs_strace
 def test_what_can_not_be_read_afterwards_is_undone(
-    scene: Scene, calls: list[Call], journal: bytes
+    scene: Scene, calls: list[Call], journal: bytes, tmp_path: Path
 ) -> None:
     """Somebody else writes to the pickle meanwhile, where nothing was to change."""
     found = Journal.from_bytes(journal)
@@ -148,14 +149,15 @@ def test_what_can_not_be_read_afterwards_is_undone(
     assert not any(change.at <= at < change.at + len(change.old) for change in found.changes)
     synced = [call for call in calls if call.name == "fsync"][2]  # after journal and folder
     scene.reset()
-    with start(scene.command, f"fsync:delay_exit=2000000:when={synced.ordinal}") as process:
-        while scene.path.read_bytes() != scene.new:
-            assert process.poll() is None
-            time.sleep(0.01)
+    log = tmp_path / "stopped"
+    with start(scene.command, f"fsync:signal=STOP:when={synced.ordinal}", log=log) as process:
+        stopped = wait_for_stop(process, log)
+        assert scene.path.read_bytes() == scene.new
         with scene.path.open("r+b") as file:
             file.seek(at)
             file.write(b"?")
-        said = process.communicate(timeout=60)[1]
+        os.kill(stopped, signal.SIGCONT)
+        said = process.communicate(timeout=HANG)[1]
     assert process.returncode == 5, said
     assert "what was written can't be read: " in said
     assert "(it is again as it was)" in said

@@ -20,7 +20,18 @@ from torch.serialization import set_crc32_options
 
 from tests.checkpoints import rezip, save
 from tests.conftest import ROOT
-from tests.injecting import READING, Call, calls_of, command, few, needs_strace, run, start
+from tests.fronts import HANG
+from tests.injecting import (
+    READING,
+    Call,
+    calls_of,
+    command,
+    few,
+    needs_strace,
+    run,
+    start,
+    wait_for_stop,
+)
 from tests.oracles import assert_same_checkpoint
 from tests.staging import small_source, sparse_source
 
@@ -209,15 +220,16 @@ def test_an_error_while_verifying_leaves_nothing(error: str, scene: Scene) -> No
 
 
 @needs_strace
-def test_without_hard_links_a_name_taken_meanwhile_stays(scene: Scene) -> None:
+def test_without_hard_links_a_name_taken_meanwhile_stays(scene: Scene, tmp_path: Path) -> None:
     scene.clear()
-    slow, unlinked = "fsync:delay_exit=2000000:when=1", "linkat:error=EPERM:when=1+"
-    with start(scene.command, slow, unlinked) as process:
-        while not any(path.stat().st_size for path in scene.out.parent.iterdir()):
-            assert process.poll() is None
-            time.sleep(0.01)
+    stop, unlinked = "fsync:signal=STOP:when=1", "linkat:error=EPERM:when=1+"
+    log = tmp_path / "stopped"
+    with start(scene.command, stop, unlinked, log=log) as process:
+        stopped = wait_for_stop(process, log)
+        assert not scene.out.exists()
         scene.out.write_bytes(b"mine")
-        said = process.communicate(timeout=60)[1]
+        os.kill(stopped, signal.SIGCONT)
+        said = process.communicate(timeout=HANG)[1]
     assert (process.returncode, scene.out.read_bytes()) == (4, b"mine"), said
     assert [path.name for path in scene.out.parent.iterdir()] == ["out.pt"]
 
@@ -244,7 +256,7 @@ def test_a_limit_on_the_size_of_files_is_an_error(twentieths: int, tmp_path: Pat
         command("relocate", source, "--to", "cuda:0", "-o", out),
         lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=HANG)[1]
     assert process.returncode == 5, said
     assert list(out.parent.iterdir()) == []
 
@@ -268,7 +280,7 @@ def test_a_folder_that_others_own_is_refused(tmp_path: Path) -> None:
     source, out = small_source(tmp_path), tmp_path / "there" / "out.pt"
     out.parent.mkdir(mode=0o755)
     process = spawn([sys.executable, "-c", AS_NOBODY, os.fspath(source), os.fspath(out)])
-    assert process.communicate(timeout=60)[1].strip() == "can't be written: Permission denied"
+    assert process.communicate(timeout=HANG)[1].strip() == "can't be written: Permission denied"
     assert process.returncode == 1
     assert list(out.parent.iterdir()) == []
 
@@ -287,7 +299,7 @@ def test_a_signal_in_the_midst_of_a_giant(number: signal.Signals, tmp_path: Path
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=HANG)[1]
     finally:
         process.kill()
     assert process.returncode == -number, said

@@ -20,7 +20,7 @@ from ckptmove.stores import filesystem, ranges
 from ckptmove.stores.objects import Object
 from ckptmove.stores.trees import facts, many
 from tests.conftest import ROOT, RunCli
-from tests.fronts import HANG
+from tests.fronts import HANG, PATIENT
 from tests.object_store import Fault, Files, Store
 
 PASSING = {
@@ -148,7 +148,11 @@ REFUSALS = {
     "there is no such object": ("none.pt", None, 2),
     "there is no such bucket": ("s3://nobody-has-this/run.pt", None, 2),
     "there are no credentials for it": ("run.pt", None, 0),
-    "access is denied (PermissionError: Forbidden)": ("run.pt", Fault("status", 403, method="HEAD"), 1),
+    "access is denied (PermissionError: Forbidden)": (
+        "run.pt",
+        Fault("status", 403, method="HEAD"),
+        1,
+    ),
     "access is denied": ("run.pt", Fault("status", 403), 1),
 }
 
@@ -304,8 +308,6 @@ def test_a_server_that_falls_silent_is_given_up(
     assert web.still_holds
 
 
-#: A client that would wait for an answer for ever.
-PATIENT = {"FSSPEC_S3": '{"config_kwargs": {"connect_timeout": 3600, "read_timeout": 3600}}'}
 MIB = 1 << 20
 
 
@@ -356,13 +358,15 @@ def test_what_is_fetched_ahead_and_refused_is_told_at_once(way: str, store: Stor
         held, refused = Fault("held", path="a.pt"), Fault("status", 403, path="b.pt")
         held.method = refused.method = "HEAD"
     refused.act = store.front.wait_for_held
-    with Object(urls[0]) as source, pytest.raises(InputError, match="access is denied"):
+    with Object(urls[0]) as source:
         store.front.faults += [held, refused]
-        if way == "asked about":
-            list(many(facts, urls))
-        elif way == "expected":
-            source.expect([(0, 9), (4 * MIB, 9)])
-        else:
+        if way == "read in a row":
             source.expect([(0, 8 * MIB)])
-            source.read(0, 9)
+        ask = {
+            "asked about": lambda: list(many(facts, urls)),
+            "expected": lambda: source.expect([(0, 9), (4 * MIB, 9)]),
+            "read in a row": lambda: source.read(0, 9),
+        }[way]
+        with pytest.raises(InputError, match="access is denied"):
+            ask()
     assert store.front.still_holds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 import ckptmove
 from tests.checkpoints import sparse_zip64
 from tests.conftest import RunCli
+from tests.fronts import HANG
 from tests.object_store import Fault, Files, Store
 from tests.test_diff import sparse_safetensors
 
@@ -159,7 +161,9 @@ def test_what_is_between_many_tensors_is_fetched_together(store: Store, tmp_path
 def test_headers_far_apart_are_fetched_several_at_a_time(store: Store, tmp_path: Path) -> None:
     torch.save({f"t{n}": torch.zeros(100_000) for n in range(40)}, tmp_path / "apart.pt")
     url = store.put("apart.pt", tmp_path / "apart.pt")
-    store.front.faults.append(Fault("slow", 100))
+    two = threading.Barrier(2, timeout=HANG)  # which are asked for at the same time
+    far = range(1 << 20, 15 << 20)
+    store.front.faults.append(Fault("none", act=two.wait, times=2, first=far))
     found = ckptmove.inspect(url)
     assert len(found.tensors) == 40
     assert store.front.nbytes() < 300_000

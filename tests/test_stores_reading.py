@@ -21,6 +21,7 @@ from ckptmove.stores.fetching import Fetchers
 from ckptmove.stores.holes import Holed
 from ckptmove.stores.spans import Spans
 from tests.checkpoints import sparse_zip64
+from tests.fronts import HANG
 from tests.object_store import Fault, Files, Store
 from tests.steps import steps
 from tests.test_memory import peak, told
@@ -64,7 +65,8 @@ def test_what_is_read_in_a_row_is_fetched_once(source: Source, web: Files) -> No
 
 
 def test_what_is_expected_comes_ahead_and_once(source: Source, web: Files) -> None:
-    web.faults.append(Fault("slow", 100))
+    two = threading.Barrier(2, timeout=HANG)  # which are asked for at the same time
+    web.faults.append(Fault("none", act=two.wait, times=2))
     source.expect([(1000, 30 << 20)])
     assert not web.asked(), "it is fetched as it is read"
     buffer = bytearray(30 << 20)
@@ -208,20 +210,20 @@ def test_fetchers_wait_for_nothing_at_the_end() -> None:
 
     def slow() -> bytes:
         begun.set()
-        go.wait(30)
+        go.wait(HANG)
         return b"x"
 
-    fetchers = Fetchers(1)
+    fetchers = Fetchers[bytes](1)
     running, waiting = fetchers.submit(slow), fetchers.submit(slow)
-    assert begun.wait(10)
+    assert begun.wait(HANG)
     fetchers.close()
     assert waiting.cancelled()
     assert not running.done()
     go.set()
-    assert running.result(10) == b"x"
-    failing = Fetchers(1)
+    assert running.result(HANG) == b"x"
+    failing = Fetchers[bytes](1)
     future = failing.submit(lambda: b""[1:2] + bytes(0 // 0))
-    assert isinstance(future.exception(10), ZeroDivisionError)
+    assert isinstance(future.exception(HANG), ZeroDivisionError)
     failing.close()
 
 

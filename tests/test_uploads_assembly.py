@@ -24,8 +24,10 @@ from ckptmove.unnamed import Report
 from ckptmove.uploads.ahead import Proofs
 from ckptmove.uploads.assembly import Assembled
 from ckptmove.uploads.sending import part_nbytes_for, send
+from tests.fronts import HANG
 from tests.plans import Case, cases, content, opened
 from tests.steps import steps
+from tests.trees import until
 
 BOTH = (content(1, 300_000), content(2, 200_000))
 JOINED = Plan("relay", 500_000, (Copy(0, 300_000, 0), Copy(0, 200_000, 300_000, 1)), ())
@@ -226,9 +228,11 @@ class Slow:
     def __init__(self) -> None:
         self.may = threading.Event()
         self.stopped = False
+        self.begun = 0
 
     def put(self, number: int, data: BytesIO) -> None:
-        self.may.wait(10)
+        self.begun += 1
+        self.may.wait(HANG)
 
     def stop(self) -> None:
         self.stopped = True
@@ -251,9 +255,8 @@ def test_as_many_parts_are_in_memory_as_are_sent_at_once_and_one_more(tmp_path: 
         parts = counted(Assembled(JOINED, sources, "out").parts(10_000))
         thread = threading.Thread(target=send, args=(slow, parts, Report(told.append)))
         thread.start()
-        for _ in range(200):
-            time.sleep(0.01)
-            assert len(made) <= 4
+        until(lambda: len(made) == 4 and slow.begun == 3)
+        time.sleep(0.3)  # in which it must not do more; nor if it takes longer
         assert (len(made), told) == (4, [])
         slow.may.set()
         thread.join()

@@ -17,6 +17,8 @@ import torch
 from ckptmove.uploads.failing import unbroken
 from tests.checkpoints import save
 from tests.conftest import ROOT
+from tests.fronts import HANG, PATIENT
+from tests.trees import until
 from tests.uploading import BUCKET, Asked, Server, Store, bucket
 
 pytest.importorskip("moto")
@@ -47,35 +49,45 @@ def command(source: Path, url: str) -> list[str]:
     return [sys.executable, "-m", "ckptmove", "relocate", str(source), url, "--to", "cuda:0"]
 
 
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a signal has been sent to a process that has not yet taken it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def struck(store: Store, source: Path, kind: str, number: int) -> tuple[int, str]:
-    """Send a signal once a request of some kind is there, which is then answered a little later.
+    """Send a signal once a request of some kind is there.
+
+    What makes or completes an upload is answered once the signal has arrived, since that is waited
+    for; a part is not answered before the process has ended.
 
     Returns:
         The exit code, and what was said, but for the line that Ctrl-C ends.
     """
-    met, go_on = threading.Event(), threading.Event()
+    met, go_on, hung = threading.Event(), threading.Event(), threading.Event()
 
     def wait(asked: Asked) -> None:
         if asked.kind == kind:
             met.set()
-            go_on.wait(20)
+            if not go_on.wait(HANG):
+                hung.set()
 
     store.server.fault = wait
     process = subprocess.Popen(
         command(source, store.url("x.pt")),
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **PATIENT, "PYTHONPATH": str(ROOT)},
     )
     try:
-        assert met.wait(60)
-        started = time.monotonic()
+        assert met.wait(HANG)
         process.send_signal(number)
-        if kind != "part":  # what makes or completes an upload is waited for, and not its parts
-            time.sleep(0.7)
+        if kind != "part":
+            until(lambda: not is_pending(process.pid, number))
             go_on.set()
-        said = process.communicate(timeout=30)[1]
-        assert time.monotonic() - started < 15
+        said = process.communicate(timeout=2 * HANG)[1]
+        assert not hung.is_set()
     finally:
         process.kill()
         go_on.set()

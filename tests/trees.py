@@ -22,6 +22,7 @@ from ckptmove.batches.ledger import LEDGER
 from ckptmove.journal import SUFFIX
 from tests.checkpoints import MAKERS, save
 from tests.conftest import ROOT
+from tests.fronts import HANG
 from tests.making.families import FAMILIES
 
 CLI = [sys.executable, "-m", "ckptmove", "batch"]
@@ -168,9 +169,9 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def until(true: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait."""
-    end = time.monotonic() + seconds
+def until(true: Callable[[], object]) -> None:
+    """Return when something is true; what never will be fails the test."""
+    end = time.monotonic() + HANG
     while not true():
-        assert time.monotonic() < end, "it takes too long"
+        assert time.monotonic() < end, "it hangs"
         time.sleep(0.0005)

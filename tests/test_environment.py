@@ -676,7 +676,7 @@ import torch
 warnings.simplefilter("always")
 from ckptmove.environment.usable import best, facts, usable
 started = []
-sys.addaudithook(lambda event, _: started.append(event) if event in {starting!r} else None)
+sys.addaudithook(lambda event, given: event in {starting!r} and started.append(str(given[0])))
 found = facts()
 verdicts = [each.to_json() for each in usable({device!r}, found)]
 sys.__stdout__.write(json.dumps([found.to_json(), verdicts, best(found), started]))
@@ -686,9 +686,7 @@ STARTING = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "socke
 
 
 def asked(device: str = "cuda:0", env: Mapping[str, str] | None = None) -> list[Any]:
-    """What a process of its own finds, which says nothing else: facts, verdicts, the best device, and
-    what it started.
-    """
+    """Of a process that says nothing else: facts, verdicts, best device and what was started."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(device=device, starting=STARTING)],
         env={**os.environ, **(env or {})},
@@ -721,7 +719,7 @@ def test_facts_are_gathered_in_silence(env: dict[str, str]) -> None:
     )
     assert set(found["visible"]) == set(VISIBLE)
     if not found["gpus"]:
-        assert started == []
+        assert set(started) <= {"uname"}, "that is how Python tells the platform"
         assert verdicts[0]["cause"] == "no-gpu"
         assert not found["devices"]
 

@@ -362,7 +362,7 @@ def test_what_is_fetched_ahead_and_refused_is_told_at_once(way: str, store: Stor
         store.front.faults += [held, refused]
         if way == "read in a row":
             source.expect([(0, 8 * MIB)])
-        ask = {
+        ask: Callable[[], object] = {
             "asked about": lambda: list(many(facts, urls)),
             "expected": lambda: source.expect([(0, 9), (4 * MIB, 9)]),
             "read in a row": lambda: source.read(0, 9),

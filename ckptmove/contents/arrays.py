@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from ..dtypes import nbytes_of
 from ..manifest import Storage
@@ -28,6 +28,8 @@ _DTYPES = {
     **{f"u{n}": f"uint{8 * n}" for n in (1, 2, 4, 8)},
     "b1": "bool",
 }
+#: torch's names of the dtypes that both have.
+DTYPES = frozenset(_DTYPES.values())
 
 
 class Array(NamedTuple):
@@ -98,6 +100,21 @@ class Arrays:
 
 def array_of(node: Node) -> Array | None:
     """The array that a node is; None where it is none, or no tensor could be like it."""
+    said = _said(node)
+    return None if said is None else _array(*said)
+
+
+def content_of(node: Node) -> Blob | None:
+    """The long bytes of an array that a tensor could be like, be they too few or too many."""
+    said = _said(node)
+    if said is None or _dtype(said[1]) is None:
+        return None
+    content = _unwrapped(said[3])
+    return content if isinstance(content, Blob) else None
+
+
+def _said(node: Node) -> tuple[Node, Node, bool, Node] | None:
+    """The shape, the dtype, whether it is in Fortran's order, and the bytes of an array."""
     if not isinstance(node, Call) or not isinstance(node.args, Tuple) or node.pairs or node.items:
         return None
     args = node.args.items
@@ -106,19 +123,44 @@ def array_of(node: Node) -> Array | None:
         if not isinstance(cls, Global) or cls.qualname != "numpy.ndarray":
             return None
         _, shape, dtype, order, content = node.state.items
-        return _array(shape, dtype, order is True, content)
+        return shape, dtype, order is True, content
     if node.qualname in _BUFFERS and len(args) == 4 and not node.built:
         content, dtype, shape, order = args
-        return _array(shape, dtype, order == "F", content)
+        return shape, dtype, order == "F", content
     return None
+
+
+def put_content(node: Call, content: Blob) -> None:
+    """Have what `array_of` knows as an array be made of other bytes."""
+    holder, at = (node.state, 4) if node.built else (node.args, 0)
+    assert isinstance(holder, Tuple)
+    old = holder.items[at]
+    if _is_wrapped(old):
+        old.args = Tuple([content], 0)
+        return
+    made = Tuple([*holder.items[:at], content, *holder.items[at + 1 :]], holder.at)
+    if node.built:
+        node.state = made
+    else:
+        node.args = made
+
+
+def _is_wrapped(content: Node) -> TypeGuard[Call]:
+    return isinstance(content, Call) and content.qualname == "builtins.bytearray"
+
+
+def _unwrapped(content: Node) -> Node:
+    """The bytes that a bytearray is made of."""
+    if not _is_wrapped(content):
+        return content
+    items = content.args.items if isinstance(content.args, Tuple) else []
+    return items[0] if len(items) == 1 else b"" if not items else None
 
 
 def _array(shape: Node, dtype: Node, fortran: bool, content: Node) -> Array | None:
     sizes = shape.items if isinstance(shape, Tuple) else None
     element = _dtype(dtype)
-    if isinstance(content, Call) and content.qualname == "builtins.bytearray":
-        items = content.args.items if isinstance(content.args, Tuple) else []
-        content = items[0] if len(items) == 1 else b"" if not items else None
+    content = _unwrapped(content)
     if sizes is None or element is None or len(sizes) > MOST_DIMENSIONS:
         return None
     counts = tuple(n for n in sizes if isinstance(n, int) and is_size(n))

@@ -12,7 +12,7 @@ from ..paths import Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .allowance import Allowance
-from .arrays import KIND, Arrays
+from .arrays import KIND, Arrays, array_of, content_of
 from .averages import are_tensors, averages_within, is_average
 from .children import TRANSPARENT, visits_of
 from .code import Literal
@@ -55,6 +55,7 @@ class Contents:
         self.tensors: list[TensorEntry] = []
         self.nodes: list[Node] = []  # of each tensor
         self.storages: Mapping[str, Storage] = {}  # what stands for the bytes of numpy's arrays
+        self.loose: list[tuple[str, Call]] = []  # long arrays that are data, under their names
         self.alike: set[str] = set()  # the names that several would have: theirs quote keys
         self.weights_at: list[int | None] = []  # of each, how deep what holds its model begins
         self.opened: dict[int, Section] = {}  # `id()` of a container → what it serves
@@ -267,6 +268,8 @@ class _Listing(Allowance):
             passing = path[-1:] == ("_non_persistent_buffers_set",)  # a module's own
             if before is path and not passing:
                 self.count(node)
+            if before is path and content_of(node) is not None and array_of(node) is not None:
+                self.contents.loose.append((self.name(path, context.way), node))
             if device is not None:
                 return
         if id(node) in self.pids:  # no pickler hands out the tuple that it makes for a storage

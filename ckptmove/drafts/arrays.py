@@ -1,18 +1,21 @@
-"""Have tensors stand for the numpy arrays that a state dict holds instead of them."""
+"""Write the numpy arrays that a state dict holds as tensors, which stand for them or lead back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
-from ..contents.arrays import Array, array_of
+from ..contents.arrays import Array, array_of, put_content
+from ..contents.listing import Contents
 from ..contents.sections import is_state_dict
+from ..contents.strided import contiguous_stride
 from ..dtypes import STORAGE_CLASSES
-from ..errors import RefusedError
+from ..manifest import Role
 from ..pickles.nodes import Blob, Call, Node
 from ..pickles.nodes import Mapping as MappingNode
-from ..words import counted
-from .canonical import is_plain, nodes_of
-from .draft import Draft, Stored
+from ..source import MAX_NBYTES
+from .canonical import nodes_of
+from .draft import Draft, Stored, View
+from .ordering import Order, Reordered, order_of
 
 _TYPED = frozenset(STORAGE_CLASSES.values())
 
@@ -20,62 +23,97 @@ _TYPED = frozenset(STORAGE_CLASSES.values())
 def tensors_for_arrays(draft: Draft) -> int:
     """Have tensors stand for the arrays in state dicts of a draft; gives how many."""
     made: dict[int, tuple[Node, Call]] = {}  # holds the arrays, so that no id is used again
-    for node, n, array in _arrays(draft):
-        key, value = node.pairs[n]
-        if id(value) not in made:
-            made[id(value)] = value, _tensor(draft, array, len(made))
-        node.pairs[n] = key, made[id(value)][1]
+    for node in nodes_of(draft.graph.root):
+        if not isinstance(node, MappingNode) or not is_state_dict(node):
+            continue
+        for n, (key, value) in enumerate(node.pairs):
+            array = array_of(value)
+            if array is None:
+                continue
+            if id(value) not in made:
+                made[id(value)] = value, _tensor(draft, array, len(made))
+            node.pairs[n] = key, made[id(value)][1]
     return len(made)
 
 
-def _arrays(draft: Draft) -> Iterator[tuple[MappingNode, int, Array]]:
-    """The arrays in state dicts: what holds each, under which of its pairs, and what it is."""
-    for node in nodes_of(draft.graph.root):
-        if isinstance(node, MappingNode) and is_state_dict(node):
-            for n, (_, value) in enumerate(node.pairs):
-                array = array_of(value)
-                if array is not None:
-                    yield node, n, array
+class ArrayBytes(NamedTuple):
+    """The bytes of an array, to be written as a tensor.
 
-
-def note_arrays(draft: Draft, *, force: bool) -> None:
-    """Warn of arrays in state dicts that a file of tensors keeps in its tree, as text.
-
-    Args:
-        draft: what is written.
-        force: whether it may hold none, though the draft has weights.
-
-    Raises:
-        RefusedError: it would hold none.
+    Attributes:
+        blob: what stands for them in the graph.
+        stored: where they come from.
+        view: the elements as the tensor has them.
+        order: that of the array, where it is another than the tensor's.
     """
-    count = len({id(node.pairs[n][1]) for node, n, _ in _arrays(draft)})
-    if count and not force and not any(map(is_plain, nodes_of(draft.graph.root))):
-        raise RefusedError(
-            f"no tensor would be written: its weights are {counted(count, 'numpy array')}",
-            hint="--select model writes arrays as tensors; --force keeps them in the tree alone",
-        )
-    if count:
-        draft.warnings.append(
-            f"{counted(count, 'numpy array')} kept in the tree, not as tensors: "
-            "--select model writes arrays as tensors"
-        )
+
+    blob: Blob
+    stored: Stored
+    view: View
+    order: Order | None
+
+
+def bytes_of_arrays(draft: Draft, contents: Contents) -> dict[int, ArrayBytes]:
+    """Have the bytes of arrays be blobs of their own; gives them by `id()` of the array.
+
+    An array stays what it is in the graph. Its bytes become a tensor of the file, and what the tree
+    says of it leads back. That goes for the arrays of state dicts, and for others that are long. A
+    short one elsewhere, such as the state of a generator, is a value and stays in the tree; what is
+    too large to be brought back into its order stays a row of bytes.
+    """
+    found: dict[int, ArrayBytes] = {}
+    own: dict[int, ArrayBytes] = {}  # by `id()` of the blob: a bytearray may make several arrays
+    listed = zip(contents.tensors, contents.nodes, strict=True)
+    nodes = [node for entry, node in listed if entry.role is Role.ARRAY]
+    for node in (*nodes, *(node for _, node in contents.loose)):
+        array = array_of(node) if id(node) not in found else None
+        if array is None or not isinstance(node, Call):
+            continue
+        known = own.get(id(array.content))
+        if known is not None:
+            found[id(node)] = known
+            continue
+        order = order_of(array)
+        if order is not None and array.nbytes > MAX_NBYTES:
+            continue
+        stored, view = _stored(draft, array, "bytes")
+        blob = _blob(draft, array)
+        put_content(node, blob)
+        found[id(node)] = own[id(blob)] = ArrayBytes(blob, stored, view, order)
+    return found
+
+
+def _blob(draft: Draft, array: Array) -> Blob:
+    content = array.content
+    if isinstance(content, Blob) and content.content is None:
+        blob = Blob(0, array.nbytes, None)
+        draft.blobs[id(blob)] = draft.blobs[id(content)]
+        return blob
+    return Blob(0, array.nbytes, _held(content))
 
 
 def _tensor(draft: Draft, array: Array, number: int) -> Call:
     key, graph = f"numpy/{number}", draft.graph
-    dtype, content = array.dtype if array.dtype in _TYPED else None, array.content
-    stored = Stored(key, "cpu", dtype, array.nbytes, big_endian=array.big_endian)
-    if isinstance(content, Blob) and content.content is None:
-        window = draft.blobs[id(content)]
-        if window.start is None:
-            stored = stored._replace(content=window.read(0, array.nbytes))
-        else:
-            stored = stored._replace(source=draft.number_of(window), start=window.start)
-    else:
-        stored = stored._replace(content=_held(content))
+    stored, view = _stored(draft, array, key)
     draft.stored[key] = stored
-    storage = graph.storage(key, dtype, array.nbytes, "cpu")
-    return graph.tensor(storage, array.dtype, array.shape, array.stride, 0)
+    storage = graph.storage(key, stored.dtype, array.nbytes, "cpu")
+    return graph.tensor(storage, view.dtype, view.shape, view.stride, 0)
+
+
+def _stored(draft: Draft, array: Array, key: str) -> tuple[Stored, View]:
+    """Where the bytes of an array come from, and how its elements lie there."""
+    dtype, content = array.dtype if array.dtype in _TYPED else None, array.content
+    view = View(array.dtype, array.shape, array.stride, 0)
+    stored = Stored(key, "cpu", dtype, array.nbytes, big_endian=array.big_endian)
+    if not isinstance(content, Blob) or content.content is not None:
+        return stored._replace(content=_held(content)), view
+    window = draft.blobs[id(content)]
+    if isinstance(window, Reordered) and window.order == order_of(array):
+        window = window.tensor
+        view = view._replace(stride=contiguous_stride(array.shape))
+        stored = stored._replace(big_endian=False)
+    if window.start is None:
+        return stored._replace(content=window.read(0, array.nbytes)), view
+    return stored._replace(source=draft.number_of(window), start=window.start), view
 
 
 def _held(content: bytes | str | Blob | Call) -> bytes:

@@ -195,7 +195,7 @@ class Draft:
     stored: dict[str, Stored]
     sources: Sequence[Source]
     section: Section = Section.OTHER
-    blobs: Mapping[int, Readable] = field(default_factory=dict)
+    blobs: dict[int, Readable] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     records: Sequence[HeldRecord] = ()

@@ -7,7 +7,11 @@
         "grad": true                           it requires a gradient
         "storage": "uint8"                     its storage is of another dtype, or "untyped"
     {"$": "storage", "of": NAME, "dtype": …}   the storage that the tensor of that name is all of
-    {"$": "blob", "of": NAME}                  bytes
+    {"$": "blob", "of": NAME}                  all bytes of that tensor; and, if they make a numpy
+                                               array whose elements lie in another order:
+        "fortran": true                        its first index runs fastest
+        "big_endian": true                     so are its elements
+        "dtype"                                its dtype, where the tensor has another
 
 `pickles.terms` has the rest. A tensor is whole where no shape is given; then its shape is that of
 the named one, without a last dimension that only makes up for the dtype (`dtypes.CARRIERS`).
@@ -18,14 +22,18 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
+from ..contents.arrays import DTYPES, Array, array_of, content_of
 from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from ..dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..errors import CorruptError
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
-from .canonical import Graph, is_plain
+from ..source import MAX_NBYTES
+from .canonical import Graph, is_plain, nodes_of
+from .ordering import Order, order_of
 from .parts import Parts
 
 _TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}
+_ORDERS = ("fortran", "big_endian")
 _LONGEST = 256  # characters of a device
 #: The dtypes that storages have.
 TYPED = frozenset(STORAGE_CLASSES.values())
@@ -44,12 +52,20 @@ class Speller:
         """The term of a node, or None if it is nothing that a file of tensors holds."""
         if isinstance(node, Blob):
             name = self.parts.blobs.get(id(node))
-            return None if name is None else {"$": "blob", "of": name}
+            return None if name is None else self._blob(name, self.parts.orders.get(id(node)))
         if isinstance(node, Persistent) and id(node) in self.graph.ids:
             return self._storage(node)
         if isinstance(node, Call) and id(node) in self.parts.shown and is_plain(node):
             return self._tensor(node)
         return None
+
+    def _blob(self, name: str, order: Order | None) -> dict[str, Any]:
+        term: dict[str, Any] = {"$": "blob", "of": name}
+        if order is not None:
+            term.update((flag, True) for flag in _ORDERS if getattr(order, flag))
+            if order.dtype != self.dtypes[name]:
+                term["dtype"] = order.dtype
+        return term
 
     def _storage(self, node: Persistent) -> dict[str, Any]:
         found = self.graph.ids[id(node)]
@@ -120,7 +136,8 @@ class Reader:
     Attributes:
         graph: where the nodes of storages are kept.
         used: the names of tensors that terms refer to.
-        blobs: `id()` of long bytes in the graph → the name of the tensor that holds them.
+        blobs: `id()` of long bytes in the graph → the name of the tensor that holds them, and the
+            order that they have where that is not the tensor's.
         terms: whether the file tells of a tree.
     """
 
@@ -131,7 +148,7 @@ class Reader:
         self.graph = Graph(None)
         self.entries = entries
         self.used: set[str] = set()
-        self.blobs: dict[int, str] = {}
+        self.blobs: dict[int, tuple[str, Order | None]] = {}
         self.terms = False
         self._dtypes: dict[str, str | None] = {}
 
@@ -156,11 +173,53 @@ class Reader:
             if dtype is not None and not _is_among(dtype, TYPED):
                 raise self._malformed(name)
             return self._storage(name, dtype, said.get("device", "cpu"))
-        if kind == "blob" and not said:
-            blob = Blob(0, self.entries[name].nbytes, None)
-            self.blobs[id(blob)] = name
-            return blob
+        if kind == "blob" and said.keys() <= {"dtype", *_ORDERS}:
+            return self._blob(name, said)
         raise self._malformed(name)
+
+    def _blob(self, name: str, said: Mapping[str, Any]) -> Blob:
+        entry, order = self.entries[name], None
+        if said:
+            dtype = said.get("dtype", entry.dtype)
+            flags = {flag: said.get(flag, False) for flag in _ORDERS}
+            if not _is_among(dtype, DTYPES) or not all(isinstance(f, bool) for f in flags.values()):
+                raise self._malformed(name)
+            shape = self._shape(name, dtype, {})
+            if len(shape) < 2 * flags["fortran"] or 0 in shape or entry.nbytes > MAX_NBYTES:
+                raise self._malformed(name)
+            order = Order(dtype, shape, **flags)
+        blob = Blob(0, entry.nbytes, None)
+        self.blobs[id(blob)] = name, order
+        return blob
+
+    def check_arrays(self, root: Node) -> None:
+        """Compare numpy's arrays with the tensors whose bytes they are made of.
+
+        Raises:
+            CorruptError: they are of other dtypes or shapes; or what is made of a tensor's bytes is
+                no array, though the tensor is more than a row of bytes.
+        """
+        typed = {known: name for known, (name, order) in self.blobs.items() if order is not None}
+        for known, (name, _) in self.blobs.items():
+            if self.entries[name].dtype != "uint8" or len(self.entries[name].shape) != 1:
+                typed[known] = name
+        for node in nodes_of(root) if self.blobs else ():
+            content = content_of(node)
+            if id(content) in self.blobs:
+                name, order = self.blobs[id(content)]
+                array = array_of(node)
+                if array is None or (id(content) in typed and not self._fits(array, name, order)):
+                    raise CorruptError(f"its tree says that {name!r} is another array than it is")
+                typed.pop(id(content), None)
+        if typed:
+            name = next(iter(typed.values()))
+            raise CorruptError(f"its tree takes {name!r} for bytes, though it is a tensor")
+
+    def _fits(self, array: Array, name: str, order: Order | None) -> bool:
+        entry = self.entries[name]
+        dtype, last = CARRIERS.get(array.dtype, (array.dtype, 0))
+        shape = (*array.shape, last) if last else array.shape
+        return (dtype, shape, order) == (entry.dtype, tuple(entry.shape), order_of(array))
 
     def whole(self, name: str) -> Call:
         """A tensor of the file as it is."""

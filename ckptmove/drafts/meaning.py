@@ -92,8 +92,13 @@ def signature_of(node: Composite) -> Hashable:
     if not isinstance(node, Call) or _members(node) is not None:
         return type_of(node)
     states = node.state.items if isinstance(node.state, Tuple) else [node.state]
-    kinds = tuple(None if each is None else type(each) for each in states if node.built)
+    kinds = tuple(None if each is None else _kind(each) for each in states if node.built)
     return type_of(node), node.opcode, kinds, node.kwargs is None, isinstance(node.args, Tuple)
+
+
+def _kind(node: Node) -> type:
+    """The type of a node; bytes are bytes, whatever holds them."""
+    return bytes if isinstance(node, Blob) else type(node)
 
 
 def types_of(old: Composite, new: Composite) -> tuple[str, str]:

@@ -7,11 +7,12 @@ saved whole holds besides its state dict is called so that nobody takes it for a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..contents.listing import Contents
 from ..manifest import TensorEntry
 from ..pickles.nodes import Node
+from .arrays import ArrayBytes
 from .draft import Draft
 from .filling import blobs_of
 from .raising import LONGEST_INLINE
@@ -20,14 +21,18 @@ from .raising import LONGEST_INLINE
 _BESIDE = "~extra"
 
 
-def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:
-    """Each tensor and storage under each of its names, in order; then the long bytes.
+def names_of(
+    contents: Contents, draft: Draft, arrays: Mapping[int, ArrayBytes]
+) -> list[tuple[str, Node]]:
+    """Each tensor and storage under each of its names, in order; then other long arrays and bytes.
 
     Args:
         contents: what the graph holds.
         draft: the draft.
+        arrays: `id()` of an array → its bytes, which have its name.
     """
-    listed = list(zip(contents.tensors, contents.nodes, strict=True))
+    nodes = [arrays[id(node)].blob if id(node) in arrays else node for node in contents.nodes]
+    listed = list(zip(contents.tensors, nodes, strict=True))
     state = [(entry, node) for entry, node in listed if not entry.beside]
     names, around = _own_names(state) or ([entry.name for entry, _ in state], "")
     held = {id(node) for _, node in state}
@@ -36,7 +41,9 @@ def names_of(contents: Contents, draft: Draft) -> list[tuple[str, Node]]:
         for entry, node in listed
         if entry.beside and id(node) not in held
     ]
-    return [*zip(names, (node for _, node in state), strict=True), *beside, *_long(draft)]
+    loose = [(name, arrays[id(node)].blob) for name, node in contents.loose if id(node) in arrays]
+    own = zip(names, (node for _, node in state), strict=True)
+    return [*own, *beside, *loose, *_long(draft, arrays)]
 
 
 def _own_names(listed: Sequence[tuple[TensorEntry, Node]]) -> tuple[list[str], str] | None:
@@ -61,8 +68,11 @@ def _own_names(listed: Sequence[tuple[TensorEntry, Node]]) -> tuple[list[str], s
     return (names, dicts.pop()) if dicts else None
 
 
-def _long(draft: Draft) -> list[tuple[str, Node]]:
+def _long(draft: Draft, arrays: Mapping[int, ArrayBytes]) -> list[tuple[str, Node]]:
+    known = {id(each.blob) for each in arrays.values()}
     found = [
-        blob for blob in blobs_of(draft) if blob.nbytes > LONGEST_INLINE or blob.content is None
+        blob
+        for blob in blobs_of(draft)
+        if (blob.nbytes > LONGEST_INLINE or blob.content is None) and id(blob) not in known
     ]
     return [(f"bytes.{n}", blob) for n, blob in enumerate(found)]

@@ -21,8 +21,10 @@ from ..contents.tensors import Recogniser
 from ..dtypes import BITS, CARRIERS, nbytes_of
 from ..errors import RefusedError
 from ..pickles.nodes import Blob, Call, Node, Persistent
+from .arrays import ArrayBytes
 from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of
 from .draft import Draft, Stored, View
+from .ordering import Order
 
 _SHARED = ("keep", "duplicate", "error")
 _LARGEST_EXPANDED = 1 << 30  # bytes of a tensor that shows the same ones again and again
@@ -72,6 +74,7 @@ class Parts:
         shown: `id()` of the node of a plain tensor → how it is seen.
         whole: id of a storage that is referred to as such → the part that holds it.
         blobs: `id()` of bytes within the graph → the part that holds them.
+        orders: of these, the bytes of arrays that the part has in another order → their own.
         duplicates: parts that repeat what others hold.
         shared: names of tensors that share bytes with one that is written → its name.
     """
@@ -80,14 +83,15 @@ class Parts:
     shown: dict[int, Shown] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     blobs: dict[int, str] = field(default_factory=dict)
+    orders: dict[int, Order] = field(default_factory=dict)
     duplicates: list[str] = field(default_factory=list)
     shared: dict[str, str] = field(default_factory=dict)
 
 
 class Use(NamedTuple):
-    """A plain tensor in a graph, and its names: the first is its own."""
+    """A plain tensor in a graph, or an array's bytes, and its names: the first is its own."""
 
-    node: Call
+    node: Node
     names: list[str]
     view: View
     start: int
@@ -101,6 +105,7 @@ def parts_of(
     shared: str,
     bare: bool,
     blob: Callable[[Blob], Stored],
+    arrays: Iterable[ArrayBytes] = (),
 ) -> Parts:
     """Divide the storages of a draft.
 
@@ -111,22 +116,29 @@ def parts_of(
             `error` to refuse them.
         bare: whether nothing will tell of views: then each that differs is a tensor of its own.
         blob: where the bytes of a blob come from.
+        arrays: those of arrays, which become tensors as others are.
 
     Raises:
         RefusedError: bytes are shared and must not be.
     """
-    return _Division(draft, shared, bare, blob).run(names)
+    return _Division(draft, shared, bare, blob, arrays).run(names)
 
 
 class _Division:
     def __init__(
-        self, draft: Draft, shared: str, bare: bool, blob: Callable[[Blob], Stored]
+        self,
+        draft: Draft,
+        shared: str,
+        bare: bool,
+        blob: Callable[[Blob], Stored],
+        arrays: Iterable[ArrayBytes],
     ) -> None:
         assert shared in _SHARED
         self.draft = draft
         self.mode = shared
         self.bare = bare
         self.blob = blob
+        self.arrays = {id(each.blob): each for each in arrays}
         self.recogniser = Recogniser(draft.graph.ids)
         self.taken: set[str] = set()
         self.last: dict[str, int] = {}
@@ -343,8 +355,16 @@ class _Division:
         return part
 
     def write_blob(self, blob: Blob) -> None:
-        name = self.name(self.names[id(blob)][0])
-        self.found.blobs[id(blob)] = name
+        array, names = self.arrays.get(id(blob)), self.names[id(blob)]
+        if array is not None:
+            use = Use(blob, names, array.view, 0, blob.nbytes)
+            self.refuse([use], None)
+            self.alone(array.stored, [use])
+            self.found.blobs[id(blob)] = self.found.shown[id(blob)].part
+            if array.order is not None:
+                self.found.orders[id(blob)] = array.order
+            return
+        name = self.found.blobs[id(blob)] = self.name(names[0])
         self.found.parts.append(Part(name, "uint8", (blob.nbytes,), blob.nbytes, self.blob(blob)))
 
 

@@ -90,6 +90,7 @@ def _told(entries: Mapping[str, Held], text: str) -> tuple[Reader, Node]:
     if strays or not set(duplicates) <= entries.keys():
         stray = sorted(strays or set(duplicates) - entries.keys())[0]
         raise MissingTensor(f"its tree does not fit its tensors, e.g. {stray!r}")
+    reader.check_arrays(root)
     reader.graph.root = root
     reader.terms = True
     return reader, root

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..drafts.arrays import bytes_of_arrays
 from ..drafts.draft import Draft, Pieces
 from ..drafts.filling import stored_blob
 from ..drafts.fingerprint import fingerprint
@@ -37,12 +38,14 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         RefusedError: bytes are shared and must not be, or the header would be too long.
     """
     contents = draft.listed()
+    arrays = bytes_of_arrays(draft, contents)
     parts = parts_of(
         draft,
-        names_of(contents, draft),
+        names_of(contents, draft, arrays),
         shared=manner.shared,
         bare=manner.bare,
         blob=lambda blob: stored_blob(draft, blob),
+        arrays=arrays.values(),
     )
     told = None if manner.bare else tree_text(draft.graph, parts, manner.most_nbytes)
     said = still_true(draft.metadata, {each.name for each in contents.tensors})

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
-from ..drafts.arrays import note_arrays, tensors_for_arrays
+from ..drafts.arrays import tensors_for_arrays
 from ..drafts.casting import Casts, Dtype, cast, casts_of
 from ..drafts.draft import Draft, Loss
 from ..drafts.flattening import flatten
@@ -232,8 +232,7 @@ def convert(
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         draft = found.draft()
-        as_tensors = bare or weights is not None or not _SECTIONS_OF_WEIGHTS.isdisjoint(select)
-        if as_tensors:
+        if bare or weights is not None or not _SECTIONS_OF_WEIGHTS.isdisjoint(select):
             arrays = tensors_for_arrays(draft)
             if arrays:
                 draft.warnings.append(f"{counted(arrays, 'numpy array')} written as tensors")
@@ -255,8 +254,6 @@ def convert(
             draft, target, manner, drops, trusted=trust_objects, force=force
         )
         dropped += untrusted
-        if target.format.name == "safetensors" and not as_tensors:
-            note_arrays(draft, force=force)
         companions = list[Companion]()
         if whole is not None:
             companions = _companions(

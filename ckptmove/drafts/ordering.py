@@ -1,0 +1,130 @@
+"""The bytes of numpy's arrays, where they lie in another order than those of tensors in a file.
+
+Tensors in a file have their last index run fastest, and are little-endian. So arrays in Fortran's
+order, and big-endian ones, are written in that order: whoever reads the file finds the right values
+under the right shape. The tree says what order they had, and they come back in it. That takes the
+whole of an array in memory, one at a time; those too large for it are not reordered.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from ..contents.arrays import Array
+from ..contents.strided import is_contiguous
+from ..dtypes import BITS
+from ..source import Memory, Readable, check_range
+
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of Python's arrays, by the size of an item
+_WIDEST = max(_CODES)
+
+
+class Order(NamedTuple):
+    """How the elements of an array lie.
+
+    Attributes:
+        dtype, shape: of the array.
+        fortran: whether the first index runs fastest, and that makes a difference.
+        big_endian: whether the elements are, and that makes a difference.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fortran: bool
+    big_endian: bool
+
+
+def order_of(array: Array) -> Order | None:
+    """How the elements of an array lie; None where it is as in a file of tensors."""
+    fortran = array.fortran and not is_contiguous(array.shape, array.stride)
+    big_endian = array.big_endian and BITS[array.dtype] > 8 and array.nbytes > 0
+    if not (fortran or big_endian):
+        return None
+    return Order(array.dtype, array.shape, fortran, big_endian)
+
+
+class Reordered:
+    """The bytes of an array, which a tensor in a file has in the order of tensors.
+
+    All are held from when they are read first until the last of them are read.
+
+    Attributes:
+        tensor: what has them.
+        order: the order to bring them into.
+        path, nbytes, start: as `Readable` has them.
+    """
+
+    start = None
+
+    def __init__(self, tensor: Readable, order: Order) -> None:
+        self.tensor = tensor
+        self.order = order
+        self.path = tensor.path
+        self.nbytes = tensor.nbytes
+        self._content: bytes | None = None
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """As `Readable.read`."""
+        check_range(self, start, nbytes)
+        content = self._content
+        if content is None:
+            content = self._content = reordered(self.tensor.read(0, self.nbytes), self.order)
+        if start + nbytes == self.nbytes:
+            self._content = None
+        return content[start : start + nbytes]
+
+    def window(self, start: int, nbytes: int) -> Readable:
+        """As `Readable.window`."""
+        return Memory(self.read(start, nbytes), self.path)
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`: it is read as a whole."""
+        self.tensor.expect([(0, self.nbytes)])
+
+
+def reordered(content: bytes, order: Order) -> bytes:
+    """The bytes of a tensor in a file, in the order of an array."""
+    nbytes = BITS[order.dtype] // 8
+    if order.fortran:
+        content = _by_columns(content, order.shape, nbytes)
+    if order.big_endian:
+        parts = 2 if order.dtype.startswith("complex") else 1
+        words = array(_CODES[nbytes // parts], content)
+        words.byteswap()
+        content = words.tobytes()
+    return content
+
+
+def _by_columns(content: bytes, shape: Sequence[int], nbytes: int) -> bytes:
+    """Elements such that the first index runs fastest, of some whose last does.
+
+    Rows are put in place, or columns are, whichever are fewer.
+    """
+    width = min(nbytes, _WIDEST)
+    source = array(_CODES[width], content)
+    found = array(_CODES[width], bytes(len(content)))
+    each, first, last = nbytes // width, shape[0], shape[-1]
+    rows, columns = prod(shape[:-1]), prod(shape[1:])
+    for n in range(each):
+        old, new = (source, found) if each == 1 else (source[n::each], found[n::each])
+        if rows <= columns:
+            for row, at in enumerate(_offsets(shape[:-1])):
+                new[at::rows] = old[row * last : (row + 1) * last]
+        else:
+            for column, at in enumerate(_offsets(shape[1:])):
+                new[at * first : (at + 1) * first] = old[column::columns]
+        if each > 1:
+            found[n::each] = new
+    return found.tobytes()
+
+
+def _offsets(shape: Sequence[int]) -> Iterator[int]:
+    """Where elements go whose last index runs fastest, if the first does instead."""
+    steps = [prod(shape[:n]) for n in range(len(shape))]
+    return map(
+        sum, product(*(range(0, n * step, step) for n, step in zip(shape, steps, strict=True)))
+    )

@@ -99,6 +99,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.canonical",
         "drafts.programs",
         "drafts.draft",
+        "drafts.ordering",
         "drafts.arrays",
         "drafts.filling",
         "drafts.parts",

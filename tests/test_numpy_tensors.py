@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from ckptmove import Opaque, RefusedError, convert, diff, inspect, load, save, validate
 from ckptmove.cli import run
+from ckptmove.drafts.ordering import Latest, Order, Reordered
 from ckptmove.errors import CheckFailed, CorruptError
 from ckptmove.manifest import Role
+from ckptmove.source import Memory
 from tests.test_numpy_weights import arrays
 
 KINDS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
@@ -342,3 +344,23 @@ def test_lies_about_arrays_are_refused(
     assert run(["convert", str(path), str(tmp_path / "back.pt")]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert len(line) <= 300
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (2, 1, 3, 2), (5000, 2), (2, 5000), (2,) * 14])
+@pytest.mark.parametrize("kind", ["u1", "i2", "f4", "c8", "f8", "c16"])
+def test_elements_are_put_in_order(kind: str, shape: tuple[int, ...]) -> None:
+    """Read back from anywhere, and one array at a time."""
+    values = np.random.default_rng(0).integers(0, 250, shape)
+    for endian in "<>":
+        array = np.asfortranarray(values.astype(endian + kind))
+        content = values.astype(kind).tobytes()
+        dtype = array.dtype.newbyteorder("=").name
+        order = Order(dtype, shape, True, endian == ">" and kind != "u1")
+        latest = Latest()
+        first, second = (Reordered(Memory(content, "x"), order, latest) for _ in range(2))
+        assert first.read(0, array.nbytes) == array.tobytes("F")
+        assert latest.held is None
+        assert first.read(3, 5) == array.tobytes("F")[3:8]
+        assert second.window(4, 4).read(0, 4) == array.tobytes("F")[4:8]
+        assert latest.held is not None
+        assert latest.held[0] is second

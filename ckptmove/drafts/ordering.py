@@ -12,15 +12,17 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..contents.arrays import Array
 from ..contents.strided import is_contiguous
 from ..dtypes import BITS
 from ..source import Memory, Readable, check_range
 
-_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # of Python's arrays, by the size of an item
+#: What Python's arrays call integers, by their size.
+_CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _WIDEST = max(_CODES)
+_MOST_LISTED = 4096  # offsets
 
 
 class Order(NamedTuple):
@@ -47,10 +49,20 @@ def order_of(array: Array) -> Order | None:
     return Order(array.dtype, array.shape, fortran, big_endian)
 
 
+class Latest:
+    """The array of a file that is held in memory; there is one at a time.
+
+    Attributes:
+        held: what it was made by, and its bytes.
+    """
+
+    held: tuple[Reordered, memoryview] | None = None
+
+
 class Reordered:
     """The bytes of an array, which a tensor in a file has in the order of tensors.
 
-    All are held from when they are read first until the last of them are read.
+    All are held from when they are read first until the last of them are, or others are read.
 
     Attributes:
         tensor: what has them.
@@ -60,22 +72,22 @@ class Reordered:
 
     start = None
 
-    def __init__(self, tensor: Readable, order: Order) -> None:
+    def __init__(self, tensor: Readable, order: Order, latest: Latest) -> None:
         self.tensor = tensor
         self.order = order
         self.path = tensor.path
         self.nbytes = tensor.nbytes
-        self._content: bytes | None = None
+        self._latest = latest
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Readable.read`."""
         check_range(self, start, nbytes)
-        content = self._content
-        if content is None:
-            content = self._content = reordered(self.tensor.read(0, self.nbytes), self.order)
-        if start + nbytes == self.nbytes:
-            self._content = None
-        return content[start : start + nbytes]
+        held = self._latest.held
+        if held is None or held[0] is not self:
+            held = self._latest.held = None
+            held = self, reordered(self.tensor.read(0, self.nbytes), self.order)
+        self._latest.held = held if start + nbytes < self.nbytes else None
+        return bytes(held[1][start : start + nbytes])
 
     def window(self, start: int, nbytes: int) -> Readable:
         """As `Readable.window`."""
@@ -86,45 +98,44 @@ class Reordered:
         self.tensor.expect([(0, self.nbytes)])
 
 
-def reordered(content: bytes, order: Order) -> bytes:
+def reordered(content: bytes, order: Order) -> memoryview:
     """The bytes of a tensor in a file, in the order of an array."""
-    nbytes = BITS[order.dtype] // 8
+    found, nbytes = memoryview(content), BITS[order.dtype] // 8
     if order.fortran:
-        content = _by_columns(content, order.shape, nbytes)
+        found = _by_columns(found, order.shape, nbytes)
     if order.big_endian:
         parts = 2 if order.dtype.startswith("complex") else 1
-        words = array(_CODES[nbytes // parts], content)
+        words = array(_CODES[nbytes // parts], found.tobytes())
         words.byteswap()
-        content = words.tobytes()
-    return content
+        found = memoryview(words).cast("B")
+    return found
 
 
-def _by_columns(content: bytes, shape: Sequence[int], nbytes: int) -> bytes:
+def _by_columns(content: memoryview, shape: Sequence[int], nbytes: int) -> memoryview:
     """Elements such that the first index runs fastest, of some whose last does.
 
     Rows are put in place, or columns are, whichever are fewer.
     """
     width = min(nbytes, _WIDEST)
-    source = array(_CODES[width], content)
-    found = array(_CODES[width], bytes(len(content)))
-    each, first, last = nbytes // width, shape[0], shape[-1]
+    source, made = content.cast(_CODES[width]), memoryview(bytearray(content.nbytes))
+    found, each = made.cast(_CODES[width]), nbytes // width
     rows, columns = prod(shape[:-1]), prod(shape[1:])
     for n in range(each):
-        old, new = (source, found) if each == 1 else (source[n::each], found[n::each])
+        old, new = source[n::each], found[n::each]
         if rows <= columns:
             for row, at in enumerate(_offsets(shape[:-1])):
-                new[at::rows] = old[row * last : (row + 1) * last]
+                new[at::rows] = old[row * shape[-1] : (row + 1) * shape[-1]]
         else:
             for column, at in enumerate(_offsets(shape[1:])):
-                new[at * first : (at + 1) * first] = old[column::columns]
-        if each > 1:
-            found[n::each] = new
-    return found.tobytes()
+                new[at * shape[0] : (at + 1) * shape[0]] = old[column::columns]
+    return made
 
 
 def _offsets(shape: Sequence[int]) -> Iterator[int]:
     """Where elements go whose last index runs fastest, if the first does instead."""
     steps = [prod(shape[:n]) for n in range(len(shape))]
-    return map(
-        sum, product(*(range(0, n * step, step) for n, step in zip(shape, steps, strict=True)))
-    )
+    ranges = [range(0, n * step, step) for n, step in zip(shape, steps, strict=True)]
+    inner: Sequence[int] = ranges.pop()
+    while ranges and len(ranges[-1]) * len(inner) <= _MOST_LISTED:
+        inner = [a + b for a in ranges.pop() for b in inner]
+    return (a + b for a in map(sum, product(*ranges)) for b in inner)

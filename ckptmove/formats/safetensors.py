@@ -23,7 +23,7 @@ from ..drafts.callables import callables_in, misused
 from ..drafts.canonical import Graph
 from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
-from ..drafts.ordering import Order, Reordered
+from ..drafts.ordering import Latest, Order, Reordered
 from ..drafts.trees import TREE, read_tree
 from ..dtypes import CARRIERS
 from ..errors import UnsupportedError
@@ -178,7 +178,8 @@ class TensorsContainer(Container):
         self._described = described
         self.ids = reader.graph.ids
         self.is_canonical = not reader.terms  # terms may say anything
-        self.blobs = {known: self._bytes(*held) for known, held in reader.blobs.items()}
+        latest = Latest()
+        self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
         self.storages = {name: self._storage(reader, name) for name in reader.graph.storages}
         self.writer = "ckptmove" if reader.terms else ""
 
@@ -192,10 +193,10 @@ class TensorsContainer(Container):
         if not self.is_canonical:
             yield from callables_in(self.graph.root, misused)
 
-    def _bytes(self, name: str, order: Order | None) -> Readable:
+    def _bytes(self, name: str, order: Order | None, latest: Latest) -> Readable:
         entry, file, _ = self._placed[name]
         window = file.window(entry.start, entry.nbytes)
-        return window if order is None else Reordered(window, order)
+        return window if order is None else Reordered(window, order, latest)
 
     def _storage(self, reader: Reader, name: str) -> Storage:
         entry, file, source = self._placed[name]

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ckptmove import Opaque, RefusedError, convert, diff, inspect, load, save, validate
+from ckptmove import Opaque, RefusedError, convert, diff, formats, inspect, load, save, validate
 from ckptmove.cli import run
 from ckptmove.drafts.ordering import Latest, Order, Reordered
 from ckptmove.errors import CheckFailed, CorruptError
+from ckptmove.formats.safetensors import SafetensorsFile
+from ckptmove.formats.writing import Manner
 from ckptmove.manifest import Role
 from ckptmove.source import Memory
 from tests.test_numpy_weights import arrays
@@ -364,3 +366,14 @@ def test_elements_are_put_in_order(kind: str, shape: tuple[int, ...]) -> None:
         assert second.window(4, 4).read(0, 4) == array.tobytes("F")[4:8]
         assert latest.held is not None
         assert latest.held[0] is second
+
+
+def test_from_safetensors_to_safetensors_arrays_are_copied(tmp_path: Path) -> None:
+    """They are in the right order there: nothing is gathered, nor held in memory."""
+    with formats.opened(small(tmp_path)) as found:
+        writing = SafetensorsFile().plan_write(found.draft(), Manner("model"))
+        (plan,) = writing.files.values()
+    assert not plan.gathers
+    assert sum(each.nbytes for each in plan.copies) == sum(
+        each.nbytes for each in inspect(tmp_path / "small.safetensors").tensors
+    )

@@ -30,7 +30,9 @@ from .options import (
 @click.option("--rtol", type=float, default=0.0, metavar="X", help="The same, relative to A.")
 @click.option("--ignore-devices", is_flag=True, help="Let pass that they name other devices.")
 @click.option(
-    "--ignore-code", is_flag=True, help="Let pass other code, and what can't be compared."
+    "--ignore-code",
+    is_flag=True,
+    help="Ignore other code and classes of programs, and what cannot be compared.",
 )
 @click.option("--cast", is_flag=True, help="Compare floats of A as cast to the dtype of B.")
 @strict_option

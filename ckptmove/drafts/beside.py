@@ -11,6 +11,13 @@ from .differing import Difference, Kind
 from .draft import Draft
 from .excerpts import changed_lines, first_unlike, of_bytes
 
+_CLASS = "__torch__."  # how the names of a program's own classes begin
+_OF_RECORDS = (Kind.RECORD, Kind.RECORD_ADDED, Kind.RECORD_REMOVED)
+_OF_VALUES = (
+    *(Kind.VALUE, Kind.VALUE_ADDED, Kind.VALUE_REMOVED, Kind.TYPE, Kind.ORDER),
+    *(Kind.SHARED, Kind.UNSHARED),
+)
+
 
 class Beside(NamedTuple):
     """What came out of it.
@@ -19,18 +26,14 @@ class Beside(NamedTuple):
         differences: what differs, or can't be compared.
         compared: how many records both have.
         devices: how many differ in nothing but the devices that they name, and were let pass.
-        code: how many differences in code, or in what can't be compared, were let pass.
     """
 
     differences: list[Difference]
     compared: int
     devices: int
-    code: int
 
 
-def compare_beside(
-    old: Draft, new: Draft, *, ignore_devices: bool = False, ignore_code: bool = False
-) -> Beside:
+def compare_beside(old: Draft, new: Draft, *, ignore_devices: bool = False) -> Beside:
     """Compare metadata and other records of two checkpoints; name what can't be compared.
 
     Records are compared by name where both checkpoints are of one format. A format that another is
@@ -39,11 +42,10 @@ def compare_beside(
     Args:
         old, new: the checkpoints.
         ignore_devices: whether to let pass that code names other devices.
-        ignore_code: whether to let pass that code differs, and what can't be compared.
     """
     mine, others = _by_name(old), _by_name(new)
     found = list(_unlike_metadata(old, new))
-    compared = devices = code = 0
+    compared = devices = 0
     if old.format != new.format:
         found += _apart(old, None)
         found += _apart(None, new)
@@ -64,10 +66,30 @@ def compare_beside(
         for text in () if coded else dict.fromkeys((*old.beside, *new.beside)):
             one, two = (text if text in each.beside else None for each in (old, new))
             found.append(Difference(Kind.NOT_COMPARED, f"<{text}>", one, two))
-    if ignore_code:
-        code = sum(map(_is_code, found))
-        found = [each for each in found if not _is_code(each)]
-    return Beside(found, compared, devices, code)
+    return Beside(found, compared, devices)
+
+
+def is_code(difference: Difference, old: Draft, new: Draft) -> bool:
+    """Whether a difference is one of code alone, or of something that can't be compared.
+
+    Code are records of code; in the saved object of a TorchScript program the names of its classes,
+    and the instructions that its code was compiled to for phones.
+    """
+    kind = difference.kind
+    if kind is Kind.NOT_COMPARED:
+        return True
+    if kind in _OF_RECORDS:
+        sides = (difference.old, difference.new)
+        return any(side is not None and side["of"] == RecordKind.CODE for side in sides)
+    compiled = old.compiled or new.compiled
+    if kind is Kind.TYPE and str(difference.old) != str(difference.new):
+        sides = (str(difference.old), str(difference.new))
+        # beside compiled code the module is shown as a dict
+        names = [side.startswith(_CLASS) or (bool(compiled) and side == "dict") for side in sides]
+        if all(names) and any(side.startswith(_CLASS) for side in sides):
+            return True
+    within = compiled and difference.name.startswith((compiled, f"{compiled}."))
+    return bool(within) and kind in _OF_VALUES
 
 
 def _unlike_metadata(old: Draft, new: Draft) -> Iterator[Difference]:
@@ -94,13 +116,6 @@ def _metadata(draft: Draft) -> dict[str, str]:
 def _by_name(draft: Draft) -> dict[str, HeldRecord]:
     """The records that count, by name."""
     return {held.record.name: held for held in draft.records if held.record.kind.is_content}
-
-
-def _is_code(difference: Difference) -> bool:
-    if difference.kind is Kind.NOT_COMPARED:
-        return True
-    sides = (difference.old, difference.new)
-    return any(side is not None and side["of"] == RecordKind.CODE for side in sides)
 
 
 def _said(record: OtherRecord) -> dict[str, Any]:

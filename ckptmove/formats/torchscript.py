@@ -39,7 +39,8 @@ from .checkpoint import PickledFormat
 from .opening import Opening
 from .zip_container import ZipContainer, prefix_of
 
-_PICKLES = ("data", "constants", "traced_inputs", "bytecode")
+_BYTECODE = "bytecode"
+_PICKLES = ("data", "constants", "traced_inputs", _BYTECODE)
 _MAX_CODE_NBYTES = 64 << 20  # of one record
 _NO_DEVICE = "device"
 _OWN = ("__torch__", "torch.jit._pickle.")
@@ -91,6 +92,8 @@ class ScriptContainer(ZipContainer):
                 path = () if name == "data" else (name,)
                 self.add(f"{name}.pkl", self._folder(name), path)
         self.roots = [named for path, root in self.roots for named in _as_code_says(path, root)]
+        if f"{self.prefix}{_BYTECODE}.pkl" in archive.records:
+            self.compiled = _BYTECODE
         self.code: dict[str, str] = {}
         for record in archive.records.values():
             if self._is_code(record):
@@ -102,7 +105,7 @@ class ScriptContainer(ZipContainer):
 
     def _folder(self, pickle: str) -> str:
         """Where the tensors of a pickle lie: those of new bytecode are the constants."""
-        if pickle == "bytecode" and not any(
+        if pickle == _BYTECODE and not any(
             self._in(record, "bytecode/") for record in self.archive.records.values()
         ):
             return "constants/"

@@ -46,6 +46,9 @@ def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
         full: whether to collapse and shorten nothing.
     """
     yield summary(diff)
+    if diff.ignored:
+        names = list(dict.fromkeys(each.name for each in diff.ignored))
+        yield printable(f"  ignored  {listed(names, len(names)) if full else listed(names)}")
     for kind in diff.counts:
         groups = _groups(diff.of(kind), full)
         shown = groups if full else groups[:_MOST_LINES]
@@ -65,8 +68,8 @@ def summary(diff: Diff) -> str:
     notes += [f"{count:,} compared as {cast}" for cast, count in diff.cast.items()]
     if diff.devices_ignored:
         notes.append(f"{diff.devices_ignored:,} other devices ignored")
-    if diff.code_ignored:
-        notes.append(f"{_many(diff.code_ignored, 'difference')} in code ignored")
+    if diff.ignored:
+        notes.append(f"{_many(len(diff.ignored), 'difference')} in code ignored")
     note = f" ({', '.join(notes)})" if notes else ""
     known = f"{_many(diff.tensors, 'tensor')}, {size(diff.nbytes)}"
     if diff.records:

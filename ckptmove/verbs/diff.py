@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
-from ..drafts.beside import Beside, compare_beside
+from ..drafts.beside import Beside, compare_beside, is_code
 from ..drafts.differing import Difference, Held, Kind, can_cast, shared, unlike
 from ..drafts.draft import Draft
 from ..drafts.pairing import Pairs, pair
@@ -47,7 +47,7 @@ class Diff:
         cast: `float32→bfloat16` → how many tensors were cast to be compared.
         devices_ignored: how many differences in devices were let pass.
         records: how many other records both have, code and files, that were compared.
-        code_ignored: how many differences in code, and things not compared, were let pass.
+        ignored: differences in code, and things not compared, that were let pass.
         warnings: what the user should know, a sentence each.
         seconds: how long it took.
     """
@@ -63,7 +63,7 @@ class Diff:
     cast: Mapping[str, int] = field(default_factory=dict)
     devices_ignored: int = 0
     records: int = 0
-    code_ignored: int = 0
+    ignored: tuple[Difference, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
@@ -127,7 +127,8 @@ class Diff:
             "cast": dict(self.cast),
             "devices_ignored": self.devices_ignored,
             "records": self.records,
-            "code_ignored": self.code_ignored,
+            "code_ignored": len(self.ignored),
+            "ignored": [each.to_json() for each in self.ignored],
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
         }
@@ -161,8 +162,8 @@ def diff(
         atol, rtol: floating elements that differ by at most `atol` plus `rtol` times that of `a`
             count as equal, and so do two that are no numbers.
         ignore_devices: let pass that tensors, values, or code name other devices.
-        ignore_code: let pass that code differs, and that something beside the tensors can't be
-            compared.
+        ignore_code: let pass that code differs, the classes of a TorchScript program have other
+            names, and something beside the tensors can't be compared.
         cast: where both have a floating tensor and of another dtype, compare that of `a` as
             torch casts it to the dtype of `b`.
         strict: refuse to compare if one of them names callables that are not known to be harmless.
@@ -196,10 +197,9 @@ def diff(
             findings = _Findings(comparison, cast, ignore_devices)
             findings.compare(pairs)
         if chosen is None:
-            beside = compare_beside(
-                old, new, ignore_devices=ignore_devices, ignore_code=ignore_code
-            )
-            findings.add(beside)
+            findings.add(compare_beside(old, new, ignore_devices=ignore_devices))
+        if ignore_code:
+            findings.let_pass(lambda each: is_code(each, old, new))
         for source in (*old.sources, *new.sources):
             source.check_unchanged()
     return Diff(
@@ -209,14 +209,12 @@ def diff(
         b_format=new.format,
         tensors=findings.tensors,
         nbytes=findings.nbytes,
-        differences=tuple(
-            sorted(findings.differences, key=lambda each: list(Kind).index(each.kind))
-        ),
+        differences=_by_kind(findings.differences),
         close=findings.close,
         cast=findings.cast,
         devices_ignored=findings.passed,
         records=findings.records,
-        code_ignored=findings.code,
+        ignored=_by_kind(findings.ignored),
         warnings=(*notes, *_warnings(old), *_warnings(new)),
         seconds=time.monotonic() - started,
     )
@@ -266,14 +264,20 @@ class _Findings:
         self.cast: dict[str, int] = {}
         self.tensors = self.nbytes = self.close = self.passed = 0
         self.counted: set[object] = set()
-        self.records = self.code = 0
+        self.ignored: list[Difference] = []
+        self.records = 0
         self.places: dict[int, dict[tuple[str, int], str]] = {}
 
     def add(self, beside: Beside) -> None:
         """Take up what was found in other records."""
         self.differences += beside.differences
-        self.records, self.code = beside.compared, beside.code
+        self.records = beside.compared
         self.passed += beside.devices
+
+    def let_pass(self, is_ignored: Callable[[Difference], bool]) -> None:
+        """Set those differences apart that are to be ignored."""
+        self.ignored += [each for each in self.differences if is_ignored(each)]
+        self.differences = [each for each in self.differences if not is_ignored(each)]
 
     def compare(self, pairs: Pairs) -> None:
         """Compare the bytes of all tensors, and see which of the rest have but another name."""
@@ -354,6 +358,10 @@ class _Findings:
         if held.shown is not None and held.extent not in self.counted:
             self.counted.add(held.extent)
             self.nbytes += held.tensor.nbytes
+
+
+def _by_kind(differences: Iterable[Difference]) -> tuple[Difference, ...]:
+    return tuple(sorted(differences, key=lambda each: list(Kind).index(each.kind)))
 
 
 def _warnings(draft: Draft) -> list[str]:

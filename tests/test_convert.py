@@ -79,7 +79,7 @@ FAULTS: dict[str, tuple[int, str]] = {
     "run.pt none/out.pt": (4, "can't be written: No such file"),
     "run.pt out.pt --select nope": (4, "nothing in it is called 'nope'"),
     "run.pt out.pt --exclude nope*": (4, "nothing in it is called 'nope*'"),
-    "run.pt out.pt --root nope": (4, "there is nothing under 'nope'"),
+    "run.pt out.pt --root nope": (4, "it has nothing under the name 'nope'"),
     "run.pt out.pt --select model --exclude model": (4, "nothing of it is left"),
     "run.pt out.pt --dtype nope=bf16": (4, "nothing in it is called 'nope'"),
     "run.pt out.pt --dtype bf16 --keep-dtype *nrm*": (4, "nothing in it is called '*nrm*'"),
@@ -445,7 +445,7 @@ def test_a_selection_without_a_tensor_is_refused_unless_it_was_named(tmp_path: P
     path, out = tmp_path / "run.pt", tmp_path / "out.safetensors"
     saved = {"model": "resnet", "state_dict": tree()["model"], "epoch": 3, "lost": None}
     torch.save(saved, path)
-    whose = r"the weights are under 'state_dict' \(3 tensors\)"
+    whose = r"weights of a model are under 'state_dict' \(3 tensors\)"
     asked: list[dict[str, Any]] = [
         {"root": "model"},
         {"root": "lost"},

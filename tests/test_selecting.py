@@ -277,5 +277,5 @@ def test_a_batch_refuses_item_by_item(tmp_path: Path, run_cli: RunCli) -> None:
     results = list(ckptmove.batch("convert", tmp_path / "runs", tmp_path / "out", preset="hf"))
     reasons = {each.name: each.reason for each in results}
     assert not reasons["good.pt"]
-    assert "the weights are under 'ema' (1 tensor)" in str(reasons["averaged.pt"])
+    assert "averages of weights (EMA) are under 'ema' (1 tensor)" in str(reasons["averaged.pt"])
     run_cli("batch", "convert", "runs", "ema", "--weights", "ema", "--include", "aver*", exit=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -293,8 +294,8 @@ def test_weights_that_are_elsewhere_are_pointed_at(tmp_path: Path, run_cli: RunC
     saved({"model": None, "ema": state(2), "updates": 1}, tmp_path)
     for options in (["--preset", "hf"], ["--weights", "model"], ["--select", "model"]):
         done = run_cli("convert", "run.pt", "out.safetensors", *options, exit=4)
-        assert "the weights are under 'ema' (9 tensors)" in done.stderr
-        assert "--weights ema takes them" in done.stderr
+        assert "averages of weights (EMA) are under 'ema' (9 tensors)" in done.stderr
+        assert "--weights ema takes these" in done.stderr
         assert not (tmp_path / "out.safetensors").exists()
     run_cli("convert", "run.pt", "out.safetensors", "--preset", "hf", "--weights", "ema", exit=0)
     with pytest.raises(RefusedError, match="under 'ema'"):
@@ -355,10 +356,117 @@ def test_patterns_and_weights_go_together(tmp_path: Path) -> None:
     assert found.keys() == {
         f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
     }
-    with pytest.raises(RefusedError, match="none of its 18 tensors"):
+    with pytest.raises(RefusedError, match="the options leave out all of its 18 tensors"):
         bare(path, select="state_dict_ema")
     averages = bare(path, weights="ema", select="*.weight")
     assert averages.keys() == {"0.weight", "1.weight", "2.weight"}
+
+
+def test_a_list_of_models_is_no_model(tmp_path: Path) -> None:
+    models: list[object] = [[state(1), state(2)], (net(1), net(2)), [{"a": state(1)}, state(2)]]
+    for content in (*models, *({"model": each, "epoch": 1} for each in models)):
+        path = saved(content, tmp_path)
+        for options in ({"preset": "hf"}, {"select": "model"}, {"weights": "model"}):
+            with pytest.raises(RefusedError, match="several models") as refused:
+                convert(path, tmp_path / "out.safetensors", force=True, **options)
+        first = str(refused.value.hint).split("'")[1]
+        assert {float(each.unique()) for each in bare(path, root=first).values()} == {1}
+        assert load_file(tmp_path / "out.safetensors").keys() == state(1).keys()
+    path = saved([state(1)], tmp_path)
+    assert bare(path).keys() == state(1).keys()
+    report = convert(path, tmp_path / "out.pt", select="model", dry_run=True)
+    assert report.weights == {"name": "0", "section": "model", "tensors": 9, "others": []}
+
+
+def test_a_part_that_is_asked_for_by_name_is_told_too(tmp_path: Path, run_cli: RunCli) -> None:
+    path = saved(weight_averaging(), tmp_path)
+    report = convert(path, tmp_path / "out.pt", preset="lightning")
+    other = {"name": "current_model_state", "section": "model", "tensors": 9}
+    assert report.weights == {
+        **{"name": "state_dict", "section": "ema", "tensors": 9},
+        "others": [other],
+    }
+    done = run_cli("convert", "run.pt", "out.pt", "--preset", "lightning", "--force", exit=0)
+    assert (
+        "weights: state_dict (ema, 9 tensors); also there: current_model_state (9 tensors): "
+        "--weights model takes them" in done.stdout.splitlines()
+    )
+    for which, value in (("model", 1), ("ema", 2)):
+        convert(path, tmp_path / "out.pt", preset="lightning", weights=which, force=True)
+        loaded = torch.load(tmp_path / "out.pt")
+        assert {float(each.unique()) for each in loaded.values()} == {value}
+    path = saved({"model": {"a": state(1), "b": state(2)}}, tmp_path)
+    report = convert(path, tmp_path / "o.pt", select="model", dry_run=True)
+    assert report.weights == {"name": "model", "section": "model", "tensors": 18, "others": []}
+
+
+def test_counts_beside_averages_are_no_weights_of_the_model(tmp_path: Path) -> None:
+    content = ema_pytorch()
+    for saved_too in (content, {"ema": content["ema"]}):
+        path = saved(saved_too, tmp_path)
+        sections = {entry.name: entry.section for entry in inspect(path).tensors}
+        assert sections["ema.initted"] == sections["ema.step"] == "ema"
+    report = convert(path, tmp_path / "out.pt", select="model")
+    assert report.weights is not None
+    assert report.weights["name"] == "ema.online_model"
+    assert {float(t.unique()) for t in torch.load(tmp_path / "out.pt")["ema"].values()} == {1}
+
+
+def test_all_of_a_file_has_no_name(tmp_path: Path, run_cli: RunCli) -> None:
+    saved(averaged().state_dict(), tmp_path)
+    done = run_cli("convert", "run.pt", "out.pt", "--preset", "hf", exit=4)
+    assert "its 9 tensors are averages of weights (EMA) (--weights ema takes these)" in done.stderr
+    done = run_cli("convert", "run.pt", "out.pt", "--weights", "ema", exit=0)
+    assert "weights: all of it (ema, 9 tensors)" in done.stdout
+    done = run_cli("convert", "run.pt", "out.pt", "--preset", "lightning", exit=4)
+    assert "_metadata" not in done.stderr
+    torch.save(net(1), tmp_path / "run.pt")
+    done = run_cli("convert", "run.pt", "out.pt", "--preset", "lightning", exit=4)
+    assert "nothing under the name 'state_dict' (at the top it has 0, 1, 2)" in done.stderr
+
+
+# -- in bytes --------------------------------------------------------------------------------------
+
+
+def in_bytes(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def test_weights_in_bytes_are_taken_and_pointed_at(tmp_path: Path, run_cli: RunCli) -> None:
+    """As skorch keeps them: `__cuda_dependent_attributes__`."""
+    optimizer = trained()["optimizer"]
+    inner = in_bytes({"module_": net(1), "optimizer_": optimizer, "old": in_bytes(state(3))})
+    path = saved({"lr": 0.1, "kept": inner, "other": in_bytes([1])}, tmp_path)
+    assert bare(path).keys() == state(1).keys()
+    assert {float(each.unique()) for each in bare(path).values()} == {1}
+    assert ckptmove.load(path, weights="model").keys() == state(1).keys()
+    done = run_cli("convert", "run.pt", "out.pt", "--preset", "hf", exit=0)
+    assert "weights: kept.module_ (9 tensors)" in done.stdout
+    done = run_cli("convert", "run.pt", "o.pt", "--select", "model", exit=4)
+    assert "its weights are in a checkpoint inside the bytes at 'kept'" in done.stderr
+    assert "--root 'kept' takes all of that checkpoint" in done.stderr
+    convert(path, tmp_path / "whole.pt", root="kept")
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert loaded["module_"].state_dict().keys() == state(1).keys()
+    assert isinstance(loaded["old"], bytes)
+    assert {float(each.unique()) for each in bare(path, root="kept.old").values()} == {3}
+    assert bare(path, root="kept.module_").keys() == state(1).keys()
+
+
+def test_bytes_that_nobody_asks_for_stay_bytes(tmp_path: Path) -> None:
+    inner = in_bytes({"w": torch.arange(1000.0)})
+    content = {"net": state(1), "part": {"kept": inner, "t": torch.ones(1)}}
+    path = saved(content, tmp_path)
+    for options in ({"select": "part"}, {"root": "part"}, {"exclude": "net"}):
+        convert(path, out := tmp_path / "out.pt", force=True, **options)
+        loaded = torch.load(out)
+        assert loaded.get("part", loaded)["kept"] == inner
+        assert out.stat().st_size < len(inner) + 3000
+    assert bare(path).keys() == state(1).keys()
+    loaded = ckptmove.load(path, select="part")
+    assert loaded["part"]["kept"] == inner
 
 
 # -- evidence, not names ---------------------------------------------------------------------------

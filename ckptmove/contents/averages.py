@@ -33,7 +33,7 @@ BOOKKEEPING = frozenset(
 _SURE_BOOKKEEPING = {"n_averaged", "num_updates", "initted"}
 _WRAPPED = "module."
 #: Where ema-pytorch keeps the model itself beside `ema_model`; outside it has no such name.
-_COPY = "online_model"
+COPY = "online_model"
 #: Keys that tell together who saved it → what holds the averages there, and what does not.
 _EXCHANGED = (
     # Lightning, callbacks/weight_averaging.py: what `load_from_checkpoint` takes is the average.
@@ -70,8 +70,9 @@ def averages_within(node: Node, section: Section) -> dict[Key, bool]:
     if section in (Section.MODEL, Section.EMA):
         found: dict[Key, bool] = dict.fromkeys(_average_names(held), True)
         if found and section is Section.EMA:  # that of ema-pytorch holds the model too
-            others = (key for key, _ in held.pairs if isinstance(key, str) and key not in found)
-            found.update((str(key), False) for key in others)
+            others = (str(key) for key, _ in held.pairs if isinstance(key, str))
+            of_model = {key for key in others if key not in found and key not in BOOKKEEPING}
+            found.update(dict.fromkeys(of_model, False))
         return found
     if section is not Section.OTHER:
         return {}
@@ -196,7 +197,7 @@ def _named_as(
     if len(alike) > 1 and alike[0]:
         return {}
     table = parts[alike[0]]
-    if alike[0] == _COPY:
+    if alike[0] == COPY:
         return {name: name for name in names}
     return {name: table[name][0] for name in names if len(table.get(name, ())) == 1}
 

@@ -16,7 +16,7 @@ from ..paths import Key, Path, spell, spell_apart
 from ..pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .patterns import covers, unheard
-from .weights import WEIGHTS, Weights, one_of, weights_in
+from .weights import WEIGHTS, Weights, one_called, one_of
 
 #: The most places of what was met before: few objects can lie in very many.
 _MOST_AGAIN = 200_000
@@ -126,7 +126,7 @@ class _Pruning:
                 self.model = one_of(self.contents, Section.MODEL)
                 pattern.within = self.model.name
             elif pattern.text == Section.MODEL.value:
-                self.model = _called(self.contents, pattern.text)
+                self.model = one_called(self.contents, pattern.text)
         edges, silent = self.searched()
         if silent and silent[0] in WEIGHTS:
             one_of(self.contents, Section(silent[0]))  # says what there is instead
@@ -285,16 +285,6 @@ class _Pattern:
         inside = self.within in (None, "(root)", name) or name.startswith(f"{self.within}.")
         self.heard |= inside
         return inside
-
-
-def _called(contents: Contents, name: str) -> Weights | None:
-    """The one model that is called so, if there is one."""
-    found = [
-        each
-        for each in weights_in(contents)
-        if each.section is Section.MODEL and covers(name, each.name)
-    ]
-    return found[0] if len(found) == 1 else None
 
 
 def _path_to(edges: Sequence[_Edge], n: int) -> Path:

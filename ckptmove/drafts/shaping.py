@@ -15,6 +15,7 @@ from ..manifest import Section
 from ..paths import Path, spell, spell_apart
 from ..pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from ..words import listed
 
 _SED = re.compile(
     r"""s(?P<end>[^\\\s\w])
@@ -23,6 +24,7 @@ _SED = re.compile(
         (?P<flags>[gi]*)""",
     re.VERBOSE,
 )
+_OF_TORCH = ("_metadata",)  # an attribute of each state dict
 _Rename = Callable[[str], str]
 
 
@@ -63,10 +65,11 @@ def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
         node, keys = taken[-1]
         child = next(child for each, child in _children(node) if each == keys)
         return child, _path_of(taken), beside(taken)
-    known = [spell(keys) for keys in _shown(root) if keys]
+    own = attributes_of(root) is None  # a module has many attributes that nobody asks for
+    known = [spell(keys) for keys in (_shown(root) if own else _state(root)) if keys != _OF_TORCH]
     raise RefusedError(
-        f"there is nothing under {name!r}",
-        hint=f"at the top there are {', '.join(known[:8])}" if known else None,
+        f"it has nothing under the name {name!r}",
+        hint=f"at the top it has {listed(known)}" if known else None,
     )
 
 
@@ -114,6 +117,13 @@ def _shown(node: Node, taken: Path = ()) -> Iterator[Path]:
         if not (module and is_frame(keys)):
             yield keys
         elif keys != taken:
+            yield from (inner for inner, _ in _children(child))
+
+
+def _state(module: Node) -> Iterator[Path]:
+    """The keys of what the state dict of a module is made of."""
+    for keys, child in _children(module):
+        if is_frame(keys):
             yield from (inner for inner, _ in _children(child))
 
 

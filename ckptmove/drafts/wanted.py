@@ -11,14 +11,21 @@ from ..contents.tensors import Recogniser
 from ..errors import RefusedError
 from ..manifest import Section
 from ..paths import Path
-from ..words import counted, listed
+from ..words import counted, quoted
 from .draft import Draft
 from .patterns import is_name
 from .selecting import prune
 from .shaping import subtree
-from .weights import Weights, one_of, section_asked, state_of, weights_in
-
-_MOST_TOLD = 4  # weights
+from .weights import (
+    WEIGHTS,
+    Weights,
+    one_of,
+    places_of,
+    section_asked,
+    state_of,
+    weights_in,
+)
+from .within import names_within, show_within
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,8 @@ class Wanted:
 
     Attributes:
         left_out: names of what was not, not repeating what is below them.
-        weights: the one model's weights, or averages, that were asked for.
+        weights: the one model's weights, or averages, that were asked for; or that are what is
+            left, where a part was asked for by its name.
         others: the other weights that there are.
     """
 
@@ -70,24 +78,35 @@ def leave(
     if root is None and weights is None and not select and not exclude:
         return Wanted()
     graph = draft.graph
+    if root is not None:
+        show_within(draft, lambda name: root == name or root.startswith(f"{name}."))
+    while weights is not None and not weights_in(draft.listed()):
+        names = set(names_within(draft))
+        if not names:
+            break
+        show_within(draft, names.__contains__)
     before = draft.listed()
     path: Path = ()
     left_out = list[str]()
     if root is not None:
         graph.root, path, left_out = subtree(graph.root, root)
     model = None if weights is None else one_of(before, section_asked(weights), path)
+    there = weights_in(before)
     if select or exclude:
+        if graph.within and not there and not {*WEIGHTS}.isdisjoint(select):
+            raise _inside_bytes(draft)
         listing = draft.listed() if root is not None else before
         pruned, meant = prune(graph.root, Recogniser(graph.ids), select, exclude, listing)
         within = "" if root is None else f"{root}."
         left_out += [f"{within}{name}" for name in pruned]
         model = model or meant
+    elif root is not None and weights is None:
+        model = _at(path, there)
     if model is not None and weights is not None:
         graph.root, gone = state_of(model, graph.root, draft.listed(), path)
         left_out += gone
         if model.nameless:
             draft.warnings.append(f"nothing tells what the model calls the tensors of {model.name}")
-    there = weights_in(before)
     plain = bool(select) and not (exclude or weights) and all(map(is_name, select))
     if before.tensors and not plain and not draft.listed().tensors:
         raise _none_left(before, there)
@@ -98,13 +117,26 @@ def leave(
     return Wanted(left_out, model, others)
 
 
+def _at(path: Path, there: Sequence[Weights]) -> Weights | None:
+    """The weights that are all there is at a place."""
+    found = [each for each in there if each.path[: len(path)] == path]
+    return found[0] if len(found) == 1 and found[0].path == path else None
+
+
+def _inside_bytes(draft: Draft) -> RefusedError:
+    """The weights that are wanted can only be in bytes that hold checkpoints."""
+    names = names_within(draft)
+    return RefusedError(
+        f"its weights are in a checkpoint inside the bytes at {quoted(names)}",
+        hint=f"--weights model takes them, --root {names[0]!r} takes all of that checkpoint",
+    )
+
+
 def _none_left(before: Contents, there: Sequence[Weights]) -> RefusedError:
     """Nothing that is wanted is a tensor, though there are some."""
     many = counted(len(before.tensors), "tensor")
-    hint = "ckptmove inspect lists them; --select NAME takes a value that is none"
-    if there:
-        told = [f"{each.name!r} ({counted(each.count, 'tensor')})" for each in there]
-        hint = f"the weights are under {listed(told, _MOST_TOLD)}"
-        if there[0].section is Section.EMA:
-            hint += "; --weights ema takes them"
-    return RefusedError(f"none of its {many} is among what is wanted", hint=hint)
+    if not there:
+        hint = "ckptmove inspect lists them; --select NAME takes a value that is no tensor"
+        return RefusedError(f"the options leave out all of its {many}", hint=hint)
+    hint = "--weights ema takes these" if there[0].section is Section.EMA else None
+    return RefusedError(f"the options leave out all of its {many}; {places_of(there)}", hint=hint)

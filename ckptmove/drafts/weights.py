@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..contents.averages import model_names, speaks_of_average
+from ..contents.averages import COPY, model_names, speaks_of_average
 from ..contents.children import children_of
 from ..contents.listing import Contents
 from ..contents.sections import is_module_state, is_state_dict
@@ -19,6 +19,7 @@ from ..manifest import Section, TensorEntry
 from ..paths import Path, spell
 from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
 from ..words import counted, listed
+from .patterns import covers
 from .shaping import beside, rename_keys, way_to
 
 #: What can be asked for.
@@ -28,6 +29,7 @@ _USUAL = {
     *("current_model_state", "module", "net", "net_state_dict", "network", "params", "weights"),
 }
 _MOST_TOLD = 8  # models
+_MOST_PLACES = 4
 _BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
 _FLOATING = {"float16", "bfloat16", "float32", "float64"}
 _PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
@@ -41,7 +43,7 @@ class Weights:
     Attributes:
         path: of what holds them.
         section: `Section.MODEL` or `Section.EMA`.
-        head: what their names begin with, where they are averages in the state dict of the model.
+        head: what their names begin with, where a state dict holds others beside them.
         held: of each tensor its entry and its node.
         names: of each what the model calls it; None for what is no weight.
     """
@@ -95,7 +97,10 @@ def weights_in(contents: Contents) -> list[Weights]:
             told = iter(_names_of_averages(each, models))
             each.names = [None if entry.beside else next(told) for entry, _ in each.held]
         elif each.path and speaks_of_average(each.path[-1]):  # exchanged with its average
-            named = model_names([name for name in each.names if name is not None], ())
+            own = [name for name in each.names if name is not None]
+            if all(name.startswith(f"{COPY}.") for name in own):
+                each.head = COPY
+            named = model_names(own, ())
             each.names = [None if name is None else named.get(name) for name in each.names]
     return [each for each in found.values() if each.count]
 
@@ -166,10 +171,30 @@ def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
         return wanted[0]
     if len(tops) == 1:
         return _together(wanted, next(iter(tops)))
-    names = [each.name for each in wanted]
+    raise _several(wanted, section)
+
+
+def one_called(contents: Contents, name: str) -> Weights | None:
+    """The weights of the one model that has this name; None if several have it, or none.
+
+    Raises:
+        RefusedError: what is so called is a list of several models.
+    """
+    found = [
+        each
+        for each in weights_in(contents)
+        if each.section is Section.MODEL and covers(name, each.name)
+    ]
+    if not found or len({each.path[:1] for each in found}) > 1:
+        return None
+    return found[0] if len(found) == 1 else _together(found, found[0].path[:1])
+
+
+def _several(found: Sequence[Weights], section: Section) -> RefusedError:
+    names = [each.name for each in found]
     what = "models" if section is Section.MODEL else "averages of weights"
-    raise RefusedError(
-        f"it has several {what}: {listed([str(each) for each in wanted], _MOST_TOLD)}",
+    return RefusedError(
+        f"it holds several {what}: {listed([str(each) for each in found], _MOST_TOLD)}",
         hint=f"--root '{names[0]}' takes one, --select '{names[0]}' --select '{names[1]}' several",
     )
 
@@ -190,7 +215,13 @@ def _is_same(one: Weights, other: Weights) -> bool:
 
 
 def _together(parts: Sequence[Weights], path: Path) -> Weights:
-    """Parts of one model, each in a dict of its own."""
+    """Parts of one model, each in a dict of its own.
+
+    Raises:
+        RefusedError: they are the items of a list: these are several models.
+    """
+    if any(isinstance(key, int) for part in parts for key in part.path[len(path) :]):
+        raise _several(parts, parts[0].section)
     whole = Weights(path, parts[0].section)
     for part in parts:
         start = spell(part.path[len(path) :]) + "." if len(part.path) > len(path) else ""
@@ -287,13 +318,26 @@ def _none(contents: Contents, found: Sequence[Weights], section: Section) -> Ref
     others = [each for each in found if each.section is not section]
     if others:
         kind = others[0].section.value
-        told = listed([f"{each.name!r} ({counted(each.count, 'tensor')})" for each in others], 4)
         return RefusedError(
-            f"it has no {what}: the weights are under {told}", hint=f"--weights {kind} takes them"
+            f"it holds no {what}; {places_of(others)}", hint=f"--weights {kind} takes these"
         )
     hint = "ckptmove inspect lists them" if contents.tensors else None
-    among = f", among {counted(len(contents.tensors), 'tensor')}" if hint else ""
-    return RefusedError(f"it has no {what}{among}", hint=hint)
+    among = f" among its {counted(len(contents.tensors), 'tensor')}" if hint else ""
+    return RefusedError(f"it holds no {what}{among}", hint=hint)
+
+
+def places_of(found: Sequence[Weights]) -> str:
+    """Where weights are, in a sentence."""
+    what = {
+        Section.MODEL: "weights of a model",
+        Section.EMA: "averages of weights (EMA)",
+    }
+    if len(found) == 1 and not (found[0].path or found[0].head):
+        return f"its {counted(found[0].count, 'tensor')} are {what[found[0].section]}"
+    told = [f"{each.name!r} ({counted(each.count, 'tensor')})" for each in found]
+    kinds = {each.section for each in found}
+    kind = what[found[0].section] if len(kinds) == 1 else "weights"
+    return f"{kind} are under {listed(told, _MOST_PLACES)}"
 
 
 def section_asked(weights: str) -> Section:

@@ -9,8 +9,9 @@ under the name of each record is the object that the checkpoint holds, or else i
 changes the devices in checkpoints; the zip keeps what else its writer chose, and gets new
 checksums. Records that only hold a plain pickle are read as well, but don't make a zip a bundle:
 many zips hold some. A checkpoint that holds nothing but bytes is shown as a file, since it could
-not be told from one. A record that is compressed too tightly to be held in memory is listed, and
-has no place in the dict.
+not be told from one. Pickles that a record of JSON keeps as base64 text are not shown, but their
+callables are listed: stable-baselines3 unpickles them. A record that is compressed too tightly to
+be held in memory is listed, and has no place in the dict; what it would run counts as unknown.
 
 Source: stable_baselines3/common/save_util.py (`save_to_zip_file`).
 """
@@ -18,18 +19,22 @@ Source: stable_baselines3/common/save_util.py (`save_to_zip_file`).
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from ..budget import Excess
-from ..contents.uses import not_surely_harmless
+from ..contents.streams import Stream
+from ..contents.uses import Uses, not_surely_harmless
 from ..drafts.draft import Draft, Loss
 from ..errors import InputError
 from ..other_records import HeldRecord, RecordKind
+from ..pickles.base64_text import is_json_like, pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
 from ..source import Memory, Readable
+from ..words import counted
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .base import Carries, Glimpse
 from .bundle_writing import is_bytes, is_of_torch, losses_of, planned
@@ -96,6 +101,8 @@ class BundleContainer(RecordsContainer):
         """
         super().__init__(archive, opening, by_torch=False)
         self.reached: list[str] = []  # what unpickling a record that can't be read would import
+        self.in_text: list[Stream] = []  # pickles that a record keeps as text
+        self.texts: Counter[str] = Counter()  # how many of those there are, by record
         self.tight = set[str]()  # what is compressed too tightly to be held
         large = 0
         for record in archive.records.values():
@@ -105,14 +112,34 @@ class BundleContainer(RecordsContainer):
                 continue
             if not _may_be_one(_head(archive, record)) or not self._try(record):
                 self._hold(record)
-            known = not record.nbytes or record.name in self.parts
-            if not known and archive.may_be_parsed(record):
+            if record.nbytes and record.name not in self.parts:
                 self.reached += names_reached(content_of(archive, record))
+                self._look_into_text(record)
+        for name, count in self.texts.items():
+            self.warnings.append(
+                f"the record {name!r} keeps {counted(count, 'pickle')} as base64 text: these stay "
+                "as they are, and the library that wrote them unpickles them"
+            )
         if large:
             self.warnings.append(
                 f"{large:,} of its records are compressed and too large to be looked into: "
                 "they stay as they are"
             )
+
+    def _look_into_text(self, record: Record) -> None:
+        """Note the pickles that JSON keeps as text: a library unpickles them."""
+        if not is_json_like(_head(self.archive, record)):
+            return
+        source = content_of(self.archive, record)
+        for content in pickles_in(source.read(0, source.nbytes)):
+            pickle = Memory(content, self.source.path)
+            self.texts[record.name] += 1
+            try:
+                self.in_text.append(self.opening.stream(pickle))
+            except Excess:
+                raise
+            except InputError:
+                self.reached += names_reached(pickle)
 
     def _hold(self, record: Record) -> None:
         """Show the bytes of a record; they are read where they are needed."""
@@ -127,6 +154,13 @@ class BundleContainer(RecordsContainer):
         """As `Container.unknown_callables`, and those in records that are no checkpoints."""
         yield from super().unknown_callables()
         yield from not_surely_harmless(self.reached)
+        yield from (f"(in the record {name!r})" for name in self.tight)
+        for stream in self.in_text:
+            loaded = {id(nested.maker) for nested in stream.nested}
+            yield from Uses(loaded).unknown(stream.pickle, self.is_known)
+            for nested in stream.nested:
+                for each in nested.container.everything():
+                    yield from each.unknown_callables()
 
     def kind_of(self, name: str) -> RecordKind | None:
         """As `ArchiveContainer.kind_of`: no name has a meaning of torch's here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..paths import spell
 from ..verbs.convert import ConvertReport
 from ..words import counted
 from .relocate import what_stays
@@ -50,7 +51,8 @@ def _weights(report: ConvertReport) -> Iterator[str]:
 def _whose(weights: Mapping[str, Any]) -> str:
     count, section = weights["tensors"], weights["section"]
     kind = "" if section in ("model", weights["name"]) else f"{section}, "
-    return f"{weights['name']} ({kind}{counted(count, 'tensor')})"
+    name = "all of it" if weights["name"] == spell(()) else weights["name"]
+    return f"{name} ({kind}{counted(count, 'tensor')})"
 
 
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:

@@ -171,7 +171,7 @@ def convert(
         format: of the new one, `safetensors`, `torch-zip`, or `zip-bundle` for a dict of files; by
             default by the suffix of `dst`.
         preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
-            adds to them.
+            adds to them; `weights` stands in for the `root` of a preset.
         select, exclude: patterns on names; each speaks of all that is below a name too. Where no
             name matches, the name of a section (`model`, `optimizer`, …) speaks of that.
         root: the name of a subtree that shall be all there is.
@@ -216,7 +216,8 @@ def convert(
         preset_.get("strip_prefix") if strip_prefix is None else strip_prefix,
         preset_.get("add_prefix") if add_prefix is None else add_prefix,
     )
-    root = preset_.get("root") if root is None else root
+    if root is None and weights is None:  # who names weights need not name their place
+        root = preset_.get("root")
     weights = preset_.get("weights") if weights is None else weights
     to = preset_.get("to") if to is None else to
     casts = casts_of(dtype, _texts(keep_dtype, preset_, "keep_dtype"))
@@ -231,7 +232,7 @@ def convert(
     with formats.opened(src, follow_links=follow_links) as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        draft = found.draft()
+        draft = found.draft(nested=bool(root or weights or select))
         if bare or weights is not None or not _SECTIONS_OF_WEIGHTS.isdisjoint(select):
             arrays = tensors_for_arrays(draft)
             if arrays:

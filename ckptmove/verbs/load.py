@@ -62,7 +62,7 @@ def load(
     with formats.uncollected(), formats.opened(path, follow_links=follow_links) as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        draft = found.draft()
+        draft = found.draft(nested=bool(weights or patterns))
         leave(draft, weights=weights, select=patterns)
         fill(draft)
         storages = Storages(draft.sources, restoring)

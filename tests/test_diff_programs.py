@@ -67,7 +67,7 @@ def phone(module: nn.Module, path: Path) -> None:
 
 
 def trace(module: nn.Module, path: Path) -> None:
-    torch.jit.trace(module, torch.ones(1, 2)).save(path)  # type: ignore[no-untyped-call]
+    torch.jit.trace(module, torch.ones(1, 2)).save(path)
 
 
 def export(module: nn.Module, path: Path) -> None:
@@ -142,7 +142,7 @@ class Named(nn.Module):
     def __init__(self, class_: type[nn.Linear], number: int) -> None:
         super().__init__()
         self.bytecode = class_(2, 2)
-        self.bytecode.number = number
+        self.bytecode.number = number  # type: ignore[assignment]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer."""

@@ -366,7 +366,8 @@ def test_a_list_of_models_is_no_model(tmp_path: Path) -> None:
     models: list[object] = [[state(1), state(2)], (net(1), net(2)), [{"a": state(1)}, state(2)]]
     for content in (*models, *({"model": each, "epoch": 1} for each in models)):
         path = saved(content, tmp_path)
-        for options in ({"preset": "hf"}, {"select": "model"}, {"weights": "model"}):
+        asked: list[Saved] = [{"preset": "hf"}, {"select": "model"}, {"weights": "model"}]
+        for options in asked:
             with pytest.raises(RefusedError, match="several models") as refused:
                 convert(path, tmp_path / "out.safetensors", force=True, **options)
         first = str(refused.value.hint).split("'")[1]
@@ -459,7 +460,8 @@ def test_bytes_that_nobody_asks_for_stay_bytes(tmp_path: Path) -> None:
     inner = in_bytes({"w": torch.arange(1000.0)})
     content = {"net": state(1), "part": {"kept": inner, "t": torch.ones(1)}}
     path = saved(content, tmp_path)
-    for options in ({"select": "part"}, {"root": "part"}, {"exclude": "net"}):
+    asked: list[Saved] = [{"select": "part"}, {"root": "part"}, {"exclude": "net"}]
+    for options in asked:
         convert(path, out := tmp_path / "out.pt", force=True, **options)
         loaded = torch.load(out)
         assert loaded.get("part", loaded)["kept"] == inner

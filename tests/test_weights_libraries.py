@@ -60,7 +60,7 @@ def fitted(folder: Path, callback: str, **options: Any) -> Path:
     if not hasattr(callbacks, callback):
         pytest.skip(f"this Lightning has no {callback}")
 
-    class Trained(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Trained(lightning.LightningModule):  # type: ignore[name-defined]
         """A model with parameters and buffers, below a name of its own."""
 
         def __init__(self) -> None:
@@ -86,7 +86,8 @@ def fitted(folder: Path, callback: str, **options: Any) -> Path:
         default_root_dir=folder,
         callbacks=[getattr(callbacks, callback)(**options), saving],
     )
-    trainer.fit(Trained(), torch.utils.data.DataLoader(torch.randn(8, 2), batch_size=4))
+    data: Any = torch.randn(8, 2)
+    trainer.fit(Trained(), torch.utils.data.DataLoader(data, batch_size=4))
     return folder / "last.ckpt"
 
 

@@ -98,7 +98,7 @@ class Container:
         section: what its tensors serve where nothing else tells.
         beside: what there is besides, that no graph of nodes holds, in a few words; or "".
         program: whether what it holds is a program, of which the graph shows but the data.
-        compiled: the name below which the graph shows compiled code; or "".
+        bytecode: the name below which the graph shows compiled code; or "".
         big_endian: whether the elements of its storages are.
         inert: whether the loaders of its format run nothing that it names.
     """
@@ -106,7 +106,7 @@ class Container:
     section = Section.OTHER
     beside = ""
     program = False
-    compiled = ""
+    bytecode = ""
     big_endian = False
     inert = False
 

@@ -81,15 +81,15 @@ def is_code(difference: Difference, old: Draft, new: Draft) -> bool:
     if kind in _OF_RECORDS:
         sides = (difference.old, difference.new)
         return any(side is not None and side["of"] == RecordKind.CODE for side in sides)
-    compiled = old.compiled or new.compiled
+    compiled = old.bytecode or new.bytecode
     if kind is Kind.TYPE and str(difference.old) != str(difference.new):
         sides = (str(difference.old), str(difference.new))
         # beside compiled code the module is shown as a dict
         names = [side.startswith(_CLASS) or (bool(compiled) and side == "dict") for side in sides]
         if all(names) and any(side.startswith(_CLASS) for side in sides):
             return True
-    within = compiled and difference.name.startswith((compiled, f"{compiled}."))
-    return bool(within) and kind in _OF_VALUES
+    within = difference.name == compiled or difference.name.startswith(f"{compiled}.")
+    return bool(compiled) and within and kind in _OF_VALUES
 
 
 def _unlike_metadata(old: Draft, new: Draft) -> Iterator[Difference]:

@@ -187,7 +187,7 @@ class Draft:
         beside: what of the source is nowhere in here, in a few words each.
         warnings: what the user should know.
         inert: whether the loaders of its format run nothing that it names.
-        compiled: as `streams.Container` has it.
+        bytecode: as `streams.Container` has it.
     """
 
     path: str
@@ -203,7 +203,7 @@ class Draft:
     beside: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
     inert: bool = False
-    compiled: str = ""
+    bytecode: str = ""
 
     def manifest(self) -> Manifest:
         """What the draft holds, as any checkpoint's manifest."""

@@ -135,8 +135,11 @@ def _inside_bytes(draft: Draft) -> RefusedError:
 def _none_left(before: Contents, there: Sequence[Weights]) -> RefusedError:
     """Nothing that is wanted is a tensor, though there are some."""
     many = counted(len(before.tensors), "tensor")
+    what = f"the options leave out all of its {many}"
     if not there:
         hint = "ckptmove inspect lists them; --select NAME takes a value that is no tensor"
-        return RefusedError(f"the options leave out all of its {many}", hint=hint)
-    hint = "--weights ema takes these" if there[0].section is Section.EMA else None
-    return RefusedError(f"the options leave out all of its {many}; {places_of(there)}", hint=hint)
+        return RefusedError(what, hint=hint)
+    averages = there[0].section is Section.EMA
+    return RefusedError(
+        f"{what}; {places_of(there)}", hint="--weights ema takes these" if averages else None
+    )

@@ -98,9 +98,11 @@ def weights_in(contents: Contents) -> list[Weights]:
             each.names = [None if entry.beside else next(told) for entry, _ in each.held]
         elif each.path and speaks_of_average(each.path[-1]):  # exchanged with its average
             own = [name for name in each.names if name is not None]
-            if all(name.startswith(f"{COPY}.") for name in own):
+            if own and all(name.startswith(f"{COPY}.") for name in own):
                 each.head = COPY
-            named = model_names(own, ())
+                named = {name: name.removeprefix(f"{COPY}.") for name in own}
+            else:
+                named = model_names(own, ())
             each.names = [None if name is None else named.get(name) for name in each.names]
     return [each for each in found.values() if each.count]
 

@@ -195,7 +195,7 @@ class PickledCheckpoint:
             beside=beside,
             warnings=[*dict.fromkeys(self._warnings()), *_parts_cut(graph)],
             inert=container.inert,
-            compiled=container.compiled,
+            bytecode=container.bytecode,
         )
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:

@@ -93,7 +93,7 @@ class ScriptContainer(ZipContainer):
                 self.add(f"{name}.pkl", self._folder(name), path)
         self.roots = [named for path, root in self.roots for named in _as_code_says(path, root)]
         if f"{self.prefix}{_BYTECODE}.pkl" in archive.records:
-            self.compiled = _BYTECODE
+            self.bytecode = _BYTECODE
         self.code: dict[str, str] = {}
         for record in archive.records.values():
             if self._is_code(record):

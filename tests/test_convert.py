@@ -456,7 +456,7 @@ def test_a_selection_without_a_tensor_is_refused_unless_it_was_named(tmp_path: P
         {"select": "epoch", "exclude": "*.weight"},
     ]
     for options in asked:
-        with pytest.raises(RefusedError, match="none of its 3 tensors") as refused:
+        with pytest.raises(RefusedError, match="leave out all of its 3 tensors") as refused:
             convert(path, out, **options)
         assert refused.value.hint is not None
         assert re.match(whose, refused.value.hint)

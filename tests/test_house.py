@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "pickles.reader",
+        "pickles.base64_text",
         "pickles.literals",
         "pickles.names",
         "pickles.memo",
@@ -109,6 +110,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.shaping",
         "drafts.weights",
         "drafts.selecting",
+        "drafts.within",
         "drafts.wanted",
         "drafts.differing",
         "drafts.excerpts",

@@ -458,8 +458,7 @@ def test_a_selection_without_a_tensor_is_refused_unless_it_was_named(tmp_path: P
     for options in asked:
         with pytest.raises(RefusedError, match="leave out all of its 3 tensors") as refused:
             convert(path, out, **options)
-        assert refused.value.hint is not None
-        assert re.match(whose, refused.value.hint)
+        assert re.search(whose, str(refused.value))
         assert not out.exists()
     assert convert(path, out, select=["epoch", "lost"]).tensors == 0
     assert convert(path, out, select="model", force=True).tensors == 3

@@ -100,6 +100,42 @@ torch.save(nn.Linear(2, 2), "real.pt")
 assert os.path.exists("real.pt")
 model.load_state_dict(torch.load("m.pt", weights_only=False).state_dict())
 """,
+    "saving_under_another_name": """\
+import os, shutil
+from pathlib import Path
+model = nn.Linear(4, 4).cuda()
+Path("others").mkdir()
+Path("kept.pt").write_text("of another run")
+def loads(name):
+    model.load_state_dict(torch.load(name))
+    return True
+torch.save(model.state_dict(), "kept.pt")
+loads(os.path.abspath("kept.pt")) and loads("others/../kept.pt")
+os.symlink("kept.pt", "link.pt")
+loads("link.pt")
+torch.save(model.state_dict(), "new.pt.tmp")
+os.replace("new.pt.tmp", "new.pt")
+loads("new.pt")
+Path("new.pt").rename("newer.pt")
+shutil.copy("newer.pt", "others")
+os.link("newer.pt", Path("others", "linked.pt"))
+loads(Path("others", "newer.pt")) and loads("others/linked.pt") and loads("newer.pt")
+shutil.copyfile(src="newer.pt", dst="kept.pt")
+for name in ("newer.pt", "kept.pt"):
+    os.remove(name)
+assert Path("kept.pt").read_text() == "of another run"
+for gone in ("new.pt", "new.pt.tmp", "newer.pt"):
+    try:
+        torch.load(gone)
+    except FileNotFoundError:
+        pass
+    else:
+        raise AssertionError(gone)
+os.rename("kept.pt", "real.txt")
+shutil.copy("real.txt", "again.txt")
+os.unlink("again.txt")
+assert os.path.exists("real.txt") and not os.path.exists("again.txt")
+""",
     "moved_within_a_graph": """\
 model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
 optimizer = torch.optim.Adam(model.parameters())

@@ -54,6 +54,8 @@ def hosting(cast: Cast) -> Iterator[Guesses]:
         files = Files(cast, mode)
         stack.enter_context(replaced(torch, "save", files.save))
         stack.enter_context(replaced(torch, "load", files.load))
+        for module, name, change in files.changes():
+            stack.enter_context(replaced(module, name, change))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".pin_memory. argument is set as true but no")
         stack.enter_context(replaced(torch, "inference_mode", _inferring))

@@ -5,10 +5,14 @@ A file isn't written then, for it would be worth nothing; it is remembered what 
 
 from __future__ import annotations
 
+import functools
 import io
 import os
+import pathlib
 import pickle
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +97,57 @@ class Files:
             return value.to(home) if goes else value
 
         return pytree.tree_map(moved, loaded)
+
+    def changes(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Functions that rename, copy or remove files, and the same for files that aren't there.
+
+        So a script may save under another name first, as it should, and then rename.
+        """
+        of_paths = getattr(pathlib, "_NormalAccessor", None)  # where Python 3.10 keeps them
+        for module, names, change in (
+            (os, ("rename", "replace"), self._rename),
+            (of_paths, ("rename", "replace"), self._rename),
+            (os, ("link",), self._copy),
+            (shutil, ("copy", "copy2", "copyfile"), self._copy),
+            (os, ("remove", "unlink"), self._remove),
+            (of_paths, ("unlink",), self._remove),
+        ):
+            for name in names if module is not None else ():
+                yield module, name, functools.partial(change, getattr(module, name))
+
+    def _rename(self, really: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        src, dst = self._names(args, kwargs, 2)
+        if src in self._saved:
+            self._saved[dst] = self._saved.pop(src)
+            return None
+        done = really(*args, **kwargs)
+        self._saved.pop(dst, None)
+        return done
+
+    def _copy(self, really: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        src, dst = self._names(args, kwargs, 2)
+        if src in self._saved:
+            within = os.fspath(Path(dst, Path(src).name))
+            self._saved[within if Path(dst).is_dir() else dst] = self._saved[src]
+            return args[1] if len(args) > 1 else kwargs["dst"]
+        done = really(*args, **kwargs)
+        self._saved.pop(dst, None)
+        return done
+
+    def _remove(self, really: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        (path,) = self._names(args, kwargs, 1)
+        if self._saved.pop(path, None) is None:
+            return really(*args, **kwargs)
+        return None  # a file of that name is of another run
+
+    def _names(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[str]:
+        """The places that a call names; none where it means descriptors, or makes no sense."""
+        named = dict(zip(("src", "dst") if count > 1 else ("path",), args, strict=False))
+        named |= {key: value for key, value in kwargs.items() if value is not None}
+        names = [named.pop(key, None) for key in (("src", "dst") if count > 1 else ("path",))]
+        if any("dir_fd" in key for key in named):
+            return [""] * count
+        return [_place(each) if isinstance(each, (str, os.PathLike)) else "" for each in names]
 
     def _kept(self, obj: Any) -> _Kept | None:
         """What is to be saved, if it holds what has no values; as it is at this moment."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove import CorruptError, InputError, UnsupportedError, inspect, relocate
+from ckptmove import CorruptError, InputError, UnsupportedError, inspect, relocate, validate
 from tests.conftest import RunCli, corpus_files
 from tests.making.expected import having_every_device, storage_bytes
 from tests.making.tar import TAR_MAKERS, save_tar
@@ -49,6 +49,16 @@ def write(path: Path, contents: Members, **options: Any) -> Path:
             info.mtime = 1486620520.9  # so that there is a pax header, as torch made it
             tar.addfile(info, io.BytesIO(data))
     return path
+
+
+def test_it_is_not_loaded_by_torch(tmp_path: Path) -> None:
+    """Before 2.6, torch unpacks tars wherever they say, also for `weights_only=True`."""
+    TAR_MAKERS[next(iter(TAR_MAKERS))](path := tmp_path / "made.pt", "cpu")
+    found = validate(path).of("reload")
+    assert (found.outcome, found.title) == (
+        "skipped",
+        "torch loads torch-tar only by running what it says",
+    )
 
 
 # What it holds, and where it goes

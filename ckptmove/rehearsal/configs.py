@@ -2,10 +2,12 @@
 
 A model is made of `config.json` alone: no weights, tokenizers or pickles of the folder are read.
 But a configuration may name code of its folder (`auto_map`), another file to be read in its place
-(`configuration_files`), kernels of the Hub as an implementation of attention (`owner/name`), and a
-backbone of timm's that lies elsewhere (`local-dir:`, `hf-hub:`).
+(`configuration_files`), kernels of the Hub as an implementation of attention (`owner/name`), a
+backbone of timm's that lies elsewhere (`local-dir:`, `hf-hub:`), and files among the arguments for
+timm, which older versions of it unpickle.
 
-Sources: transformers/configuration_utils.py, modeling_utils.py, integrations/hub_kernels.py.
+Sources: transformers/configuration_utils.py, modeling_utils.py, integrations/hub_kernels.py,
+models/timm_wrapper and timm_backbone; timm/models/_factory.py (`create_model`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ _CODE = "the model's code lies in its folder, and code of a checkpoint is never 
 _IMPLEMENTATION = re.compile(r"[a-z0-9_]*", re.ASCII)
 _IGNORED = re.compile(r"[\x00-\x20]")  # some of them, where a name is split as a URL
 _ELSEWHERE = re.compile(r"(hf-hub|hf_hub|local-dir):", re.IGNORECASE)
+
+_ARGUMENTS = ("model_args", "backbone_kwargs")
+_OF_FILES = ("checkpoint", "pretrained", "cache_dir")  # how their names begin
 
 
 def danger(said: Mapping[str, Any], known: Container[object]) -> str | None:
@@ -33,6 +38,10 @@ def danger(said: Mapping[str, Any], known: Container[object]) -> str | None:
         if isinstance(value, Mapping):
             if "auto_map" in value and value.get("model_type") not in known:
                 return _CODE
+            if key in _ARGUMENTS:
+                named = next((each for each in value if each.startswith(_OF_FILES)), None)
+                if named is not None:
+                    return f"the configuration names a file to load, {key}: {named[:60]!r}"
             if "configuration_files" in value:
                 return "the configuration names other files to be read in its place"
             todo += ((str(key), each) for key, each in value.items())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import posix
+import resource
 import shutil
 import socket
 import sqlite3
@@ -181,6 +183,17 @@ def _native_scratch(path: Path) -> None:
     _call("rmdir", own / "a")
 
 
+def _limits(path: Path) -> None:
+    assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    if sys.platform == "linux":
+        assert Path("/proc/self/oom_score_adj").read_text() == "1000\n"
+    endless = _call("open", Path(os.environ["TMPDIR"], "endless"), _NEW, 0o600)
+    with contextlib.suppress(OSError):
+        os.pwrite(endless, b"x", 1 << 40)
+    assert os.fstat(endless).st_size == 0
+
+
 def _pair(path: Path) -> None:
     ends = (ctypes.c_int * 2)()
     _call("socketpair", socket.AF_UNIX, socket.SOCK_STREAM, 0, ends)
@@ -207,6 +220,7 @@ HARMLESS: dict[str, Act] = {
     "null in C": lambda path: _call("open", Path("/dev/null"), os.O_WRONLY),
     "pair in C": _pair,
     "own signal in C": lambda path: _call("kill", _call("getpid"), 0),
+    "limits": _limits,
     "thread": lambda path: threading.Thread(target=int).start(),
 }
 

@@ -257,6 +257,24 @@ def scripted_by(kind: type, folder: Path) -> tuple[Path, Path]:
     return path, written
 
 
+class Loops(torch.nn.Module):
+    """Never ends."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while bool((x == x).all()):
+            x = x * 1
+        return x
+
+
+def test_a_script_that_never_ends_is_ended(tmp_path: Path, run_cli: RunCli) -> None:
+    path = tmp_path / "loops.pt"
+    torch.jit.script(Loops()).save(str(path))
+    options = ("--step", "forward", "--input", "float32[2]", "--timeout", "20")
+    done = run_cli("validate", path, *options, exit=1)
+    assert done.stdout.count("the program was ended: it wasn't done after 20 s; see --timeout") == 1
+    assert run_cli("validate", path, *options[:-1], "0", exit=2).stderr.count("\n") <= 2
+
+
 @pytest.mark.parametrize("kind", [Saves, Maps, Maker])
 def test_a_script_that_writes_files_is_refused(kind: type, tmp_path: Path) -> None:
     path, written = scripted_by(kind, tmp_path)
@@ -317,11 +335,15 @@ def test_a_script_that_computes_runs(kind: type, tmp_path: Path) -> None:
         {"backbone": "local-dir:/somewhere"},
         {"backbone": " local\t-dir:/somewhere"},  # what reads it as a URL ignores white space
         {"backbone_config": {"architecture": "hf-hub:somebody/model"}},
+        {"architecture": "resnet18", "model_args": {"checkpoint_path": "model/weights.pth"}},
+        {"backbone_kwargs": {"pretrained_cfg_overlay": {"file": "weights.pth"}}},
     ],
 )
 def test_a_configuration_brings_no_code(said: dict[str, object]) -> None:
     assert configs.danger({"model_type": "bert", "dtype": "float32"}, {"bert"}) is None
     assert configs.danger({"model_type": "bert", "attn_implementation": "sdpa"}, {"bert"}) is None
+    timm = {"architecture": "resnet18", "model_args": {"depth": 3}, "pretrained_cfg": {"tag": "a"}}
+    assert configs.danger(timm, {"bert"}) is None
     assert configs.danger({"model_type": "bert", **said}, {"bert"}) is not None
 
 

@@ -63,6 +63,13 @@ def validate_options(command: Function) -> Function:
             is_flag=True,
             help="Unpickle what the file holds, running whatever it says.",
         ),
+        click.option(
+            "--timeout",
+            default=600.0,
+            show_default="600",
+            metavar="SECONDS",
+            help="How long a model made of a file, or a simulation, may take.",
+        ),
         strict_option,
         follow_links_option,
     )

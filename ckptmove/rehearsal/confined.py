@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,8 +105,17 @@ def ended(lost: apart.Lost) -> tuple[Finding, ...]:
         last = next((check for check in CHECKS if check not in found), CHECKS[-1])
         if lost.attempt is not None:
             title = f"the program tried to {lost.attempt}, and was ended"
+        elif lost.code is None:
+            title = f"the program was ended: {lost}; see --timeout"
         else:
             title = f"the program ended early: {lost}"
-        found[last] = Finding(last, FAILED, title, lost.lines)
+        found[last] = Finding(last, FAILED, title, [*lost.lines, *_reason(lost.code)])
         return tuple(found.get(each, Finding(each, SKIPPED, "not reached")) for each in CHECKS)
     return tuple(Finding(each, FAILED, f"{lost}") for each in CHECKS)
+
+
+def _reason(code: int | None) -> list[str]:
+    """What ends a process so that can't say it itself."""
+    if code is not None and code == -int(getattr(signal, "SIGKILL", 0)):
+        return ["the system ends a process like this when memory runs short"]
+    return []

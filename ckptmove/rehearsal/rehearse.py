@@ -31,6 +31,7 @@ from .steps import Difference, compared
 
 __all__ = ["Finding", "Rehearsal", "rehearse"]
 
+TIMEOUT = 600.0  # seconds that what runs in another process may take
 _STEPS = ("forward", "train")
 
 
@@ -45,6 +46,7 @@ def rehearse(
     simulate: bool = False,
     against: StrPath | None = None,
     trust_pickle: bool = False,
+    timeout: float = TIMEOUT,
 ) -> Rehearsal:
     """Have a model take a checkpoint's state, take a step, and watch it. Nothing is written.
 
@@ -59,6 +61,7 @@ def rehearse(
         simulate: play the device if it isn't there.
         against: another checkpoint, whose step must give the same.
         trust_pickle: whether a pickled module may be unpickled, which runs whatever it says.
+        timeout: seconds after which what runs in another process is ended.
 
     Returns:
         What was found; a model that fails is a finding.
@@ -74,15 +77,17 @@ def rehearse(
         raise UsageError(
             f"--optimizer {optimizer!r} names nothing in code", hint="e.g. torch.optim:AdamW"
         )
+    if not timeout > 0:
+        raise UsageError("nothing can be run in no time", hint="give a --timeout in seconds")
     inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     batches.check(inputs)
     wanted = _device(path, device, simulate)
     request = Request(os.fspath(path), model, wanted, inputs, step, optimizer, trust_pickle)
     if not is_there(wanted):
-        return _simulated(request, against)
+        return _simulated(request, against, timeout)
     other = None if against is None or step is None else os.fspath(against)
     if is_of_file(model):
-        return _confined(request, other, device)
+        return _confined(request, other, device, timeout)
     return Rehearsal(wanted, False, _found(request, other, device).listed())
 
 
@@ -137,12 +142,12 @@ def _seeded(device: str) -> list[int]:
 # -- of a file -------------------------------------------------------------------------------------
 
 
-def _confined(request: Request, against: str | None, device: str) -> Rehearsal:
+def _confined(request: Request, against: str | None, device: str, timeout: float) -> Rehearsal:
     """A rehearsal of a model that is made of a file: in a process that is guarded."""
     model = None if request.model is None else str(request.model)
     asked = {"request": asdict(replace(request, model=model)), "against": against, "device": device}
     try:
-        result = apart(performed, asked, patience=None, guarded=True)
+        result = apart(performed, asked, patience=timeout, guarded=True)
     except Lost as lost:
         return Rehearsal(request.device, False, confined.ended(lost))
     return Rehearsal(request.device, False, [Finding(**each) for each in result["findings"]])
@@ -167,7 +172,7 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 # -- simulated -------------------------------------------------------------------------------------
 
 
-def _simulated(request: Request, against: StrPath | None) -> Rehearsal:
+def _simulated(request: Request, against: StrPath | None, timeout: float) -> Rehearsal:
     from .simulation import simulate
 
     model = request.model
@@ -181,7 +186,7 @@ def _simulated(request: Request, against: StrPath | None) -> Rehearsal:
         request = replace(request, model=name)
     elif model is not None:
         request = replace(request, model=os.fspath(model))
-    findings = simulate(request)
+    findings = simulate(request, patience=timeout)
     if against is not None and request.step is not None:
         note = "values can't be compared in a simulation"
         findings = tuple(

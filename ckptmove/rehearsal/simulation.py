@@ -33,7 +33,6 @@ from .performing import Request, perform
 from .pretending import Cast, place, pretending, valueless
 from .stages import Stage, is_mismatch
 
-PATIENCE = 600.0  # seconds
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
 
 #: Exceptions by which torch says that a value is needed, or that there is no shape without one.
@@ -210,7 +209,7 @@ def _is_of_values(error: BaseException, raised: bool) -> bool:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def simulate(request: Request, *, patience: float = PATIENCE) -> tuple[Finding, ...]:
+def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     """Rehearse on a played device, in another process.
 
     Args:

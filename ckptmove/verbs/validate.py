@@ -114,6 +114,7 @@ def validate(
     device: str = "auto",
     simulate: bool = False,
     trust_pickle: bool = False,
+    timeout: float = 600,
     strict: bool = False,
     follow_links: bool = False,
     progress: Progress | None = None,
@@ -142,6 +143,7 @@ def validate(
         trust_pickle: whether what a file holds may be unpickled, which runs whatever it says. A
             model made of a file runs in a process of its own all the same, which is ended if it
             starts a process, opens a socket or writes outside of its temporary folder.
+        timeout: seconds after which a model that is made of a file, or simulated, is ended.
         strict: refuse if it, or what it is compared with, names callables that are not known to be
             harmless.
         follow_links: follow links also where they lead out of a folder of a model.
@@ -199,6 +201,7 @@ def validate(
                         simulate=simulate,
                         against=other,
                         trust_pickle=trust_pickle,
+                        timeout=timeout,
                     )
                 except CorruptError as error:
                     unfit = Finding("model", FAILED, f"the state can't be read: {error}")

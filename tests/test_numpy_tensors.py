@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from ckptmove.formats.safetensors import SafetensorsFile
 from ckptmove.formats.writing import Manner
 from ckptmove.manifest import Role
 from ckptmove.source import Memory
+from tests.making import python2
 from tests.test_numpy_weights import arrays
 
 KINDS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
@@ -226,6 +228,32 @@ def test_an_array_of_two_names(shared: str, tmp_path: Path) -> None:
     assert report.shared == ({} if shared == "duplicate" else {"b": "a"})
     found = load(y)
     assert found["a"] is found["b"]
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_arrays_of_python_2_are_arrays(protocol: int, tmp_path: Path) -> None:
+    """Their bytes were strings, be it such as are text."""
+    saved = {
+        "zeros": np.zeros((2, 3), "f4"),
+        "many": np.zeros(3000),
+        "letters": np.full((3, 3), 65, "u1"),
+        "values": np.arange(2000, dtype="f8"),
+    }
+    x, y, z = tmp_path / "x.pkl", tmp_path / "y.safetensors", tmp_path / "z.pt"
+    x.write_bytes(python2.dumps({"state_dict": saved, "text": "A" * 9}, protocol))
+    expected = pickle.loads(x.read_bytes(), encoding="latin1")
+    assert not convert(x, y).warnings
+    convert(y, z)
+    for found in (load(x), load(y), torch.load(z, weights_only=False)):
+        assert found["text"] == "A" * 9
+        for key, array in expected["state_dict"].items():
+            assert np.array_equal(found["state_dict"][key], array)
+            assert found["state_dict"][key].dtype == array.dtype
+    assert {key: each.numpy().shape for key, each in load_file(y).items()} == {
+        key: array.shape for key, array in saved.items()
+    }
+    assert diff(x, y).equal
+    assert diff(x, z).equal
 
 
 # -- what the tree says ---------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def _said(node: Node) -> tuple[Node, Node, bool, Node] | None:
     return None
 
 
-def put_content(node: Call, content: Blob) -> None:
+def put_content(node: Call, content: bytes | Blob) -> None:
     """Have what `array_of` knows as an array be made of other bytes."""
     holder, at = (node.state, 4) if node.built else (node.args, 0)
     assert isinstance(holder, Tuple)

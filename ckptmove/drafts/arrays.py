@@ -117,10 +117,7 @@ def _stored(draft: Draft, array: Array, key: str) -> tuple[Stored, View]:
 
 
 def _held(content: bytes | str | Blob | Call) -> bytes:
-    """Bytes in memory; calls that encode text were replaced by what they give."""
-    if isinstance(content, Blob):
-        content = content.content or b""
-    if isinstance(content, str):
-        return content.encode("ascii")
-    assert isinstance(content, bytes)
-    return content
+    """Bytes in memory; in a canonical graph no text stands for them, nor a call."""
+    held = content.content if isinstance(content, Blob) else content
+    assert isinstance(held, bytes)
+    return held

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ..contents.arrays import array_of, put_content
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import Tensor
 from ..contents.tensors import Recogniser, variable_of
@@ -267,6 +268,7 @@ class _Canoniser:
             if self.tensor(node):
                 self.done.add(id(node))
                 return
+            self.array(node)
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
@@ -330,6 +332,16 @@ class _Canoniser:
             node.function, node.opcode = Global("torch._utils", "_rebuild_parameter", 0), "REDUCE"
             node.args = Tuple([data, requires_grad, _no_hooks() if hooks is None else hooks], 0)
             node.state, node.built = None, False
+
+    def array(self, node: Call) -> None:
+        """Have an array of Python 2 be made of bytes, which were text to that where they are UTF-8."""
+        found = array_of(node)
+        content = None if found is None else found.content
+        if isinstance(content, Blob):
+            content.string = False
+        elif isinstance(content, str):
+            self.kept.append(node.state)
+            put_content(node, content.encode("ascii"))
 
     def tensor(self, node: Call) -> bool:
         """Bring a plain tensor into its form, and tell whether that is all there is to it."""

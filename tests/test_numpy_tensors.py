@@ -207,9 +207,21 @@ def test_a_changed_array_is_found_and_named(tmp_path: Path) -> None:
         save(changed, tmp_path / "z.pt", force=True)
         save(load(tmp_path / "y.safetensors"), tmp_path / "same.safetensors", force=True)
         (found,) = diff(tmp_path / "same.safetensors", tmp_path / "z.pt").differences
-        assert found.name.startswith(f"model.{key}")
+        assert found.name == f"model.{key}"
         with pytest.raises(CheckFailed):
             validate(tmp_path / "z.pt", against=tmp_path / "same.safetensors").raise_if_failed()
+
+
+def test_an_array_that_became_two_is_found(tmp_path: Path) -> None:
+    array = np.ones(3)
+    torch.save({"a": array, "b": array, "c": np.ones(3)}, tmp_path / "one.pt")
+    torch.save({"a": array, "b": np.ones(3), "c": np.ones(3)}, tmp_path / "two.pt")
+    convert(tmp_path / "one.pt", tmp_path / "one.safetensors")
+    for one in (tmp_path / "one.pt", tmp_path / "one.safetensors"):
+        (found,) = diff(one, tmp_path / "two.pt").differences
+        assert (found.kind, found.names) == ("unshared", ("a", "b"))
+        (found,) = diff(tmp_path / "two.pt", one).differences
+        assert (found.kind, found.names) == ("shared", ("a", "b"))
 
 
 @pytest.mark.parametrize("shared", ["keep", "duplicate", "error"])

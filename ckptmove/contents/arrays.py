@@ -20,6 +20,8 @@ from .strided import MOST_DIMENSIONS, Tensor, contiguous_stride
 from .uses import ENCODE, LATIN_1
 
 KIND = "numpy.ndarray"
+#: The keys that lead from an array to its bytes, where its state has them.
+CONTENT_AT = ("<state>", 4)
 _NAMES = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 _BUFFERS = {f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")}
 _DTYPES = {
@@ -132,7 +134,7 @@ def _said(node: Node) -> tuple[Node, Node, bool, Node] | None:
 
 def put_content(node: Call, content: bytes | Blob) -> None:
     """Have what `array_of` knows as an array be made of other bytes."""
-    holder, at = (node.state, 4) if node.built else (node.args, 0)
+    holder, at = (node.state, CONTENT_AT[1]) if node.built else (node.args, 0)
     assert isinstance(holder, Tuple)
     old = holder.items[at]
     if _is_wrapped(old):

@@ -334,7 +334,7 @@ class _Canoniser:
             node.state, node.built = None, False
 
     def array(self, node: Call) -> None:
-        """Have an array of Python 2 be made of bytes, which were text to that where they are UTF-8."""
+        """Have an array of Python 2 be made of bytes, which a string was, be it text or not."""
         found = array_of(node)
         content = None if found is None else found.content
         if isinstance(content, Blob):

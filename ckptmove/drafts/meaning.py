@@ -6,6 +6,7 @@ import struct
 from array import array
 from collections.abc import Hashable, Sequence
 
+from ..contents.arrays import CONTENT_AT, array_of
 from ..contents.children import TRANSPARENT, children_of
 from ..contents.modules import attributes_of, is_frame
 from ..contents.strided import Child
@@ -42,6 +43,8 @@ def edges_of(node: Composite) -> Edges:
     edges = _keyed(children)
     if attributes_of(node) is not None:  # names are those of its state dict
         return {key: (() if is_frame(keys) else keys, at) for key, (keys, at) in edges.items()}
+    if array_of(node) is not None:  # its bytes are called as it is
+        return {key: (() if keys == CONTENT_AT else keys, at) for key, (keys, at) in edges.items()}
     return edges
 
 
@@ -117,7 +120,7 @@ def is_mutable(node: Composite) -> bool:
     """Whether it matters that two names speak of one object."""
     if isinstance(node, Call):
         filled = node.pairs or node.items or isinstance(node.state, Dict)
-        return bool(filled) or node.qualname == "builtins.set"
+        return bool(filled) or node.qualname == "builtins.set" or array_of(node) is not None
     return isinstance(node, (List, Dict)) or (isinstance(node, Set) and not node.frozen)
 
 

@@ -15,7 +15,7 @@ import click
 import pytest
 
 import ckptmove
-from ckptmove.cli import cli
+from ckptmove.cli import COMMANDS, cli
 
 ROOT = Path(ckptmove.__file__).parent
 PROJECT = ROOT.parent
@@ -194,6 +194,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle_writing",
         "formats.bundle",
         "formats",
+        "formats.loading",
     ),
     (
         "render.text",  # what only shows manifests, which show themselves
@@ -496,9 +497,10 @@ def test_every_error_is_in_the_tree_that_errors_shows() -> None:
         assert error("x").exit_code == error.exit_code
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help_that_ends_in_an_example(name: str) -> None:
-    command = cli.commands[name]
+    command = cli.get_command(click.Context(cli), name)
+    assert command
     assert command.help
     assert f"ckptmove {name} " in command.help
     assert all(each.help for each in command.params if isinstance(each, click.Option))

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from .. import formats
 from ..device import is_tag, kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest import Manifest
-from ..verbs.inspect import inspect
 from . import confined
 from . import inputs as batches
 from .apart import Lost, apart
@@ -109,7 +109,8 @@ def _found(
 def _device(path: StrPath, device: str, simulate: bool) -> str:
     """The device to rehearse on."""
     if device == "auto":
-        usual = usual_device(inspect(path, follow_links=True))
+        with formats.opened(path, follow_links=True) as found:
+            usual = usual_device(found.manifest)
         return usual if simulate or is_there(usual) else "cpu"
     tag = numbered(device)
     if not simulate and not is_there(tag):

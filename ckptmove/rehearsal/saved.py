@@ -15,11 +15,11 @@ import torch
 from .. import formats
 from ..device import kind_of
 from ..errors import StrPath
+from ..formats.loading import object_in
 from ..manifest import Manifest, Role, Section, TensorEntry, Total
 from ..opaque import Opaque
 from ..paths import Path, spell
-from ..verbs.inspect import inspect
-from ..verbs.load import load
+from ..runtime.restoring import Restoring
 
 
 class State(NamedTuple):
@@ -96,8 +96,12 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
     Raises:
         InputError: it can't be read.
     """
-    manifest = inspect(path, follow_links=True)  # whoever asks has looked where they lead
-    loaded = load(path, "cpu" if values else "meta", follow_links=True)
+    with (
+        formats.uncollected(),
+        formats.opened(path, follow_links=True) as found,  # whoever asks has looked where they lead
+    ):
+        manifest = found.manifest
+        loaded = object_in(found, Restoring("cpu" if values else "meta"))
     states, optimizers = _found(loaded)
     carries = {each.name: each.carries.devices for each in formats.FORMATS}
     says_devices = carries.get(manifest.format, not manifest.format.startswith("safetensors"))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import formats
-from ..drafts.filling import fill
-from ..drafts.wanted import leave
-from ..errors import CorruptError, StrPath
-from ..pickles.nodes import Persistent
+from ..errors import StrPath
+from ..formats.loading import object_in
 from .unknown import refuse_unknown
-
-if TYPE_CHECKING:
-    import torch
 
 _WITHOUT_STRICT = "without strict what they would make stays an Opaque, and load() runs nothing"
 
@@ -53,28 +48,11 @@ def load(
         InputError: it can't be read, or is refused.
         RefusedError: a pattern speaks of nothing; there are no such weights, or of several models.
     """
-    from ..runtime.build import built
     from ..runtime.restoring import Restoring
-    from ..runtime.storages import Storages
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
     restoring = Restoring(map_location)
     with formats.uncollected(), formats.opened(path, follow_links=follow_links) as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        draft = found.draft(nested=bool(weights or patterns))
-        leave(draft, weights=weights, select=patterns)
-        fill(draft)
-        storages = Storages(draft.sources, restoring)
-
-        def storage_of(node: Persistent) -> torch.UntypedStorage:
-            said = draft.graph.ids.get(id(node))
-            if said is None:
-                raise CorruptError("it refers to something outside that is no storage")
-            return storages.storage(draft.stored[said.id])
-
-        with restoring.rebuilding():
-            loaded = built(draft.graph.root, storage_of, strict=strict)
-        for source in found.sources:
-            source.check_unchanged()
-        return loaded
+        return object_in(found, restoring, select=patterns, weights=weights, strict=strict)

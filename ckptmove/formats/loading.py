@@ -1,0 +1,60 @@
+"""Make the object that an opened checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..drafts.filling import fill
+from ..drafts.wanted import leave
+from ..errors import CorruptError
+from ..pickles.nodes import Persistent
+from . import Opened
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..runtime.restoring import Restoring
+
+
+def object_in(
+    found: Opened,
+    restoring: Restoring,
+    *,
+    select: Sequence[str] = (),
+    weights: str | None = None,
+    strict: bool = False,
+) -> object:
+    """The object that a checkpoint holds, of which nothing is executed.
+
+    Args:
+        found: the checkpoint.
+        restoring: where its storages go.
+        select, weights: as `load` takes them.
+        strict: raise where something would stay an `Opaque`.
+
+    Raises:
+        UntrustedError: something would, and `strict` was asked for.
+        DeviceError: it is tagged with, or mapped to, a device that is not there.
+        InputError: it can't be read, or changed meanwhile.
+        RefusedError: a pattern speaks of nothing; there are no such weights, or of several models.
+    """
+    from ..runtime.build import built
+    from ..runtime.storages import Storages
+
+    draft = found.draft(nested=bool(weights or select))
+    leave(draft, weights=weights, select=select)
+    fill(draft)
+    storages = Storages(draft.sources, restoring)
+
+    def storage_of(node: Persistent) -> torch.UntypedStorage:
+        said = draft.graph.ids.get(id(node))
+        if said is None:
+            raise CorruptError("it refers to something outside that is no storage")
+        return storages.storage(draft.stored[said.id])
+
+    with restoring.rebuilding():
+        loaded = built(draft.graph.root, storage_of, strict=strict)
+    for source in found.sources:
+        source.check_unchanged()
+    return loaded

@@ -65,6 +65,27 @@ def corpus() -> Path:
     return folder
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the tests that are marked `sample`, have all but a few cases be slow."""
+    tests: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            tests.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("sample")
+        assert mark is not None
+        quick = spread(len(cases), *mark.args)
+        for n, item in enumerate(cases):
+            if n not in quick:
+                item.add_marker("slow")
+
+
+def spread(total: int, count: int) -> set[int]:
+    """So many of the numbers below a total, from the first on, evenly apart."""
+    return {n * total // count for n in range(count)}
+
+
 class RunCli(Protocol):
     """`ckptmove ARGUMENTS` in a process of its own, which must end with the code `exit`."""
 

@@ -63,6 +63,7 @@ def naming_the_corpus(clone: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_what_needs_the_corpus_skips_with_a_reason(clone: Path) -> None:
     files = naming_the_corpus(clone)
     assert len(files) > 5

@@ -105,6 +105,7 @@ def test_a_tree_is_relocated_file_by_file(tree: Path, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "out/a/last.ckpt")["w"].tolist() == list(range(50_000))
 
 
+@pytest.mark.slow
 def test_every_kind_of_checkpoint(tmp_path: Path) -> None:
     """Each becomes what the verb itself makes of it, or is refused for the same reason."""
     count = every_kind(tmp_path / "tree")

@@ -111,6 +111,7 @@ ODD = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["validate", "convert"])
 def test_the_command_to_retry_does_these_and_no_others(
     verb: str, tmp_path: Path, run_cli: RunCli
@@ -178,6 +179,7 @@ def test_verbose_tells_each_item(tree: Path, run_cli: RunCli) -> None:
     assert "done    a/run.pt" in told
 
 
+@pytest.mark.slow
 def test_other_trees_than_these(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     run_cli("batch", "convert", "tree/a", "out", "--exclude", "cut.pt", "-q", exit=0)
     done = run_cli("batch", "validate", "out", "--against", "tree/a", "-j1", exit=0)
@@ -215,6 +217,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", FAULTS)
 def test_an_error_is_one_line_and_a_code(
     command: str, tree: Path, tmp_path: Path, run_cli: RunCli

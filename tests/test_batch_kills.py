@@ -96,6 +96,7 @@ def test_killed_at_any_instant_it_goes_on(tree: Path, whole: Path, tmp_path: Pat
     assert left_over(out) == []
 
 
+@pytest.mark.slow
 def test_at_most_one_item_a_worker_was_not_entered(tree: Path, whole: Path, tmp_path: Path) -> None:
     out, chance = tmp_path / "out", random.Random(3)
     for _ in range(6):
@@ -106,6 +107,7 @@ def test_at_most_one_item_a_worker_was_not_entered(tree: Path, whole: Path, tmp_
         shutil.rmtree(out)
 
 
+@pytest.mark.slow
 def test_in_place_each_file_is_changed_exactly_once(tree: Path, tmp_path: Path) -> None:
     """Devices are swapped: what would be done twice would be as it was."""
     place = shutil.copytree(tree, tmp_path / "place")
@@ -214,6 +216,7 @@ def test_a_worker_that_dies_fails_its_item_alone(big: Path, tmp_path: Path) -> N
     assert again == {"large.pt": "done", "small-0.pt": "skipped", "small-1.pt": "skipped"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

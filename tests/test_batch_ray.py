@@ -121,6 +121,7 @@ def node_of(pid: int, nodes: cluster_utils.Cluster) -> Any:
     return node
 
 
+@pytest.mark.slow
 def test_the_command_does_what_it_does_without_a_cluster(
     nodes: cluster_utils.Cluster, tree: Path, whole: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_command_does_what_it_does_without_a_cluster(
     assert stamps(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_progress_comes_while_an_item_is_done_and_adds_up(
     nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_worker_that_is_killed_is_replaced(
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_kills_its_worker_each_time_fails_alone(
     nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +204,7 @@ def test_what_kills_its_worker_each_time_fails_alone(
     assert run()["large-1.pt"].outcome == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_broken_off_leaves_nothing_behind(
     number: signal.Signals, nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path
@@ -221,6 +225,7 @@ def test_a_run_that_is_broken_off_leaves_nothing_behind(
     assert len(stamps(out)) < 27
 
 
+@pytest.mark.slow
 def test_what_a_node_that_dies_was_at_is_done_by_another(
     nodes: cluster_utils.Cluster, tree: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -243,6 +248,7 @@ def test_what_a_node_that_dies_was_at_is_done_by_another(
     assert sorted(done) == sorted(found)  # each once
 
 
+@pytest.mark.slow
 def test_a_large_item_is_written_in_parts_by_several(
     nodes: cluster_utils.Cluster,
     tree: Path,
@@ -272,6 +278,7 @@ def test_a_large_item_is_written_in_parts_by_several(
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_broken_off_takes_its_parts_with_it(
     nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +312,7 @@ def test_a_cluster_that_is_not_there_is_told_in_a_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_answers_but_is_no_cluster_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptmove.batches.cluster._CONNECTING", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -324,6 +332,7 @@ def test_a_dry_run_needs_no_cluster(tree: Path, tmp_path: Path) -> None:
         ckptmove.batch("convert", tree, tmp_path / "out", ray="auto", jobs=2)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_lost_ends_the_run(
     nodes: cluster_utils.Cluster, tree: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -342,6 +351,7 @@ def test_a_cluster_that_is_lost_ends_the_run(
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_node_that_sees_another_destination_ends_the_run(
     nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def tree(tmp_path: Path) -> Path:
     return small_tree(tmp_path / "tree")
 
 
+@pytest.mark.slow
 def test_from_a_store_to_a_store(tree: Path, tmp_path: Path, store: Store) -> None:
     source, out = store.put_folder("runs", tree), store.url("out")
     with ThreadPoolExecutor(2) as executor:
@@ -78,6 +79,7 @@ def test_from_a_store_to_a_store(tree: Path, tmp_path: Path, store: Store) -> No
     assert not uploads_left(store)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", ["relocate", "convert"])
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_between_a_store_and_a_disk(
@@ -97,6 +99,7 @@ def test_between_a_store_and_a_disk(
         assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_without_a_ledger_what_is_there_is_compared(
     tree: Path, tmp_path: Path, store: Store
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_source_that_changed_is_done_anew(tmp_path: Path, store: Store) -> Non
     assert ckptmove.inspect(f"{out}/run-1/step-001.safetensors").tensors[0].shape == (7,)
 
 
+@pytest.mark.slow
 def test_validated_against_another_tree_in_a_store(tmp_path: Path, store: Store) -> None:
     tree = many(tmp_path / "tree", 3, 100)
     source, out = store.put_folder("runs", tree), store.url("out")
@@ -198,6 +202,7 @@ def test_planned_by_few_requests(tmp_path: Path, store: Store) -> None:
     assert len(store.front.seen) < 30 * 8
 
 
+@pytest.mark.slow
 def test_by_its_command_and_killed_it_goes_on(
     tmp_path: Path, store: Store, run_cli: RunCli
 ) -> None:
@@ -244,6 +249,7 @@ def test_a_signal_leaves_no_upload(tmp_path: Path, store: Store) -> None:
     assert not uploads_left(store)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_in_a_store(tmp_path: Path, store: Store) -> None:
     tree, out = many(tmp_path / "tree", 8, 20_000), store.url("out")
     runs = [start("convert", tree, out, "--jobs", "2") for _ in range(2)]
@@ -288,6 +294,7 @@ def test_what_other_processes_do_not_see_is_refused(tmp_path: Path) -> None:
         ckptmove.batch("convert", tmp_path / "tree", "memory://out")
 
 
+@pytest.mark.slow
 def test_a_destination_within_its_source_however_it_is_named(store: Store) -> None:
     store.put("runs/x.pt", b"x")
     other = store.url("runs/out").replace("s3://", "s3a://")

@@ -454,6 +454,7 @@ def test_what_may_not_be_called_is_opaque(name: str) -> None:
         build_node(REFUSED[name](), strict=True)
 
 
+@pytest.mark.slow
 def test_deep_graphs_are_built() -> None:
     with at_most(20):
         made = build_node(deep(200_000, List([])))

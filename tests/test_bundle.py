@@ -300,6 +300,7 @@ def test_a_gathered_and_cast_checkpoint_has_the_right_checksum(tmp_path: Path) -
     assert_same_tree(loaded(back, "big.pth"), big)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["data", "version", "policy.pth", "vec.pkl", "sub/empty.txt"])
 def test_a_record_that_differs_is_named(tmp_path: Path, name: str, run_cli: RunCli) -> None:
     path, other = tmp_path / "a.zip", tmp_path / "b.zip"

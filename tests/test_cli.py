@@ -93,6 +93,7 @@ FAULTS: dict[str, tuple[int, str]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("command", FAULTS)
 def test_an_error_is_one_line_and_a_code(
     command: str, run_pt: Path, tmp_path: Path, run_cli: RunCli
@@ -180,6 +181,7 @@ def test_what_can_not_be_written_is_code_5_and_leaves_nothing(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["big.pt"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "command",
     [
@@ -196,6 +198,7 @@ def test_what_can_not_be_printed_is_code_5(
     assert done.stderr == "ckptmove: output failed: No space left on device\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_is_printed_in_part_is_code_5(unbuffered: str, many: Path) -> None:
     line = "ulimit -f 10; ckptmove inspect many.pt --json > list.json"
@@ -219,6 +222,7 @@ PRINTING = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", PRINTING)
 def test_a_result_that_nobody_gets_is_code_5(command: str, run_pt: Path, tmp_path: Path) -> None:
     done = shell(f"ckptmove {command} >&-", tmp_path)

@@ -49,6 +49,7 @@ for n in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("force", [False, True])
 def test_of_many_writers_one_wins(tmp_path: Path, force: bool, record_property: Record) -> None:
     """Without force exactly one; with it the destination is what one of them has written whole."""

@@ -119,6 +119,7 @@ def assert_equal_but_for_devices(source: Path, there: Path, **options: Any) -> N
     assert against.outcome == "passed", against
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(("family", "name"), [each for each in FILES if each not in BOUND])
 def test_what_was_relocated_is_its_source_but_for_devices(
     family: str, name: str, tmp_path: Path
@@ -127,12 +128,14 @@ def test_what_was_relocated_is_its_source_but_for_devices(
     assert_equal_but_for_devices(source, tmp_path / "there.pt")
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_so_is_everything_that_torch_saves(name: str, tmp_path: Path) -> None:
     source = save(tmp_path / "made.pt", MAKERS[name](), "cuda:1")
     assert_equal_but_for_devices(source, tmp_path / "there.pt")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("path", PUBLIC)
 def test_so_is_a_public_file(path: Path, tmp_path: Path) -> None:
     assert_equal_but_for_devices(path, tmp_path / "there.pt")
@@ -194,6 +197,7 @@ def is_noticed(source: Path, other: Path, **options: Any) -> bool:
 ZIPPED = [file for file in FILES if file[0] in ("script", "exported", "packaged")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("family", "name"), ZIPPED)
 def test_a_change_of_any_record_is_noticed(family: str, name: str, tmp_path: Path) -> None:
     source, other = made(family, name, tmp_path / "made.pt"), tmp_path / "other.pt"
@@ -224,6 +228,7 @@ def is_tensors(name: str) -> bool:
     return name.endswith((".storage", ".pt")) or "/weight_" in name or "/tensor_" in name
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize(("family", "name"), FILES)
 def test_a_change_of_any_tensor_is_noticed(family: str, name: str, tmp_path: Path) -> None:
     source, other = made(family, name, tmp_path / "made.pt"), tmp_path / "other.pt"
@@ -280,6 +285,7 @@ def test_other_code_is_shown(tmp_path: Path, run_cli: RunCli) -> None:
     assert said["differences"][0]["lines"] == list(only.lines)
 
 
+@pytest.mark.slow
 def test_validate_knows_other_code(tmp_path: Path, run_cli: RunCli) -> None:
     one, two = scripted(tmp_path / "a.pt"), scripted(tmp_path / "b.pt", by=3.0)
     with pytest.raises(CheckFailed, match="differs from"):

@@ -93,6 +93,7 @@ def script(tmp_path: Path, text: str, *args: str, **options: Any) -> Diagnosis:
 # -- models ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @without_gpu
 def test_a_model_is_moved_and_stepped_on_a_played_device(net: str, run_cli: RunCli) -> None:
     options = ("--input", "float32[2,4]", "--device", "cuda:0", "--simulate")
@@ -155,6 +156,7 @@ def test_a_script_is_run_for_some_steps_on_a_played_device(training: Path) -> No
     assert set(found.trace.operations) == {"cuda:0"}
 
 
+@pytest.mark.slow
 def test_what_a_script_says_goes_to_stderr(training: Path, run_cli: RunCli) -> None:
     write(training, "print('hello')\nimport os\nos.system('echo aloud')\n" + training.read_text())
     arguments = ("doctor", "--script", training, "--device", "cpu")
@@ -167,6 +169,7 @@ def test_what_a_script_says_goes_to_stderr(training: Path, run_cli: RunCli) -> N
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.slow
 def test_json_is_the_diagnosis(training: Path, run_cli: RunCli) -> None:
     done = run_cli("doctor", "--script", training, "--device", "cpu", "--json", "--", "cpu", exit=0)
     told = json.loads(done.stdout)
@@ -179,6 +182,7 @@ def test_json_is_the_diagnosis(training: Path, run_cli: RunCli) -> None:
     assert Diagnosis.of_json(told).to_json() == told
 
 
+@pytest.mark.slow
 def test_arguments_after_dashes_are_the_scripts(tmp_path: Path, run_cli: RunCli) -> None:
     path = write(tmp_path / "argued.py", "import sys\nraise SystemExit(repr(sys.argv[1:]))\n")
     done = run_cli(
@@ -196,6 +200,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ENDS)
 def test_a_script_that_ends_early_is_told(text: str, tmp_path: Path) -> None:
     found = script(tmp_path, text)
@@ -213,12 +218,14 @@ NOTED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", NOTED)
 def test_a_script_that_does_little_is_noted(text: str, tmp_path: Path) -> None:
     found = script(tmp_path, text)
     assert (found.verdicts, found.notes) == ((), (NOTED[text],))
 
 
+@pytest.mark.slow
 def test_a_script_finds_its_neighbours_its_stdin_and_its_name(tmp_path: Path) -> None:
     write(tmp_path / "beside_it.py", "VALUE = 1\n")
     found = script(
@@ -243,6 +250,7 @@ INVENTED = """
 """
 
 
+@pytest.mark.slow
 @without_gpu
 def test_what_made_up_values_lead_to_is_not_the_scripts_fault(tmp_path: Path) -> None:
     text = INVENTED.replace("2: ", "3: ")
@@ -252,6 +260,7 @@ def test_what_made_up_values_lead_to_is_not_the_scripts_fault(tmp_path: Path) ->
     assert note.startswith("it can't be simulated any further: values are made up: KeyError: 2")
 
 
+@pytest.mark.slow
 @without_gpu
 def test_what_fails_without_any_is(tmp_path: Path) -> None:
     text = """
@@ -276,6 +285,7 @@ CAUGHT = """
 """
 
 
+@pytest.mark.slow
 @without_gpu
 def test_an_exception_that_the_script_catches_is_found(tmp_path: Path) -> None:
     found = script(tmp_path, CAUGHT, "cuda:0", device="cuda:0", simulate=True)
@@ -296,6 +306,7 @@ KEEPS_ON = """
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_nothing_stops_is_stopped(tmp_path: Path) -> None:
     found = script(tmp_path, KEEPS_ON)
     assert found.trace is not None
@@ -319,6 +330,7 @@ SAVES = """
 """
 
 
+@pytest.mark.slow
 @without_gpu
 def test_a_checkpoint_is_not_overwritten_by_one_without_values(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
@@ -328,6 +340,7 @@ def test_a_checkpoint_is_not_overwritten_by_one_without_values(tmp_path: Path) -
     assert path.read_bytes() == b"precious"
 
 
+@pytest.mark.slow
 @without_gpu
 def test_what_cant_be_played_is_a_note(tmp_path: Path) -> None:
     found = script(
@@ -364,6 +377,7 @@ WORKERS = """
 """
 
 
+@pytest.mark.slow
 @without_gpu
 @pytest.mark.skipif(sys.platform != "linux", reason="needs workers that fork")
 def test_a_data_loader_may_have_workers(tmp_path: Path) -> None:
@@ -390,6 +404,7 @@ def test_the_machine_alone_is_looked_at(run_cli: RunCli) -> None:
     assert f"torch {torch.__version__}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_simulation_of_the_cpu_is_none(training: Path) -> None:
     found = ckptmove.doctor(script=training, args=["cpu"], device="cpu", simulate=True)
     assert not found.simulated
@@ -417,6 +432,7 @@ MISUSE: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("message", MISUSE)
 def test_misuse_is_said_in_a_line(message: str, training: Path, run_cli: RunCli) -> None:
     done = run_cli("doctor", *MISUSE[message], exit=2, cwd=training.parent)

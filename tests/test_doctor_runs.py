@@ -75,6 +75,7 @@ def is_running(process: int) -> bool:
 # -- whether everything was watched ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_took_its_steps_is_complete(tmp_path: Path) -> None:
     found = run(tmp_path, "for _ in range(9):\n    step()\n")
     assert (found.complete, found.notes) == (True, ())
@@ -99,6 +100,7 @@ SHORT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", SHORT)
 def test_a_run_that_ends_early_is_not_complete(text: str, tmp_path: Path) -> None:
     found = run(tmp_path, text)
@@ -108,6 +110,7 @@ def test_a_run_that_ends_early_is_not_complete(text: str, tmp_path: Path) -> Non
     assert note in found.notes[0]
 
 
+@pytest.mark.slow
 @without_gpu
 def test_what_cant_be_simulated_is_not_told_to_be_right(tmp_path: Path) -> None:
     found = run(tmp_path, "torch.cuda.CUDAGraph()", "cuda:0")
@@ -131,6 +134,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sample(1)
 @without_gpu
 @pytest.mark.parametrize("text", WRONG)
 def test_what_ends_a_script_is_wrong(text: str, tmp_path: Path) -> None:
@@ -151,6 +155,7 @@ CAUGHT = """
 """
 
 
+@pytest.mark.slow
 @without_gpu
 def test_an_exit_after_an_exception_that_was_caught_is_explained_by_it(tmp_path: Path) -> None:
     found = run(tmp_path, CAUGHT.format(width=4), "cuda:0")
@@ -164,6 +169,7 @@ def test_an_exit_after_an_exception_that_was_caught_is_explained_by_it(tmp_path:
 # -- what ends the process -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_itself_after_its_steps_is_complete(tmp_path: Path) -> None:
     found = run(tmp_path, "step(); step(); os._exit(0)")
     assert (found.ok, found.complete, found.notes) == (True, True, ())
@@ -181,6 +187,7 @@ def test_a_killed_process_loses_nothing_that_was_found(tmp_path: Path) -> None:
     assert found.trace.steps == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_ended_when_its_time_is_up(tmp_path: Path) -> None:
     found = run(tmp_path, "step(); time.sleep(100)", timeout=30)
     assert (found.ok, found.complete) == (True, False)
@@ -189,6 +196,7 @@ def test_a_run_is_ended_when_its_time_is_up(tmp_path: Path) -> None:
     assert found.trace.steps == 1
 
 
+@pytest.mark.slow
 def test_a_run_without_a_step_is_ended_and_says_so(tmp_path: Path) -> None:
     text = "with torch.no_grad():\n    while True: model(torch.ones(3, 4))\n"
     found = run(tmp_path, text, timeout=30)
@@ -213,6 +221,7 @@ VALIDATES = """
 """
 
 
+@pytest.mark.slow
 @without_gpu
 def test_many_calls_before_the_first_step_hide_nothing(tmp_path: Path) -> None:
     assert causes(run(tmp_path, VALIDATES, "cuda:0")) == ["batch-never-moved"]
@@ -231,6 +240,7 @@ FORKS = """
 """
 
 
+@pytest.mark.slow
 @posix
 def test_a_fork_tells_nothing_and_runs_as_ever(tmp_path: Path) -> None:
     found = run(tmp_path, FORKS)
@@ -247,6 +257,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("quiet", [True, False])
@@ -257,6 +268,7 @@ def test_what_a_script_leaves_behind_is_ended(quiet: bool, tmp_path: Path) -> No
     assert not is_running(int(left.read_text()))
 
 
+@pytest.mark.sample(1)
 @posix
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -294,6 +306,7 @@ LOOKS = """
 """
 
 
+@pytest.mark.slow
 def test_a_script_finds_what_it_finds_without_doctor(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "sub").mkdir()
     path, out = write(tmp_path / "sub" / "look.py", LOOKS), tmp_path / "told.json"
@@ -308,6 +321,7 @@ def test_a_script_finds_what_it_finds_without_doctor(tmp_path: Path, run_cli: Ru
     assert plain[0][0] == os.fspath(tmp_path / "sub")
 
 
+@pytest.mark.slow
 def test_a_script_does_not_find_what_lies_where_it_is_run(tmp_path: Path, run_cli: RunCli) -> None:
     write(tmp_path / "helper.py", "VALUE = 1\n")
     (tmp_path / "sub").mkdir()
@@ -319,6 +333,7 @@ def test_a_script_does_not_find_what_lies_where_it_is_run(tmp_path: Path, run_cl
 # -- misuse, and what makes no sense ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simulate", [(), ("--simulate",)])
 def test_a_file_of_a_model_that_exits_is_misuse(
     simulate: tuple[str, ...], tmp_path: Path, run_cli: RunCli

@@ -291,6 +291,7 @@ def test_a_tuple_in_a_list_in_itself_is_fine_from_the_list() -> None:
     assert found[0][0] is found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -290,6 +290,7 @@ def test_what_is_staged_is_right(scene: Scene) -> None:
     assert names[last_rename + 1] == "fsync"
 
 
+@pytest.mark.sample(1)
 @needs_strace
 def test_killed_at_any_call_it_is_whole_or_not_there(scene: Scene) -> None:
     before = OLD if scene.force else None
@@ -304,6 +305,7 @@ def test_killed_at_any_call_it_is_whole_or_not_there(scene: Scene) -> None:
     assert scene.there() == scene.good
 
 
+@pytest.mark.sample(2)
 @needs_strace
 @pytest.mark.parametrize("what", ["error=EIO", "error=ENOSPC", "signal=TERM"])
 def test_a_fault_at_any_call_leaves_all_or_nothing(what: str, scene: Scene) -> None:
@@ -320,6 +322,7 @@ def test_a_fault_at_any_call_leaves_all_or_nothing(what: str, scene: Scene) -> N
             assert scene.hidden() == [], call
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("kind", ["file", "turned"])
 def test_what_was_not_written_is_noticed(kind: str, tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def cases(kind: str, seed: str) -> Iterator[bytes]:
 BLOCKS_OF_KINDS = [(kind, block) for kind in KINDS for block in range(BLOCKS)]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 @pytest.mark.parametrize(("kind", "block"), BLOCKS_OF_KINDS)
 def test_damaged_files_are_refused_or_relocated(
@@ -185,6 +186,7 @@ def test_there_are_ten_thousand_cases() -> None:
     assert len(KINDS) * BLOCKS * CASES >= 10_000
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("block", range(6))
 def test_the_command_line_says_one_line(block: int, tmp_path: Path) -> None:
     for n in range(block * len(KINDS), (block + 1) * len(KINDS)):

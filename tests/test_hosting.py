@@ -240,6 +240,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_wrong_programs_are_not_excused(tmp_path: Path) -> None:
     begin = 'x = torch.ones(3, 3, device="cuda")\n'
     found = hosted({name: begin + end for name, (end, _) in WRONG.items()}, tmp_path)

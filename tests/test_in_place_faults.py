@@ -21,6 +21,7 @@ from tests.injecting import Call, needs_strace, run, start, wait_for_stop
 __all__ = ["calls", "journal", "scene"]  # fixtures
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted_at_any_call_it_is_undone_at_once(
@@ -36,6 +37,7 @@ def test_interrupted_at_any_call_it_is_undone_at_once(
         assert scene.is_settled(), call
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EACCES"])
 def test_an_error_of_any_call_is_undone_and_said(
@@ -56,6 +58,7 @@ def test_an_error_of_any_call_is_undone_and_said(
         assert is_new == (ended.code == 0 or "power cut" in ended.said), call
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("name", ["pwrite64", "fsync", "unlinkat"])
 def test_where_it_can_not_be_undone_the_journal_stays(
@@ -76,6 +79,7 @@ def test_where_it_can_not_be_undone_the_journal_stays(
         assert scene.path.read_bytes() in (scene.old, scene.new)
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("failing", ["fsync", "pwrite64"])
 def test_killed_while_it_is_undone_it_can_be_undone(
@@ -108,6 +112,7 @@ def test_killed_while_it_is_undone_it_can_be_undone(
         assert ordinal > first or name == "close"
 
 
+@pytest.mark.slow
 @needs_strace
 def test_an_error_of_the_recovery_keeps_the_journal(
     scene: Scene, journal: bytes, tmp_path: Path

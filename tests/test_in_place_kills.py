@@ -91,6 +91,7 @@ def test_killed_at_any_call_it_is_the_old_or_the_new_file(scene: Scene, calls: l
     ]
 
 
+@pytest.mark.slow
 @needs_strace
 def test_killed_at_any_call_of_the_recovery_it_is_recovered_again(
     scene: Scene, journal: bytes, tmp_path: Path

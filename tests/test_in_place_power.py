@@ -64,6 +64,7 @@ def some(calls: list[Call]) -> list[Call]:
     return [call for call in calls if call.name in names and "/lib" not in call.text]
 
 
+@pytest.mark.slow
 @needs_strace
 def test_after_a_power_cut_it_is_the_old_or_the_new_file(
     scene: Scene, tmp_path: Path, record_property: Callable[[str, object], None]

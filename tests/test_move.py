@@ -26,17 +26,20 @@ def test_everything_goes() -> None:
     moving.check_everything_goes(DEVICE)
 
 
+@pytest.mark.slow
 @apart
 def test_training_continues() -> None:
     moving.check_training_continues(DEVICE)
     moving.check_training_there(DEVICE, exact=True)
 
 
+@pytest.mark.slow
 @apart
 def test_hooks_stay() -> None:
     moving.check_hooks_stay(DEVICE)
 
 
+@pytest.mark.slow
 @apart
 def test_kinds_of_modules() -> None:
     moving.check_kinds_of_modules(DEVICE)
@@ -45,6 +48,7 @@ def test_kinds_of_modules() -> None:
 # -- all or nothing --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @apart
 def test_without_room_nothing_happens() -> None:
     model, optimizer, _ = moving.ready("AdamW")
@@ -62,6 +66,7 @@ def test_without_room_nothing_happens() -> None:
     moving.stepping(model, optimizer, DEVICE, 1, seed=3)
 
 
+@pytest.mark.slow
 @apart
 def test_what_torch_refuses_to_swap_undoes_all() -> None:
     model, optimizer, _ = moving.ready("AdamW")
@@ -79,6 +84,7 @@ def test_what_torch_refuses_to_swap_undoes_all() -> None:
     moving.stepping(model, optimizer, DEVICE, 1, seed=3)
 
 
+@pytest.mark.slow
 @apart
 def test_results_that_are_yet_to_be_differentiated() -> None:
     model, optimizer, _ = moving.ready("SGD")
@@ -91,6 +97,7 @@ def test_results_that_are_yet_to_be_differentiated() -> None:
     moving.stepping(model, optimizer, DEVICE, 1, seed=3)
 
 
+@pytest.mark.slow
 @apart
 def test_views_that_nobody_holds_are_no_obstacle_and_others_are() -> None:
     model: Any = nn.Module()
@@ -138,6 +145,7 @@ def test_an_interrupt_undoes_too() -> None:
 # -- who goes where --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @apart
 def test_a_step_on_the_device_comes_back() -> None:
     model, optimizer, _ = moving.ready("AdamW")
@@ -151,6 +159,7 @@ def test_a_step_on_the_device_comes_back() -> None:
     moving.stepping(model, optimizer, DEVICE, 1, seed=3)
 
 
+@pytest.mark.slow
 @apart
 def test_hyper_parameters_on_a_device_follow_the_parameters() -> None:
     model = nn.Linear(2, 2).to(DEVICE)
@@ -182,6 +191,7 @@ def test_state_follows_its_parameter() -> None:
     assert "no tensor belongs to 'elsewhere' of the device map" in report.warnings
 
 
+@pytest.mark.slow
 @apart
 def test_parameters_of_the_optimizer_alone_stay() -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)

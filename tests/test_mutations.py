@@ -120,6 +120,7 @@ def by_torch(path: Path) -> Outcome:
         return Outcome(error=type(error))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_damaged_file_is_refused_or_means_what_torch_takes_it_for(
     seed: int, tmp_path: Path
@@ -188,6 +189,7 @@ def damaged_pickles(data: bytes, dice: random.Random) -> Iterator[bytes]:
         yield bytes(changed)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*KINDS, "exotic"])
 def test_a_damaged_pickle_is_refused_or_relocated_as_python_reads_it(
     name: str, tmp_path: Path
@@ -269,6 +271,7 @@ HOSTILE: dict[str, bytes] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("place", ["value", "key", "within a key"])
 @pytest.mark.parametrize("option", ["--tree", "--json"])

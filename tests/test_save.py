@@ -22,6 +22,7 @@ from tests.test_memory import PROJECT
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_it_loads_as_what_torch_saves(name: str, tmp_path: Path) -> None:
     saved, theirs, ours = MAKERS[name](), tmp_path / "theirs.pt", tmp_path / "ours.pt"
@@ -140,6 +141,7 @@ print(most - before)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_tensors_are_not_copied(suffix: str, tmp_path: Path) -> None:
@@ -218,6 +220,7 @@ def test_ways_to_hide_what_runs(tmp_path: Path) -> None:
     assert loaded["a"] is Own.Inner
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_what_is_loaded_and_saved_is_what_it_was(name: str, tmp_path: Path) -> None:
     path, again = tmp_path / "saved.pt", tmp_path / "again.pt"

@@ -93,6 +93,7 @@ def test_what_is_traced_is_all_that_matters(scene: Scene) -> None:
     assert any("O_EXCL" in call.text for call in scene.calls)
 
 
+@pytest.mark.sample(1)
 @needs_strace
 def test_killed_at_any_call_nothing_is_half_there(scene: Scene) -> None:
     named = False
@@ -108,6 +109,7 @@ def test_killed_at_any_call_nothing_is_half_there(scene: Scene) -> None:
     assert named
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_interrupted_at_any_call_nothing_is_left(number: signal.Signals, scene: Scene) -> None:
@@ -120,6 +122,7 @@ def test_interrupted_at_any_call_nothing_is_left(number: signal.Signals, scene: 
         assert scene.left() == [], call
 
 
+@pytest.mark.sample(1)
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_an_error_of_any_call_is_an_error_of_ours(error: str, scene: Scene) -> None:
@@ -147,6 +150,7 @@ def test_an_error_after_the_naming_leaves_it_complete(scene: Scene) -> None:
         assert scene.out.exists(), call
 
 
+@pytest.mark.sample(2)
 @needs_strace
 @pytest.mark.parametrize("name", ["openat", "ftruncate", "copy_file_range", "pwrite64", "fsync"])
 def test_a_call_that_was_interrupted_is_made_again(name: str, scene: Scene) -> None:
@@ -160,6 +164,7 @@ def test_a_call_that_was_interrupted_is_made_again(name: str, scene: Scene) -> N
 # A kernel that lies, or can't
 
 
+@pytest.mark.sample(2)
 @needs_strace
 @pytest.mark.parametrize("name", ["copy_file_range", "pwrite64"])
 def test_what_was_not_written_is_noticed(name: str, scene: Scene) -> None:
@@ -183,6 +188,7 @@ def test_what_was_not_copied_is_noticed_without_checksums(tmp_path: Path) -> Non
     test_what_was_not_written_is_noticed("copy_file_range", scene)
 
 
+@pytest.mark.sample(2)
 @needs_strace
 @pytest.mark.parametrize("error", ["EXDEV", "ENOSYS", "EOPNOTSUPP", "EINVAL"])
 def test_without_copying_in_the_kernel_bytes_are_read_and_written(error: str, scene: Scene) -> None:
@@ -201,6 +207,7 @@ def test_without_hard_links_the_file_is_renamed(error: str, scene: Scene) -> Non
     assert scene.out.exists()
 
 
+@pytest.mark.sample(1)
 @needs_strace
 def test_an_error_of_reading_leaves_nothing(scene: Scene) -> None:
     for call in scene.reading:
@@ -288,6 +295,7 @@ def test_a_folder_that_others_own_is_refused(tmp_path: Path) -> None:
 # Signals
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_in_the_midst_of_a_giant(number: signal.Signals, tmp_path: Path) -> None:
     source = sparse_source(tmp_path, 8)

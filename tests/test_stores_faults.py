@@ -60,6 +60,7 @@ def again(fault: Fault) -> Fault:
     return replace(fault)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_is_outlasted(name: str, store: Store, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ LASTING = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("name", LASTING)
 def test_what_lasts_is_an_error(name: str, store: Store, tmp_path: Path) -> None:
@@ -128,6 +130,7 @@ def test_what_the_web_says_is_told(status: int, said: str, web: Files, tmp_path:
     assert (len(web.seen) > 4) == (status == 503), "only this may pass"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["503", "cut later"])
 def test_the_command_line_gives_up_in_a_line(
     name: str, store: Store, tmp_path: Path, run_cli: RunCli
@@ -207,6 +210,7 @@ VERBS: dict[str, Callable[[str, Path], object]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(
     ("verb", "skip"),

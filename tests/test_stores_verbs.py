@@ -47,6 +47,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- relocate, convert -------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors", "sharded", "folder"])
 def test_converted_from_a_store_it_is_the_same(kind: str, store: Store, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
@@ -82,6 +83,7 @@ def test_nothing_in_a_store_is_changed_in_place(store: Store, tmp_path: Path) ->
             ckptmove.relocate(url, to="cuda:0", in_place=True, dry_run=dry_run)
 
 
+@pytest.mark.slow
 def test_recover_and_doctor_take_files(store: Store, tmp_path: Path, run_cli: RunCli) -> None:
     url = store.put("run.pt", saved(tmp_path))
     told = {
@@ -97,6 +99,7 @@ def test_recover_and_doctor_take_files(store: Store, tmp_path: Path, run_cli: Ru
 # -- diff, load --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_diff_takes_urls(store: Store, tmp_path: Path, run_cli: RunCli) -> None:
     path = saved(tmp_path)
     url = store.put("run.pt", path)
@@ -206,6 +209,7 @@ def test_other_kinds_are_reloaded(kind: str, store: Store, tmp_path: Path, tempo
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_finds_what_is_beside_its_weights(
     store: Store, tmp_path: Path, temporary: Path
 ) -> None:
@@ -222,6 +226,7 @@ def test_a_model_finds_what_is_beside_its_weights(
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_without_room_it_is_not_copied(store: Store, tmp_path: Path) -> None:
     url = store.put("run.pt", saved(tmp_path))
     script = """

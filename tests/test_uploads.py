@@ -73,6 +73,7 @@ VERBS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("there", ["here", "s3"])
@@ -162,6 +163,7 @@ def test_what_is_there_is_replaced_only_if_asked_for(
     assert (store.get("x.pt") == b"theirs") is dry_run
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [saved, small])
 @pytest.mark.parametrize("knows", [True, False])
 def test_who_comes_first_keeps_the_name(
@@ -271,6 +273,7 @@ def test_a_source_that_changes_meanwhile_is_not_uploaded(store: Store, tmp_path:
     assert store.there() == ["in.pt"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["begin", "part", "complete", "put"])
 @pytest.mark.parametrize("status", [500, 503])
 def test_what_falters_is_asked_again(kind: str, status: int, store: Store, tmp_path: Path) -> None:

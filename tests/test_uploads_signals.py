@@ -96,6 +96,7 @@ def struck(store: Store, source: Path, kind: str, number: int) -> tuple[int, str
     return process.returncode, said.strip()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("kind", ["begin", "part"])
 def test_who_is_told_to_end_leaves_no_parts(

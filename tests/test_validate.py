@@ -140,6 +140,7 @@ def test_the_checklist(made: Path, run_cli: RunCli) -> None:
     )
 
 
+@pytest.mark.slow
 def test_json_is_the_report(run_pt: Path, run_cli: RunCli) -> None:
     def timeless(report: Tree) -> Tree:
         report["checks"][1]["data"]["seconds"] = 0
@@ -211,6 +212,7 @@ def test_what_can_not_be_asked(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_exit_codes(made: Path, run_cli: RunCli) -> None:
     run_cli("validate", "run.pt", exit=0, cwd=made)
     run_cli("validate", exit=2, cwd=made)
@@ -524,6 +526,7 @@ def test_a_relocated_checkpoint_trains_on_a_device_that_is_not_there(made: Path)
     assert report.of("step").title == "a simulated training step on cuda:0"
 
 
+@pytest.mark.slow
 @absent
 def test_a_step_that_was_moved_along_fails(made: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved.pt"
@@ -535,6 +538,7 @@ def test_a_step_that_was_moved_along_fails(made: Path, tmp_path: Path) -> None:
         report.raise_if_failed()
 
 
+@pytest.mark.slow
 @absent
 def test_a_tensor_made_on_the_cpu_fails(made: Path) -> None:
     report = simulated(made / "run.cuda.pt", rehearsing.MadeOnTheHost)

@@ -83,11 +83,13 @@ def spelling(each: dict[str, Any], said: str) -> dict[str, Any]:
     return {**each, "expr_str": said} if "expr_str" in each else each
 
 
+@pytest.mark.slow
 def test_a_program_of_any_size_is_its_own_model(tmp_path: Path) -> None:
     path = exported(tmp_path / "sized.pt2")
     assert rehearse(path, step="forward").ok
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "said",
     [
@@ -105,6 +107,7 @@ def test_a_program_whose_sizes_are_code_is_refused(tmp_path: Path, said: str) ->
     assert not written.exists()
 
 
+@pytest.mark.slow
 def test_a_program_with_compiled_code_is_refused(tmp_path: Path) -> None:
     path = exported(tmp_path / "sized.pt2")
     with zipfile.ZipFile(path, "a") as file:
@@ -209,6 +212,7 @@ def test_an_error_that_cannot_be_told_fails(sound: Path, unruly: Path) -> None:
     assert "Silent" in str(train(sound, f"{unruly}:Fails").of("step").details)
 
 
+@pytest.mark.slow
 def test_what_a_model_prints_is_no_result(sound: Path, unruly: Path) -> None:
     options = ["--input", IMAGES, "--step", "train", "--json"]
     done = subprocess.run(
@@ -256,6 +260,7 @@ class Halved(Convolutions):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "said"), [("Kernel", "wrong device: aten.convolution"), ("Halved", "the step failed")]
 )

@@ -89,8 +89,7 @@ class Storage:
     extent: Extent | None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass is made as fast
     """One tensor under one path.
 
     Attributes:

@@ -27,7 +27,7 @@ def held(**devices: str) -> Manifest:
     for name in devices:
         model.register_parameter(name, nn.Parameter(torch.ones(2)))
     manifest = manifest_of(holdings(model), model)
-    tensors = (replace(each, device=devices[each.name]) for each in manifest.tensors)
+    tensors = (each._replace(device=devices[each.name]) for each in manifest.tensors)
     return replace(manifest, path="Net", tensors=tuple(tensors))
 
 

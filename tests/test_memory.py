@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.serialization import skip_data
 
+import ckptmove
 from tests.checkpoints import sparse_zip64
 
 PROJECT = Path(__file__).parent.parent
@@ -83,3 +85,34 @@ def test_converting_takes_no_more_for_larger_tensors(
         assert small > 1_000_000, "it was looked at"
         assert large < small + SPREAD, (there, back)
         assert most is None or max(small, large) < most, (there, back)
+
+
+VERBS: dict[str, Callable[[Path, Path], object]] = {
+    "inspect": lambda path, folder: ckptmove.inspect(path),
+    "relocate": lambda path, folder: ckptmove.relocate(path, folder / "moved.pt", to="cuda:0"),
+    "convert": lambda path, folder: ckptmove.convert(path, folder / "run.safetensors"),
+    "diff": lambda path, folder: ckptmove.diff(path, path),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_nobody_looks_for_garbage_while_a_graph_is_built(verb: str, tmp_path: Path) -> None:
+    """It takes longer than all else where there are very many tensors."""
+    torch.save({f"t{n}": torch.zeros(1) for n in range(2_000)}, tmp_path / "run.pt")
+    VERBS[verb](tmp_path / "run.pt", tmp_path)  # imports what it needs
+    generations: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        generations.append(info["generation"])
+
+    for path in (tmp_path / "moved.pt", tmp_path / "run.safetensors"):
+        path.unlink(missing_ok=True)
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        VERBS[verb](tmp_path / "run.pt", tmp_path)
+        found = [each for each in generations if each]
+    finally:
+        gc.callbacks.remove(note)
+    assert not found
+    assert gc.isenabled()

@@ -77,19 +77,22 @@ _Step = tuple[Node, Path, Context]  # what is visited
 _END: _Step = (Global("", "", 0), (), Context())
 
 
-def contents_of(container: Container, found: Whole) -> Contents:
+def contents_of(
+    container: Container, found: Whole, recogniser: Recogniser | None = None
+) -> Contents:
     """List the tensors, device names and objects of a checkpoint.
 
     Args:
         container: the checkpoint.
         found: all that it holds.
+        recogniser: what tells its tensors, if there is one already.
 
     Raises:
         CorruptError: a tensor makes no sense, or the tree is absurdly deep.
         UnsupportedError: a tensor is of a kind that is not known.
     """
     nbytes = sum(each.described_nbytes for each in container.everything())
-    listing = _Listing(found, nbytes)
+    listing = _Listing(found, nbytes, recogniser or Recogniser(found.ids, found.tensors))
     for path, root in container.roots:
         example = container.program and path[:1] == _EXAMPLES
         listing.run(root, path, Context(Section.OTHER if example else container.section))
@@ -111,16 +114,17 @@ def contents_of(container: Container, found: Whole) -> Contents:
 
 
 class _Listing(Allowance):
-    def __init__(self, found: Whole, nbytes: int) -> None:
+    def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser) -> None:
         """Args:
         found: all that the checkpoint holds.
         nbytes: how many bytes say so.
+        recogniser: what tells its tensors.
         """
         super().__init__(nbytes)
         self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}
         self.grafts = found.grafts
         self.arrays = Arrays(found.storages)
-        self.recogniser = Recogniser(found.ids, found.tensors)
+        self.recogniser = recogniser
         self.contents = Contents()
         self.first: dict[int, Path] = {}  # container → where it was met first
         self.roles: dict[int, Role] = {}  # tensor → its role in an optimizer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 from ..manifest import MOST_SHARED, TensorEntry
 from ..paths import Path, spell_apart
@@ -39,7 +38,7 @@ def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) ->
         taken.add(name)
         part_of = next((now for _, old, now in reversed(owners) if old == entry.part_of), None)
         if name != before or part_of not in (None, entry.part_of):
-            tensors[n] = replace(entry, name=name, part_of=part_of or entry.part_of)
+            tensors[n] = entry._replace(name=name, part_of=part_of or entry.part_of)
         owners.append((entry.path, before, name))
     return alike
 
@@ -62,5 +61,5 @@ def with_shared(tensors: list[TensorEntry]) -> list[TensorEntry]:
         sharing = names.get(entry.storage or "", [])
         if len(sharing) > 1:
             others = [name for name in sharing[: MOST_SHARED + 1] if name != entry.name]
-            tensors[n] = replace(entry, shared_with=tuple(others[:MOST_SHARED]))
+            tensors[n] = entry._replace(shared_with=tuple(others[:MOST_SHARED]))
     return tensors

@@ -61,7 +61,7 @@ class Recogniser:
         """
         self._ids = ids
         self._tensors = tensors or {}
-        self._known: dict[int, Tensor | None] = {}
+        self._known: dict[int, tuple[Call, Tensor | None]] = {}  # holds each, so that ids stay
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
         """The tensor that a call would rebuild, or None if it makes something else.
@@ -71,7 +71,7 @@ class Recogniser:
         """
         known = id(node)
         if known in self._known:
-            return self._known[known]
+            return self._known[known][1]
         function = node.qualname
         if function in VARIABLES:
             tensor = self._variable(node, depth)
@@ -80,7 +80,7 @@ class Recogniser:
             tensor = self._rebuilt(function, args, depth)
             if tensor is not None and (node.built or node.pairs or node.items or node.kwargs):
                 raise CorruptError("a tensor is changed after it was rebuilt")
-        self._known[known] = tensor
+        self._known[known] = node, tensor
         return tensor
 
     def _rebuilt(self, function: str | None, args: list[Node], depth: int) -> Tensor | None:

@@ -75,6 +75,14 @@ class Graph:
         self.sections: dict[str, Section] = {}
         self.within: dict[int, Node] = {}
         self._at = 0
+        self._recogniser: Recogniser | None = None
+
+    @property
+    def recogniser(self) -> Recogniser:
+        """What tells its tensors: one for all who ask, until a tensor or storage is respelled."""
+        if self._recogniser is None:
+            self._recogniser = Recogniser(self.ids)
+        return self._recogniser
 
     def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> Persistent:
         """The node of a storage, made where it is asked for first."""
@@ -85,6 +93,7 @@ class Graph:
 
     def retype(self, key: str, dtype: str | None, nbytes: int, location: str) -> None:
         """Have a storage be of another dtype, size or location."""
+        self._recogniser = None
         node = self.storages[key]
         cls = _CLASSES.get(dtype or "")
         known = dtype if cls is not None else None
@@ -150,6 +159,7 @@ class Graph:
         metadata: tuple[Node, ...] = (),
     ) -> None:
         """Have a call rebuild this plain tensor; the arguments are those of `tensor`."""
+        self._recogniser = None
         sizes = [Tuple(list(each), 0) for each in (shape, stride)]
         typed = self.ids[id(storage)].dtype == dtype
         node.function = Global("torch._utils", V2 if typed else V3, 0)

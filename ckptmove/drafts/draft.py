@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..contents.listing import Contents, contents_of
@@ -243,11 +243,13 @@ class Draft:
         container = _Graph(Memory(b"", self.path))
         container.section = self.section
         container.roots = [((), self.graph.root)]
-        found = contents_of(container, Whole([], self.graph.ids, self.storages, {}, {}))
+        found = contents_of(
+            container, Whole([], self.graph.ids, self.storages, {}, {}), self.graph.recogniser
+        )
         for n, entry in enumerate(found.tensors if self.graph.sections else ()):
             section = self.graph.sections.get(entry.name, entry.section)
             if section is not entry.section:
-                found.tensors[n] = replace(entry, section=section)
+                found.tensors[n] = entry._replace(section=section)
                 found.mixed.add(id(self.graph.root))
         return found
 

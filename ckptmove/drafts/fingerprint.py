@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..contents.tensors import Recogniser
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..pickles.terms import spelled, to_terms
 from .canonical import Graph, flags_of, is_plain, is_untouched
@@ -19,7 +18,6 @@ def fingerprint(graph: Graph) -> str:
     Raises:
         UnsupportedError: the graph is nested too deeply.
     """
-    recogniser = Recogniser(graph.ids)
 
     def leaf(node: Node) -> dict[str, Any] | None:
         if isinstance(node, Blob):
@@ -33,7 +31,7 @@ def fingerprint(graph: Graph) -> str:
                 "device": str(found.location),
             }
         if isinstance(node, Call) and is_plain(node) and is_untouched(node):
-            tensor = None if flags_of(node) is None else recogniser.tensor(node)
+            tensor = None if flags_of(node) is None else graph.recogniser.tensor(node)
             return tensor and {
                 "$": "tensor",
                 "dtype": tensor.dtype,

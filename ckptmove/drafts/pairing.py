@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ..contents.modules import attributes_of
 from ..contents.strided import Tensor
-from ..contents.tensors import Recogniser
 from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError
 from ..paths import Path
@@ -91,7 +90,7 @@ class _Side:
 
     def __init__(self, draft: Draft, added: bool) -> None:
         self.draft = draft
-        self.recogniser = Recogniser(draft.graph.ids)
+        self.recogniser = draft.graph.recogniser
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
         self.spelled: set[int] = set()  # what says the device of a tensor
         self.alone: list[Held] = []

@@ -17,7 +17,6 @@ from math import prod
 from typing import NamedTuple
 
 from ..contents.strided import is_contiguous, reach_of
-from ..contents.tensors import Recogniser
 from ..dtypes import BITS, CARRIERS, nbytes_of
 from ..errors import RefusedError
 from ..pickles.nodes import Blob, Call, Node, Persistent
@@ -139,7 +138,7 @@ class _Division:
         self.bare = bare
         self.blob = blob
         self.arrays = {id(each.blob): each for each in arrays}
-        self.recogniser = Recogniser(draft.graph.ids)
+        self.recogniser = draft.graph.recogniser
         self.taken: set[str] = set()
         self.last: dict[str, int] = {}
         self.found = Parts()

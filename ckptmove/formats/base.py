@@ -51,7 +51,13 @@ class Glimpse(NamedTuple):
 
 
 class Checkpoint(Protocol):
-    """A checkpoint that was read: its manifest, and the way back into the file."""
+    """A checkpoint that was read: its manifest, and the way back into the file.
+
+    Attributes:
+        format: the name of its format.
+    """
+
+    format: str
 
     @property
     def manifest(self) -> Manifest:

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..contents.tensors import Recogniser
 from ..drafts.canonical import nodes_of
 from ..drafts.draft import Draft, Loss, Pieces
 from ..drafts.filling import fill, stored_blob
@@ -176,7 +175,7 @@ def _records_of(draft: Draft) -> list[tuple[str, Node]]:
         RefusedError: it is no dict of files.
     """
     root = draft.graph.root
-    recogniser = Recogniser(draft.graph.ids)
+    recogniser = draft.graph.recogniser
     pairs = list(root.pairs) if isinstance(root, Dict) else []
     names: dict[str, Node] = {}
     for key, node in pairs:

@@ -222,7 +222,7 @@ class ScriptV1Container(RecordsContainer):
             self.names.append((path, number))
         if parameter:
             described = self.table[number]
-            entry = replace(described.entry, kind="parameter")
+            entry = described.entry._replace(kind="parameter")
             self.table[number] = described._replace(entry=entry)
 
     def _read_attribute(self, path: Path, node: Node) -> None:
@@ -266,7 +266,7 @@ class ScriptV1Checkpoint(PickledCheckpoint):
         """What it holds."""
         container = self.container
         tensors = [
-            replace(container.table[n].entry, path=path, name=spell(path), state_key=spell(path))
+            container.table[n].entry._replace(path=path, name=spell(path), state_key=spell(path))
             for path, n in container.names
         ]
         return replace(

@@ -213,7 +213,7 @@ def _tensors_of(group: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 def _freed(manifest: Manifest, rules: Rules) -> Manifest:
     """No role keeps on the CPU what must be with its parameter."""
     entries = (
-        replace(entry, role=None)
+        entry._replace(role=None)
         if entry.role is Role.HYPERPARAMETER and entry.path in rules.fixed
         else entry
         for entry in manifest.tensors

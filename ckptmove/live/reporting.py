@@ -168,7 +168,7 @@ class _Listing:
         for entry, key in zip(self._entries, self._keys, strict=True):
             sharing = [] if key is None else names[key][: MOST_SHARED + 1]
             others = tuple(name for name in sharing if name != entry.name)[:MOST_SHARED]
-            found.append(replace(entry, shared_with=others) if others else entry)
+            found.append(entry._replace(shared_with=others) if others else entry)
         return tuple(found)
 
     def _list(
@@ -222,7 +222,7 @@ class _Listing:
             return
         entry = self._entries[whole]
         if entry.storage is None:
-            self._entries[whole] = replace(entry, nbytes=entry.nbytes + part.nbytes)
+            self._entries[whole] = entry._replace(nbytes=entry.nbytes + part.nbytes)
 
     def _state_key(self, holding: Holding) -> str | None:
         path = holding.owner

@@ -93,7 +93,7 @@ def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
     """The same with the devices that others stand in for."""
     return replace(
         manifest,
-        tensors=tuple(replace(each, device=call(each.device)) for each in manifest.tensors),
+        tensors=tuple(each._replace(device=call(each.device)) for each in manifest.tensors),
         storages={
             key: replace(each, location=call(each.location))
             for key, each in manifest.storages.items()

@@ -127,6 +127,7 @@ class ConvertReport:
         }
 
 
+@formats.uncollected()
 def convert(
     src: StrPath,
     dst: StrPath,

@@ -11,7 +11,6 @@ from math import isfinite
 from typing import Any
 
 from .. import formats
-from ..contents.tensors import Recogniser
 from ..drafts.beside import Beside, compare_beside, is_code
 from ..drafts.differing import Difference, Held, Kind, can_cast, shared, unlike
 from ..drafts.draft import Draft
@@ -134,6 +133,7 @@ class Diff:
         }
 
 
+@formats.uncollected()
 def diff(
     a: StrPath,
     b: StrPath,
@@ -186,7 +186,7 @@ def diff(
     ):
         for found in (first, second) if strict else ():
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        alike = first.manifest.format == second.manifest.format
+        alike = first.checkpoint.format == second.checkpoint.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
         chosen = _chosen(old, new, patterns)
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
@@ -227,8 +227,8 @@ def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
     names: list[set[str]] = []
     unheard: list[set[str]] = []
     for draft in (old, new):
-        recogniser = Recogniser(draft.graph.ids)
-        found, missed = named_by(draft.graph.root, recogniser, patterns, draft.listed())
+        graph = draft.graph
+        found, missed = named_by(graph.root, graph.recogniser, patterns, draft.listed())
         names.append(found)
         unheard.append(set(missed))
     for text in patterns:

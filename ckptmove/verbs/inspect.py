@@ -10,6 +10,7 @@ from ..errors import StrPath
 from ..render.shown import FileManifest
 
 
+@formats.uncollected()
 def inspect(
     path: StrPath,
     *,

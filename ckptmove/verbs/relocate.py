@@ -111,6 +111,7 @@ class RelocateReport:
         }
 
 
+@formats.uncollected()
 def relocate(
     src: StrPath,
     dst: StrPath | None = None,

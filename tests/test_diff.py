@@ -610,3 +610,16 @@ def test_a_name_can_do_nothing_to_a_terminal(tmp_path: Path, run_cli: RunCli) ->
     other = saved(tmp_path / "b.pt", {"b\x1b[31m\n": torch.zeros(1), "v": "\x1b]0;\x07"})
     done = run_cli("diff", one, other, "-v", exit=1)
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_long_bytes_in_a_set_are_compared(tmp_path: Path) -> None:
+    one, other, out = tmp_path / "one.pt", tmp_path / "other.pt", tmp_path / "out.safetensors"
+    for path, last in ((one, b"a"), (other, b"b")):
+        torch.save({"kept": {b"x" * 5000 + last, b"short", b"y" * 6000}, "w": torch.ones(1)}, path)
+    ckptmove.convert(one, out)
+    assert diff(one, one).equal
+    assert diff(one, out).equal
+    for first in (one, out):
+        (found,) = diff(first, other).differences
+        assert (found.kind, found.name) == (Kind.VALUE, "kept.<member>")
+        assert found.old != found.new

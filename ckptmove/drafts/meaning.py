@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 
 from ..contents.arrays import CONTENT_AT, array_of
 from ..contents.children import TRANSPARENT, children_of
@@ -30,10 +31,9 @@ def edges_of(node: Composite) -> Edges:
     """What a node holds by keys that can be compared, with those that lead there."""
     members = _members(node)
     if members is not None:
-        scalars = [((), item) if is_leaf(item) else ((n,), item) for n, item in enumerate(members)]
-        return {
-            ("member", keys or scalar_of(item)): (("<member>",), item) for keys, item in scalars
-        }
+        labels = _labels_of(members)
+        pairs = zip(labels, members, strict=True)
+        return {("member", label): (("<member>",), item) for label, item in pairs}
     if isinstance(node, Persistent):
         return {"pid": (("<id>",), node.pid)}
     children = list(children_of(node))
@@ -46,6 +46,17 @@ def edges_of(node: Composite) -> Edges:
     if array_of(node) is not None:  # its bytes are called as it is
         return {key: (() if keys == CONTENT_AT else keys, at) for key, (keys, at) in edges.items()}
     return edges
+
+
+def _labels_of(members: list[Node]) -> Iterator[Hashable]:
+    """What the members of a set are told from each other by; long bytes by their size and order."""
+    times = Counter[int]()
+    for n, item in enumerate(members):
+        if isinstance(item, Blob):
+            times[item.nbytes] += 1
+            yield "blob", item.nbytes, times[item.nbytes]
+        else:
+            yield scalar_of(item) if is_leaf(item) else (n,)
 
 
 def _keyed(children: list[tuple[Path, Node]]) -> Edges:

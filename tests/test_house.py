@@ -78,6 +78,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "contents.uses",
         "contents.naming",
         "contents.modules",
+        "contents.doubts",
         "contents.pids",
         "contents.code",
         "contents.strided",

@@ -17,6 +17,7 @@ from .averages import are_tensors, averages_within, is_average
 from .children import TRANSPARENT, visits_of
 from .code import Literal
 from .context import Context, towards
+from .doubts import Doubt, Doubts, doubt_within, is_hooked, is_packed
 from .keys import check_keys
 from .modules import Inside, Way, attributes_of, inside_buffers, inside_module, name_of
 from .naming import set_apart, with_shared
@@ -68,6 +69,7 @@ class Contents:
         self.remotes: list[Call] = []
         self.spelled: dict[int, tuple[Text | Call, ...]] = {}  # index of a tensor → its own words
         self.value_nodes: list[Text | Call | Literal] = []  # of each value that names a device
+        self.doubts = Doubts()  # of modules whose state dict can't be told
 
 
 _Held = Tuple | List | Set | Dict | Call
@@ -263,6 +265,8 @@ class _Listing(Allowance):
         before = self.first.setdefault(id(node), path)
         if before is not path and not self.is_module_again(node, path, before, context.way):
             return
+        if context.way is not None and not context.way.beside:
+            context = self.doubted(node, path, context, context.way)
         if before is path and context.way is not None:
             self.ways[id(node)] = context.way
         device = device_text(node)
@@ -296,6 +300,16 @@ class _Listing(Allowance):
                 for keys, child in inside
             )
 
+    def doubted(self, node: _Held, path: Path, context: Context, way: Way) -> Context:
+        """Note why a state dict can't be told of what lies in a module; what is said of it then."""
+        frame = len(path) - 2
+        key = str(path[frame]) if frame in way.elided else None
+        doubt = doubt_within(node, key)
+        if doubt is None:
+            return context
+        self.contents.doubts.note(doubt, self.name(path, way))
+        return context._replace(way=way._replace(beside=True))
+
     def is_module_again(self, node: _Held, path: Path, before: Path, way: Way | None) -> bool:
         """Note that a container was met before; whether it is listed under this name too.
 
@@ -323,6 +337,10 @@ class _Listing(Allowance):
     ) -> None:
         """What its state dict holds comes next; all else after what modules around it hold."""
         way = (within.way or Way())._replace(again=again)
+        if is_hooked(attributes) and not again:
+            self.contents.doubts.note(Doubt.HOOKED, self.name(path, way))
+        if is_packed(node) and not again:
+            self.contents.doubts.note(Doubt.OWN, self.name(path, way))
         state, rest = inside_module(node, attributes, len(path), way, inside)
         if way.beside:
             self.push_ways(path, within, rest)

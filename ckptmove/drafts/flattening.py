@@ -24,6 +24,7 @@ def flatten(draft: Draft) -> list[str]:
     if not any(is_module(node) for node in nodes_of(draft.graph.root)):
         return []
     contents = draft.listed()
+    draft.warnings += contents.doubts.sentences()
     listed = list(zip(contents.tensors, contents.nodes, strict=True))
     flattening = _Flattening(Recogniser(draft.graph.ids))
     draft.graph.root = flattening.replaced(draft.graph.root)

@@ -105,6 +105,7 @@ def leave(
     if model is not None and weights is not None:
         graph.root, gone = state_of(model, graph.root, draft.listed(), path)
         left_out += gone
+        draft.warnings += before.doubts.sentences()
         if model.nameless:
             draft.warnings.append(f"nothing tells what the model calls the tensors of {model.name}")
     plain = bool(select) and not (exclude or weights) and all(map(is_name, select))

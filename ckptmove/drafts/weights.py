@@ -323,8 +323,10 @@ def _none(contents: Contents, found: Sequence[Weights], section: Section) -> Ref
         return RefusedError(
             f"it holds no {what}; {places_of(others)}", hint=f"--weights {kind} takes these"
         )
-    hint = "ckptmove inspect lists them" if contents.tensors else None
-    among = f" among its {counted(len(contents.tensors), 'tensor')}" if hint else ""
+    doubts = contents.doubts.sentences()
+    hint = doubts[0] if doubts else "ckptmove inspect lists them" if contents.tensors else None
+    many = len(contents.tensors)
+    among = f" among its {counted(many, 'tensor')}" if many else ""
     return RefusedError(f"it holds no {what}{among}", hint=hint)
 
 

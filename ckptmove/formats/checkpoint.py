@@ -79,7 +79,7 @@ class PickledCheckpoint:
             remotes=tuple(device_text(each) or "" for each in contents.remotes),
             records=tuple(held.record for held in self._records()),
             metadata=container.metadata,
-            warnings=tuple(dict.fromkeys(self._warnings())),
+            warnings=tuple(dict.fromkeys((*self._warnings(), *contents.doubts.sentences()))),
             writer=container.writer,
             tree=joined(container.roots),
             nested=self._nested(),

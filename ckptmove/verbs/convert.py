@@ -242,6 +242,7 @@ def convert(
         count = 0
         if bare or renamed is not None or set(select) == {"model"}:
             wanted.left_out.extend(flatten(draft))
+        draft.warnings[:] = dict.fromkeys(draft.warnings)
         if renamed is not None:
             recogniser = Recogniser(draft.graph.ids)
             count = rename_keys(state_dicts(draft.graph.root, recogniser), renamed)

@@ -114,6 +114,36 @@ def bert() -> nn.Module:
     return transformers.BertForMaskedLM(config)  # type: ignore[no-any-return]
 
 
+def t5() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "vocab_size": 16}
+    config = transformers.T5Config(**sizes, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
+
+
+def resnet() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1])
+    return transformers.ResNetForImageClassification(config)  # type: ignore[no-any-return]
+
+
+def pruned() -> nn.Module:
+    from torch.nn.utils import prune
+
+    return prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.3)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Shared(nn.Module):
+    """Buffers and parameters that share their bytes, or are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.b.weight, self.b.bias = self.a.weight, self.a.bias
+        self.register_buffer("mean", torch.ones(2))
+        self.register_buffer("same", self.mean)
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "net": Net,
     "one": lambda: nn.Linear(3, 2),
@@ -137,6 +167,10 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "gpt2": gpt2,
     "llama": llama,
     "bert": bert,
+    "t5": t5,
+    "resnet": resnet,
+    "pruned": pruned,
+    "shared": Shared,
 }
 
 

@@ -130,7 +130,7 @@ def resnet() -> nn.Module:
 def pruned() -> nn.Module:
     from torch.nn.utils import prune
 
-    return prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.3)  # type: ignore[no-any-return, no-untyped-call]
+    return prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.3)  # type: ignore[no-any-return]
 
 
 class Shared(nn.Module):
@@ -140,8 +140,9 @@ class Shared(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
         self.b.weight, self.b.bias = self.a.weight, self.a.bias
-        self.register_buffer("mean", torch.ones(2))
-        self.register_buffer("same", self.mean)
+        mean = torch.ones(2)
+        self.register_buffer("mean", mean)
+        self.register_buffer("same", mean)
 
 
 ZOO: dict[str, Callable[[], nn.Module]] = {

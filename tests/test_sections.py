@@ -292,6 +292,15 @@ def test_a_lightning_checkpoint(tmp_path: Path) -> None:
     assert values["hyper_parameters.device_name"] == "cuda:0"
 
 
+def test_scores_of_files_are_no_model(tmp_path: Path) -> None:
+    """As Lightning's ModelCheckpoint keeps them: `best_k_models`."""
+    scores = {"/runs/epoch=1.ckpt": torch.tensor(0.5), "/runs/epoch=2.ckpt": torch.tensor(0.4)}
+    saved = {"callbacks": {"best_k_models": scores}, "state_dict": {"w": torch.ones(1)}}
+    torch.save(saved, tmp_path / "run.ckpt")
+    sections = [str(entry.section) for entry in inspect(tmp_path / "run.ckpt").tensors]
+    assert sections == ["other", "other", "model"]
+
+
 def test_steps_of_two_optimizers(tmp_path: Path) -> None:
     first, second = trained_net(), trained_net()
     optimizers = [optim.Adam(first.parameters()), optim.SGD(second.parameters(), momentum=0.9)]

@@ -456,6 +456,19 @@ def test_weights_in_bytes_are_taken_and_pointed_at(tmp_path: Path, run_cli: RunC
     assert bare(path, root="kept.module_").keys() == state(1).keys()
 
 
+def test_the_model_of_skorch_is_not_its_criterion(tmp_path: Path) -> None:
+    """A loss has weights too; skorch/net.py, `__getstate__`."""
+    criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+    inner = in_bytes({"module_": net(1), "criterion_": criterion})
+    path = saved({"lr": 0.1, "__cuda_dependent_attributes__": inner}, tmp_path)
+    report = convert(path, tmp_path / "out.safetensors", preset="hf")
+    assert report.weights is not None
+    assert report.weights["name"] == "__cuda_dependent_attributes__.module_"
+    assert [e["name"] for e in report.weights["others"]] == [
+        "__cuda_dependent_attributes__.criterion_"
+    ]
+
+
 def test_bytes_that_nobody_asks_for_stay_bytes(tmp_path: Path) -> None:
     inner = in_bytes({"w": torch.arange(1000.0)})
     content = {"net": state(1), "part": {"kept": inner, "t": torch.ones(1)}}

@@ -20,6 +20,10 @@ _SAFE_BITS = 60  # of a number that is its own hash
 #: How many things beside each other are looked through for the state of a generator.
 MOST_SIBLINGS = 64  # an RNG state has few of them; more are not looked through
 
+#: Lightning keeps the score of each file that it saved (callbacks/model_checkpoint.py,
+#: `best_k_models`); no parameter has such a name.
+_OF_FILES = (".ckpt",)
+
 _DICTS = ("collections.OrderedDict", "collections.defaultdict")
 _SLOTS_ON_CPU = ("step", "mu_product")
 _FLAGS = ("capturable", "fused")
@@ -82,7 +86,7 @@ def is_state_dict(node: Mapping) -> bool:
         return False
     tensors = arrays = 0
     for key, value in node.pairs:
-        if not isinstance(key, str):
+        if not isinstance(key, str) or key.endswith(_OF_FILES):
             return False
         if is_tensor(value):
             tensors += 1

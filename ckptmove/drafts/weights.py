@@ -28,6 +28,8 @@ _USUAL = {
     *("state_dict", "model", "model_state_dict", "model_state", "model_dict", "model_weights"),
     *("current_model_state", "module", "net", "net_state_dict", "network", "params", "weights"),
 }
+#: Beside its criterion, which may have weights too; skorch/net.py, `__getstate__`.
+_OF_SKORCH = ("__cuda_dependent_attributes__", "module_")
 _MOST_TOLD = 8  # models
 _MOST_PLACES = 4
 _BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
@@ -202,7 +204,8 @@ def _several(found: Sequence[Weights], section: Section) -> RefusedError:
 
 
 def _is_usual(path: Path) -> bool:
-    return bool(path) and isinstance(path[0], str) and path[0] in _USUAL
+    named = bool(path) and isinstance(path[0], str) and path[0] in _USUAL
+    return named or path[:2] == _OF_SKORCH
 
 
 def _is_same(one: Weights, other: Weights) -> bool:

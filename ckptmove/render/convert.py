@@ -74,7 +74,7 @@ def _files(report: ConvertReport, full: bool) -> Iterator[str]:
         shown = files if full else files[:_MOST_FILES]
         yield from table(shown, right=[1])
         if len(shown) < len(files):
-            yield f"and {len(files) - len(shown):,} more files"
+            yield f"and {counted(len(files) - len(shown), 'more file')}"
 
 
 def _written(report: ConvertReport, full: bool) -> Iterator[str]:

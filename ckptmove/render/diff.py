@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from ..drafts.differing import Difference, Kind, Values
 from ..drafts.excerpts import first_apart
+from ..paths import spell
 from ..verbs.diff import Diff
+from ..words import counted
 from .groups import collapsed, pattern_of
 from .text import cut, listed, printable, shape, size, table
 
+_ALL = "(the whole object)"
 _MOST_LINES = 15  # of a kind
 _MOST_NAMED = 5  # things that were not compared
 _LONGEST_VALUE = 60  # characters
@@ -48,6 +51,7 @@ def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
     yield summary(diff)
     if diff.ignored:
         names = list(dict.fromkeys(each.name for each in diff.ignored))
+        names = [_ALL if name == spell(()) else name for name in names]
         yield printable(f"  ignored  {listed(names, len(names)) if full else listed(names)}")
     for kind in diff.counts:
         groups = _groups(diff.of(kind), full)
@@ -57,7 +61,8 @@ def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
             yield f"  {line}"
             yield from (f"      {printable(each)}" for each in group[0].lines)
         if len(shown) < len(groups):
-            yield f"  … and {len(groups) - len(shown):,} more lines of this kind; -v shows them"
+            more = counted(len(groups) - len(shown), "more line")
+            yield f"  … and {more} of this kind; -v shows all"
 
 
 def summary(diff: Diff) -> str:
@@ -69,11 +74,11 @@ def summary(diff: Diff) -> str:
     if diff.devices_ignored:
         notes.append(f"{diff.devices_ignored:,} other devices ignored")
     if diff.ignored:
-        notes.append(f"{_many(len(diff.ignored), 'difference')} in code ignored")
+        notes.append(f"{counted(len(diff.ignored), 'difference')} in code ignored")
     note = f" ({', '.join(notes)})" if notes else ""
-    known = f"{_many(diff.tensors, 'tensor')}, {size(diff.nbytes)}"
+    known = f"{counted(diff.tensors, 'tensor')}, {size(diff.nbytes)}"
     if diff.records:
-        known += f", {_many(diff.records, 'other record')}"
+        known += f", {counted(diff.records, 'other record')}"
     if diff.equal:
         if not diff.tensors:
             return f"equal in all but tensors: no tensors compared{note}"
@@ -84,15 +89,11 @@ def summary(diff: Diff) -> str:
     parts: list[str] = []
     for kind, count in diff.counts.items():
         if kind in _ABOUT_TENSORS:
-            what = f"{count:,} {kind}" if parts else f"{_many(count, 'tensor')} {kind}"
+            what = f"{count:,} {kind}" if parts else f"{counted(count, 'tensor')} {kind}"
         else:
             what = f"{count:,} {_COUNTED[kind][count != 1]}"
         parts.append(what)
     return f"different: {', '.join(parts)}{note}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _groups(found: Sequence[Difference], full: bool) -> list[list[Difference]]:
@@ -119,7 +120,7 @@ def _groups(found: Sequence[Difference], full: bool) -> list[list[Difference]]:
 def _row(kind: Kind, group: Sequence[Difference], full: bool) -> tuple[str, str, str, str]:
     first = group[0]
     count = f"×{len(group):,}" if len(group) > 1 else ""
-    name = collapsed(each.name for each in group)
+    name = _ALL if first.name == spell(()) else collapsed(each.name for each in group)
     return _WORDS.get(kind, str(kind)), name, count, _what(kind, first, group, full)
 
 

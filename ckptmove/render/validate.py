@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED
 from ..verbs.validate import ValidationReport
+from ..words import counted
 from .text import printable
 
 _MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}
@@ -25,7 +26,8 @@ def validation(report: ValidationReport, *, full: bool = False) -> Iterator[str]
         for detail in finding.details[:shown]:
             yield printable(f"{'':18}{detail}")
         if shown < len(finding.details):
-            yield f"{'':18}and {len(finding.details) - shown:,} more lines; -v shows them"
+            more = counted(len(finding.details) - shown, "more line")
+            yield f"{'':18}and {more}; -v shows all"
     where = f"simulated {report.device}" if report.simulated else report.device
     failed = [finding.check for finding in report.checks if finding.outcome == FAILED]
     verdict = f"failed: {', '.join(failed)}" if failed else "nothing failed"

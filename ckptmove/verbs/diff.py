@@ -103,9 +103,10 @@ class Diff:
         if self.differences:
             first = self.differences[0]
             more = len(self.differences) - 1
+            where = "the whole object" if first.name == spell(()) else repr(first.name)
             raise CheckFailed(
-                f"differs from {self.a}: {first.name!r} ({first.kind})"
-                + (f", and {more:,} more differences" if more else ""),
+                f"differs from {self.a}: {where} ({first.kind})"
+                + (f", and {counted(more, 'more difference')}" if more else ""),
                 path=self.b,
             )
 

@@ -195,6 +195,19 @@ def test_the_device_is_found_by_itself(on_gpu: Path) -> None:
     assert report.device == GPU
 
 
+def test_a_program_runs_on_the_gpu_in_its_fence(tmp_path: Path) -> None:
+    """Its process may write nowhere else and open no sockets, but the driver must go on working."""
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2)
+    )
+    torch.jit.script(module.eval().to(GPU)).save(str(tmp_path / "script.pt"))
+    batch = (torch.ones(2, 3, 8, 8, device=GPU),)
+    torch.export.save(torch.export.export(module, batch), tmp_path / "program.pt2")
+    for name in ("script.pt", "program.pt2"):
+        found = validate(tmp_path / name, input="float32[2,3,8,8]", step="forward", device=GPU)
+        assert found.of("step").outcome == "passed", found
+
+
 def test_one_flipped_bit_fails_on_the_gpu(on_gpu: Path, tmp_path: Path) -> None:
     tree = torch.load(on_gpu)
     tree["model"]["conv.weight"].view(torch.int32).view(-1)[7:8].bitwise_xor_(1)

@@ -153,6 +153,7 @@ def test_of_several_state_dicts_the_likeliest_is_taken(sound: Path) -> None:
     assert "--root" in str(error.value.hint)
 
 
+@pytest.mark.slow
 def test_a_model_saved_whole_is_never_unpickled_but_if_trusted(tmp_path: Path) -> None:
     path = tmp_path / SAVED
     torch.save(Convolutions(), path)
@@ -165,6 +166,7 @@ def test_a_model_saved_whole_is_never_unpickled_but_if_trusted(tmp_path: Path) -
     assert "trusted" in found.of("model").details[0]
 
 
+@pytest.mark.slow
 def test_programs_are_their_own_models(tmp_path: Path) -> None:
     script, program = tmp_path / "model.pt", tmp_path / "model.pt2"
     torch.jit.script(Convolutions().eval()).save(str(script))

@@ -63,6 +63,7 @@ def saved(kind: str, folder: Path) -> tuple[Path, Path]:
     return folder, path
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_models_from_their_configurations_pass(kind: str, tmp_path: Path) -> None:
     folder, path = saved(kind, tmp_path)
@@ -108,6 +109,7 @@ print(json.dumps([[each.outcome for each in found.findings], peak]))
 """
 
 
+@pytest.mark.slow
 def test_a_billion_parameters_are_simulated_in_little_memory(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**BILLION, architectures=["LlamaForCausalLM"])
     config.save_pretrained(tmp_path)
@@ -132,6 +134,7 @@ def test_a_billion_parameters_are_simulated_in_little_memory(tmp_path: Path) -> 
     assert peak < 2 * 10**9
 
 
+@pytest.mark.slow
 def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
     folder, path = saved("GPT2LMHeadModel", tmp_path)
     weights = tmp_path / "model.safetensors"

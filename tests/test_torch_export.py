@@ -86,6 +86,7 @@ def documents(path: Path) -> dict[str, Any]:
         }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", EXPORTED_MAKERS)
 @pytest.mark.parametrize("tag", ["cpu", CUDA])
 def test_everything_that_names_a_device_is_shown(name: str, tag: str, tmp_path: Path) -> None:
@@ -167,6 +168,7 @@ def without_metadata(node: Any) -> Any:
     return node
 
 
+@pytest.mark.sample(6)
 @made_by
 @pytest.mark.parametrize("to", [CUDA, "xpu:3", "privateuseone:15", "mps"])
 def test_there_and_back(name: str, to: str, tmp_path: Path) -> None:
@@ -492,6 +494,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("edit", DAMAGED.values(), ids=DAMAGED)
 def test_damage_is_one_line(program: Path, edit: Callable[[str, Any], Any]) -> None:
     edited(program, edit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import pickle
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from ckptmove import Opaque, RefusedError, convert, diff, formats, inspect, load, save, validate
 from ckptmove.cli import run
 from ckptmove.drafts.ordering import Latest, Order, Reordered
-from ckptmove.errors import CheckFailed, CorruptError
+from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
 from ckptmove.formats.safetensors import SafetensorsFile
 from ckptmove.formats.writing import Manner
 from ckptmove.manifest import Role
@@ -417,3 +418,28 @@ def test_from_safetensors_to_safetensors_arrays_are_copied(tmp_path: Path) -> No
     assert sum(each.nbytes for each in plan.copies) == sum(
         each.nbytes for each in inspect(tmp_path / "small.safetensors").tensors
     )
+
+
+class Undecodable:
+    """Bytes that are the encoding of a text in which there are letters that it lacks."""
+
+    def __reduce__(self) -> Any:
+        return codecs.encode, ("\u0100" * 4, "latin1")
+
+
+class Broken:
+    """An array that no numpy could make."""
+
+    def __reduce__(self) -> Any:
+        make, args, (version, shape, dtype, order, _) = np.ones(1, "f4").__reduce__()
+        return make, args, (version, shape, dtype, order, Undecodable())
+
+
+def test_an_array_of_no_bytes_stays_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"a": Broken(), "b": np.ones(2)}, 2))
+    for n, bare in enumerate((False, True)):
+        try:
+            convert(tmp_path / "x.pkl", tmp_path / f"{n}.safetensors", bare=bare)
+        except CkptmoveError:
+            continue
+        assert load_file(tmp_path / f"{n}.safetensors").keys() == {"b"}

@@ -27,7 +27,7 @@ def tensors_for_arrays(draft: Draft) -> int:
         if not isinstance(node, MappingNode) or not is_state_dict(node):
             continue
         for n, (key, value) in enumerate(node.pairs):
-            array = array_of(value)
+            array = _array_of(value)
             if array is None:
                 continue
             if id(value) not in made:
@@ -65,7 +65,7 @@ def bytes_of_arrays(draft: Draft, contents: Contents) -> dict[int, ArrayBytes]:
     listed = zip(contents.tensors, contents.nodes, strict=True)
     nodes = [node for entry, node in listed if entry.role is Role.ARRAY]
     for node in (*nodes, *(node for _, node in contents.loose)):
-        array = array_of(node) if id(node) not in found else None
+        array = _array_of(node) if id(node) not in found else None
         if array is None or not isinstance(node, Call):
             continue
         known = own.get(id(array.content))
@@ -116,8 +116,14 @@ def _stored(draft: Draft, array: Array, key: str) -> tuple[Stored, View]:
     return stored._replace(source=draft.number_of(window), start=window.start), view
 
 
+def _array_of(node: Node) -> Array | None:
+    """An array that is made of bytes: a call may stay that encodes what it can't."""
+    array = array_of(node)
+    return array if array is not None and isinstance(array.content, (bytes, Blob)) else None
+
+
 def _held(content: bytes | str | Blob | Call) -> bytes:
-    """Bytes in memory; in a canonical graph no text stands for them, nor a call."""
+    """Bytes in memory."""
     held = content.content if isinstance(content, Blob) else content
     assert isinstance(held, bytes)
     return held

@@ -431,7 +431,8 @@ class Broken:
     """An array that no numpy could make."""
 
     def __reduce__(self) -> Any:
-        make, args, (version, shape, dtype, order, _) = np.ones(1, "f4").__reduce__()
+        reduced: Any = np.ones(1, "f4").__reduce__()
+        make, args, (version, shape, dtype, order, _) = reduced
         return make, args, (version, shape, dtype, order, Undecodable())
 
 

@@ -42,9 +42,10 @@ def nodes() -> Iterator[cluster_utils.Cluster]:
     os.environ["PYTHONPATH"] = os.fspath(ROOT)
     cluster = cluster_utils.Cluster()
     try:
-        cluster.add_node(**{**SMALL, "num_cpus": 0}, include_dashboard=False)
+        cluster.add_node(**{**SMALL, "num_cpus": 0}, include_dashboard=False, wait=False)
         for _ in range(2):
-            cluster.add_node(**SMALL)
+            cluster.add_node(wait=False, **SMALL)
+        cluster.wait_for_nodes(timeout=HANG)  # add_node would not wait for so long
         yield cluster
     finally:
         cluster.shutdown()

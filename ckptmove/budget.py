@@ -31,8 +31,8 @@ _SHARES: tuple[tuple[int, int, str], ...] = (
     (1 << 17, 12, "keys"),
     (1 << 14, 64, "names"),  # each is pickled once
     (1 << 15, 56, "references to storages"),  # one in 90 bytes
-    (1 << 16, 64, "places of its memo out of order"),  # picklers number them one by one
-    (1 << 14, 64, "opcodes to no effect"),  # picklers write nearly none
+    (1 << 16, 64, "memo slots out of order"),  # picklers number them one by one
+    (1 << 14, 64, "opcodes without effect"),  # picklers write nearly none
     (1 << 20, 4, "values"),  # a tensor has fifteen in 90 bytes, a list one in two or more
 )
 
@@ -91,6 +91,6 @@ class Excess(CorruptError):
 def excess(kind: int, nbytes: int) -> Excess:
     """What to say of a pickle that has too many of a kind within that many bytes."""
     return Excess(
-        f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can need: it would "
-        "take absurd memory"
+        f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can "
+        "need: it would take too much memory"
     )

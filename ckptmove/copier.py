@@ -117,7 +117,7 @@ def put(fd: int, at: int, data: bytes | memoryview) -> None:
     """
     write_at(fd, at, data)
     if not holds_at(fd, at, data):
-        raise OSError(errno.EIO, "the bytes that were written can't be read back")
+        raise OSError(errno.EIO, "the written bytes can't be read back")
 
 
 def holds_at(fd: int, at: int, data: bytes | memoryview) -> bool:

@@ -16,8 +16,8 @@ from .plan import Plan
 from .source import Source
 
 HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
-NO_ROOM = "there is no room"
-EXISTS_HINT = "--force replaces it; or name another"
+NO_ROOM = "not enough free space"
+EXISTS_HINT = "--force replaces it; or choose another name"
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
 
@@ -56,7 +56,7 @@ class Destination:
             os.fsync(self.folder)
         except OSError as error:
             raise WriteError(
-                f"is whole and in its place, but may not survive a power cut: {error.strerror}",
+                f"is complete and in place, but may not survive a power failure: {error.strerror}",
                 path=self.path,
             ) from error
 
@@ -155,7 +155,7 @@ def check_destination(destination: StrPath, sources: Sequence[Source], *, force:
     if stat.S_ISDIR(mode):
         raise RefusedError("the destination is a directory", path=path)
     if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-        raise RefusedError("the destination exists and is no file", path=path)
+        raise RefusedError("the destination exists and is not a file", path=path)
     if not force:
         raise exists(path)
 
@@ -174,7 +174,7 @@ def check_room(
     path = os.fspath(destination)
     folder = os.path.dirname(path.rstrip("/")) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise RefusedError("can't be written: the directory takes no files", path=path)
+        raise RefusedError("can't be written: no file can be created in the directory", path=path)
     refuse_if_full(os.statvfs(folder), plans, sources, path, besides)
 
 

@@ -45,18 +45,17 @@ def parse(device: object) -> str:
     kind, index = (match[1], match[2]) if match else (text.partition(":")[0], None)
     if kind in _THROUGH_CPU:
         raise DeviceError(
-            f"'{text}' can't be the location of a storage: torch saves {kind} tensors through "
-            "the CPU",
-            hint="relocate to cpu",
+            f"'{text}' can't be a device tag: torch saves {kind} tensors as CPU tensors",
+            hint="use --to cpu",
         )
     if kind not in _PLAIN + _INDEXED + _RENAMED:
         meant = _WRITTEN_LIKE.get(kind.lower(), kind.lower())
         known = meant in _PLAIN + _INDEXED + _RENAMED
         raise DeviceError(
-            f"'{text}' is not a device that torch knows",
+            f"'{text}' is not a device type of torch",
             hint=f"did you mean {meant}{'' if meant in _PLAIN else ':0'}?"
             if known
-            else "devices are spelled like cpu, cuda:0, mps, xpu:0, npu:0, meta",
+            else "devices are written like cpu, cuda:0, mps, xpu:0, npu:0, meta",
         )
     if match is None:
         raise DeviceError(
@@ -91,7 +90,7 @@ def numbered(device: object) -> str:
     """
     tag = parse(device)
     if tag == "meta":
-        raise DeviceError("nothing can be computed on meta")
+        raise DeviceError("the device meta cannot compute anything")
     return tag if tag in _PLAIN or ":" in tag else f"{tag}:0"
 
 

@@ -96,7 +96,7 @@ class StagedFolder:
             self._destination.rename(self._aside, self._destination.name)
         except OSError as failed:
             raise WriteError(
-                f"{error}; putting back what was there failed too: {failed.strerror}",
+                f"{error}; restoring the old folder failed too: {failed.strerror}",
                 path=self.path,
                 hint=f"it is in {os.path.join(self._beside, self._aside)}",
             ) from error
@@ -135,7 +135,7 @@ class StagedFolder:
     def _parts(self, name: str) -> list[str]:
         parts = name.split("/")
         if not {"", ".", ".."}.isdisjoint(parts):
-            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
+            raise RefusedError(f"{name!r} is not a valid file name", path=self.path)
         return parts
 
     def _made(self, parts: Sequence[str]) -> str:
@@ -192,15 +192,15 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
     """Raises RefusedError if the directory must not be written, before anything is."""
     path = _without_slash(destination)
     if os.path.basename(path) in ("", ".", ".."):
-        raise RefusedError("the destination is no name for a directory", path=path)
+        raise RefusedError("the destination is not a valid name for a directory", path=path)
     mode = mode_of(path, sources)
     if mode is None:
         return
     if not stat.S_ISDIR(mode):
-        raise RefusedError("the destination exists and is no directory", path=path)
+        raise RefusedError("the destination exists and is not a directory", path=path)
     inside = os.path.join(os.path.realpath(path), "")
     if any(os.path.realpath(source.path).startswith(inside) for source in sources):
-        raise RefusedError("the source lies in the destination", path=path)
+        raise RefusedError("the source is inside the destination", path=path)
     try:
         taken = bool(os.listdir(path))
     except OSError as error:

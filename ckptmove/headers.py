@@ -125,7 +125,7 @@ def read_header(source: Readable) -> Header:
     length = int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
     data_at = LENGTH_NBYTES + length
     if length > LONGEST:
-        raise CorruptError(f"its header claims {length:,} bytes, and may have {LONGEST:,}")
+        raise CorruptError(f"its header claims {length:,} bytes; the maximum is {LONGEST:,}")
     if data_at > source.nbytes:
         raise CorruptError(
             f"its header claims {length:,} bytes, and {source.nbytes - LENGTH_NBYTES:,} are there: "
@@ -142,7 +142,7 @@ def read_header(source: Readable) -> Header:
     entries = {name: _entry(name, said, data_at) for name, said in root.items()}
     empty = sum(not entry.nbytes for entry in entries.values())
     if empty > _LEAST_ROOM + length // _NBYTES_OF_EMPTY:
-        raise CorruptError(f"its header names {empty:,} tensors without a byte: it is absurd")
+        raise CorruptError(f"its header names {empty:,} tensors without bytes, which is too many")
     _check_coverage(entries, data_at, source.nbytes)
     return Header(entries, metadata, data_at)
 
@@ -171,7 +171,7 @@ def read_json(content: bytes, what: str) -> Json:
     except Twice as error:
         raise CorruptError(f"{what} says {shown(error.args[0])} twice") from error
     except UnicodeError as error:
-        raise CorruptError(f"{what} holds text that is not text") from error
+        raise CorruptError(f"{what} holds invalid text") from error
     except ValueError as error:
         raise CorruptError(f"{what} is not JSON") from error
     return root
@@ -193,9 +193,9 @@ def _check_nesting(content: bytes, what: str) -> None:
             raise CorruptError(f"{what} is nested more than {_DEEPEST} levels deep")
         depth += sum(steps)
     if opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
-        raise CorruptError(f"{what} has absurdly many brackets")
+        raise CorruptError(f"{what} has too many brackets")
     if quotes > _LEAST_QUOTES + len(content) // _NBYTES_OF_QUOTE:
-        raise CorruptError(f"{what} has absurdly many texts")
+        raise CorruptError(f"{what} has too many strings")
 
 
 class Twice(Exception):
@@ -236,7 +236,9 @@ def _entry(name: str, said: Json, data_at: int) -> Entry:
     torch_dtype = SAFETENSORS.get(dtype) if type(dtype) is str else None
     if torch_dtype is None:
         if dtype in _WITHOUT_TORCH:
-            raise UnsupportedError(f"the tensor {shown(name)} is of {dtype}, which torch lacks")
+            raise UnsupportedError(
+                f"the tensor {shown(name)} is of the dtype {dtype}, which torch does not have"
+            )
         raise _fault(name, "has no known dtype")
     if not _are_sizes(shape):
         raise _fault(name, "has no proper shape")
@@ -249,7 +251,7 @@ def _entry(name: str, said: Json, data_at: int) -> Entry:
             raise _fault(name, "claims more elements than there can be")
     if torch_dtype == _FLOAT4:
         if not shape or shape[-1] % 2:
-            raise _fault(name, "holds half a pair of float4")
+            raise _fault(name, "holds half of a float4 pair")
         shape[-1] //= 2
         count //= 2
     nbytes = 0 if 0 in shape else nbytes_of(count, torch_dtype)
@@ -322,9 +324,9 @@ def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None)
     padded = text + b" " * (-len(text) % _ALIGNMENT)
     if len(padded) > LONGEST:
         raise RefusedError(
-            f"the header would take {len(padded):,} bytes, and may take {LONGEST:,}",
-            hint="--max-shard-size spreads the tensors over several files; "
-            "fewer or shorter names take less, too",
+            f"the header would need {len(padded):,} bytes; the maximum is {LONGEST:,}",
+            hint="--max-shard-size writes the tensors to several files; fewer or shorter "
+            "names also help",
         )
     at = LENGTH_NBYTES + len(padded)
     entries = {}
@@ -339,7 +341,7 @@ def _order(tensor: Sized) -> tuple[int, str]:
     rank = _RANK.get(tensor.dtype)
     if rank is None:
         raise UnsupportedError(
-            f"the tensor {shown(tensor.name)} is of {tensor.dtype}, which safetensors lacks"
+            f"the tensor {shown(tensor.name)} is of {tensor.dtype}, which safetensors does not have"
         )
     return rank, tensor.name
 
@@ -362,5 +364,5 @@ def _check_text(text: str, what: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UnsupportedError(
-            f"safetensors can't spell {what}: it holds half of a character"
+            f"safetensors can't spell {what}: it holds an unpaired surrogate"
         ) from error

@@ -97,7 +97,7 @@ class Held:
     def check(self, at: int, data: bytes) -> None:
         """Raises WriteError if what was written there is not there."""
         if self.read(at, len(data)) != data:
-            raise WriteError("the bytes that were written can't be read back", path=self.path)
+            raise WriteError("the written bytes can't be read back", path=self.path)
 
     def has_journal(self) -> bool:
         """Whether there is one."""
@@ -141,7 +141,9 @@ class Held:
             file = os.fstat(self.fd)
             trusted = (0, os.geteuid(), file.st_uid)
             if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
-                raise InputError("the journal beside it is not its owner's", path=self.path)
+                raise InputError(
+                    "the journal beside it belongs to another user than the file", path=self.path
+                )
             check_head(read_at(fd, 0, HEAD_NBYTES), found.st_size, file.st_size, file.st_ino)
             return read_at(fd, 0, found.st_size)
         finally:

@@ -22,7 +22,7 @@ from .plan import Plan
 from .source import File
 from .stores.urls import is_url
 
-_INSIST = "--force insists"
+_INSIST = "--force changes it anyway"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
 
 
@@ -54,7 +54,7 @@ class InPlace:
         """Take the file.
 
         Raises:
-            RefusedError: as `check_in_place`, or its file system knows no locks.
+            RefusedError: as `check_in_place`, or its file system does not support locks.
             InputError: another process, or another thread of this one, is changing it in place.
         """
         check_in_place(self.source, self.plan, force=self.force)
@@ -64,7 +64,9 @@ class InPlace:
             raise failure_of(error, self.path) from error
         try:
             if not self._held.locked and not self.force:
-                raise RefusedError("its file system knows no locks", path=self.path, hint=_INSIST)
+                raise RefusedError(
+                    "its file system does not support locks", path=self.path, hint=_INSIST
+                )
             if self._held.has_journal():
                 raise self._has_journal()
             self._held.remove_unfinished()
@@ -95,12 +97,12 @@ class InPlace:
                 first = f"{error}; " if isinstance(error, CkptmoveError) else ""
                 why = failed.strerror if isinstance(failed, OSError) else failed
                 raise WriteError(
-                    f"{first}undoing it failed too: {why}",
+                    f"{first}undoing the change failed too: {why}",
                     path=self.path,
                     hint=f"ckptmove recover {self.path}",
                 ) from error
             if self._begun and isinstance(error, CkptmoveError):
-                error.hint = error.hint or "it is again as it was"
+                error.hint = error.hint or "the file is again as it was"
 
     def write(self) -> int:
         """Journal what is to change, and change it; gives how many bytes of the file were written.
@@ -132,7 +134,7 @@ class InPlace:
 
     def _has_journal(self) -> RefusedError:
         return RefusedError(
-            "has a journal already", path=self.path, hint=f"ckptmove recover {self.path}"
+            "already has a journal", path=self.path, hint=f"ckptmove recover {self.path}"
         )
 
     def _check_unchanged(self) -> None:
@@ -164,7 +166,8 @@ class InPlace:
             os.fsync(self._held.folder)
         except OSError as error:
             raise WriteError(
-                f"is changed and verified, but a power cut may undo it: {error.strerror}",
+                "is changed and verified, but a power failure may undo the change: "
+                f"{error.strerror}",
                 path=self.path,
             ) from error
 
@@ -174,9 +177,10 @@ def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
     path = source.path
     if plan.method != "patch":
         raise RefusedError(
-            "can't be changed in place: the new tags do not fit in the place of the old",
+            "can't be changed in place: the new device tags do not fit into the "
+            "space of the old ones",
             path=path,
-            hint="without --in-place it is relocated to a copy",
+            hint="without --in-place, ckptmove writes a relocated copy",
         )
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(path, os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):
@@ -222,9 +226,9 @@ def undo(path: StrPath) -> Recovered:
             return _undo(held)
     except FileNotFoundError as error:
         raise InputError(
-            "is gone, and has left the journal of a change in place",
+            "is missing, but the journal of an interrupted in-place change is there",
             path=path,
-            hint=f"put it back, or remove {beside}",
+            hint=f"put the file back, or remove {beside}",
         ) from error
     except OSError as error:
         raise failure_of(error, path) from error
@@ -263,12 +267,12 @@ def settle(path: StrPath) -> tuple[str, ...]:
         outcome = undo(path).outcome
     except (RefusedError, WriteError) as error:
         raise InputError(
-            f"an interrupted change in place can't be undone: {error}",
+            f"an interrupted in-place change can't be undone: {error}",
             path=path,
             hint=f"ckptmove recover {os.fspath(path)}",
         ) from error
     if outcome == "rolled-back":
-        return ("an interrupted change in place was rolled back first",)
+        return ("an interrupted in-place change was undone first",)
     if outcome == "unchanged":
-        return ("an interrupted change in place had left it as it was; removed its journal",)
+        return ("an interrupted in-place change had not changed the file; removed its journal",)
     return ()

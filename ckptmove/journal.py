@@ -112,13 +112,13 @@ class Journal(NamedTuple):
                 at += _CHANGE.size
                 old, new = body[at : at + length], body[at + length : at + 2 * length]
                 if start < end or start + length > nbytes or len(new) != length:
-                    raise CorruptError("its journal makes no sense")
+                    raise CorruptError("its journal is invalid")
                 changes.append(Change(start, old, new))
                 at, end = at + 2 * length, start + length
         except struct.error as error:
-            raise CorruptError("its journal makes no sense") from error
+            raise CorruptError("its journal is invalid") from error
         if at != len(body):
-            raise CorruptError("its journal makes no sense")
+            raise CorruptError("its journal is invalid")
         return cls(nbytes, inode, tail, tuple(changes))
 
     def to_undo(self, nbytes: int, read: Read) -> list[Change]:
@@ -156,7 +156,7 @@ def check_head(head: bytes, journal_nbytes: int, nbytes: int, inode: int) -> Non
     """
     journaled_nbytes, journaled_inode, _, count = _unpack_head(head)
     if journaled_inode != inode:
-        raise CorruptError("is not the file that its journal is of")
+        raise CorruptError("is not the file that its journal belongs to")
     if journaled_nbytes != nbytes:
         raise _stranger()
     most = _HEAD.size + min(count, nbytes) * _CHANGE.size + 2 * nbytes + _SEAL_NBYTES
@@ -168,7 +168,7 @@ def _unpack_head(data: bytes) -> tuple[int, int, bytes, int]:
     """The size of the file, its inode number, its tail, and how many changes there are."""
     magic = data[: len(_MAGIC)]
     if magic != _MAGIC and magic.startswith(MAGIC) and magic.endswith(b"\n"):
-        raise UnsupportedError("its journal is of another version of ckptmove")
+        raise UnsupportedError("its journal was written by another version of ckptmove")
     if magic != _MAGIC or len(data) < _HEAD.size:
         raise _damaged()
     _, nbytes, inode, tail, count = _HEAD.unpack_from(data)
@@ -249,4 +249,4 @@ def _damaged() -> CorruptError:
 
 
 def _stranger() -> CorruptError:
-    return CorruptError("is not as an interrupted change in place would have left it")
+    return CorruptError("is not in the state that its journal describes")

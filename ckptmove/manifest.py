@@ -208,7 +208,7 @@ class Manifest:
         objects: how many objects of each kind there are besides tensors and plain containers.
         globals: every name that unpickling would import.
         unknown_callables: those of them that are neither torch's own nor known to be inert; of
-            safetensors, what their tree names: a pickle made of it would import that.
+            safetensors, what their tree names: a pickle made from it would import that.
         aliases: containers reached again.
         capturable: names of optimizers whose groups say `capturable=True`.
         meshes: of each device mesh, the kind of its devices.

@@ -26,7 +26,7 @@ _WHY = {
     Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
     Role.SHAPE: "the shape of a nested tensor stays on the CPU",
     Role.ARRAY: "numpy arrays have no device",
-    Role.LENGTHS: "RNNs want the lengths of a packed sequence on the CPU",
+    Role.LENGTHS: "RNNs need the lengths of a packed sequence on the CPU",
 }
 
 
@@ -44,7 +44,7 @@ class Moved(NamedTuple):
     Attributes:
         storages: how many.
         nbytes: of these storages.
-        tensors: how many tensors that name their device themselves; their bytes lie elsewhere.
+        tensors: how many tensors that store their own device; their bytes lie elsewhere.
     """
 
     storages: int
@@ -62,8 +62,8 @@ class Moves:
         meshes: index of a device mesh → the new kind of its devices.
         remotes: index of a device on which a shard is said to be → the new one.
         values: index of a value that names a device and is to be rewritten → the new device.
-        could_follow: index of a value that `values` would rewrite, and was not asked to.
-        left_behind: index of any other value of the user's that names a device that moves.
+        rewritable: index of a value that `values` would rewrite, and was not asked to.
+        unchanged: index of any other value of the user's that names a device that moves.
         kept: what torch has a device of its own for.
         warnings: what the user should know about the result.
     """
@@ -73,8 +73,8 @@ class Moves:
     meshes: dict[int, str] = field(default_factory=dict)
     remotes: dict[int, str] = field(default_factory=dict)
     values: dict[int, str] = field(default_factory=dict)
-    could_follow: list[int] = field(default_factory=list)
-    left_behind: list[int] = field(default_factory=list)
+    rewritable: list[int] = field(default_factory=list)
+    unchanged: list[int] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -128,7 +128,7 @@ def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
         return entry.device
     target, why = wanted, None
     if entry.device == "meta" and entry.storage is None and not entry.says_device:
-        target, why = "meta", "a meta tensor has no data to load anywhere"
+        target, why = "meta", "a meta tensor has no data to load"
     elif entry.role is not None and _stays(entry, wanted, rules):
         target, why = "cpu", _WHY[entry.role]
     if why is not None:
@@ -154,9 +154,9 @@ def _place_storages(manifest: Manifest, rules: Rules, targets: list[str], moves:
         before, other = owner.setdefault(entry.storage, (target, entry.name))
         if before != target:
             raise RefusedError(
-                f"{other!r} and {entry.name!r} share a storage: "
-                f"they can't be on {before} and on {target}",
-                hint="place them alike",
+                f"{other!r} and {entry.name!r} share a storage, so they can't be on "
+                f"{before} and on {target}",
+                hint="place them on the same device",
             )
         if target != location:
             moves.storages[entry.storage] = target
@@ -175,7 +175,7 @@ def _check_composites(manifest: Manifest, targets: list[str]) -> None:
             whole = owners.setdefault(_owner(entry, names), target)
             if whole != target:
                 raise RefusedError(
-                    f"{entry.name!r} is a part of {entry.part_of!r}: it can't be on {target} "
+                    f"{entry.name!r} is part of {entry.part_of!r}, so it can't be on {target} "
                     f"while the rest is on {whole}",
                     hint="place the whole tensor on one device",
                 )
@@ -198,9 +198,9 @@ def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:
     if len(kinds) > 1:
         (kind, name), (other_kind, other) = list(kinds.items())[:2]
         raise RefusedError(
-            f"{name!r} and {other!r} are DTensors: they can't be on {kind} and on {other_kind} "
-            "while they share a file with one device mesh",
-            hint="place them alike",
+            f"{name!r} and {other!r} are DTensors with one device mesh, so they "
+            f"can't be on {kind} and on {other_kind}",
+            hint="place them on the same device",
         )
     for kind in kinds:
         moves.meshes = {n: kind for n, mesh in enumerate(manifest.meshes) if mesh != kind}
@@ -218,9 +218,9 @@ def _place_remotes(manifest: Manifest, rules: Rules, targets: list[str], moves: 
         said = rules.tags.of(entry.device) or entry.device
         if entry.kind.endswith(".ShardedTensor") and target != said:
             raise RefusedError(
-                f"{entry.name!r} is a sharded tensor: its shards on other machines would still be "
-                f"said to be on {said} if it went to {target}",
-                hint="move sharded tensors by --to or --map",
+                f"{entry.name!r} is a sharded tensor: if it moved to {target}, its "
+                f"shards on other machines would still be listed on {said}",
+                hint="use --to or --map for sharded tensors",
             )
 
 
@@ -257,9 +257,9 @@ def _place_programs(manifest: Manifest, rules: Rules, targets: list[str], moves:
         if len(found) > 1:
             (one, name), (two, other) = list(found.items())[:2]
             raise RefusedError(
-                f"the program names {value.value} at {value.name!r}, and would be torn apart: "
-                f"{name!r} would be on {one}, {other!r} on {two}",
-                hint="move a device as a whole, by --to or --map",
+                f"the program names {value.value} at {value.name!r}, and would be "
+                f"split: {name!r} would be on {one}, {other!r} on {two}",
+                hint="use --to or --map, which move everything on a device",
             )
         for device in found:
             if device != value.value:
@@ -277,12 +277,12 @@ def _note_values(manifest: Manifest, rules: Rules, moves: Moves) -> None:
     if not rules.values:
         asked = replace(moves, values={})
         _place_values(manifest, asked)
-        moves.could_follow += asked.values
+        moves.rewritable += asked.values
     left = _left_devices(manifest, moves)
-    taken = {*moves.values, *moves.could_follow}
+    taken = {*moves.values, *moves.rewritable}
     for n, value in enumerate(manifest.values_naming_devices):
         if value.value in left and not value.follows and n not in taken:
-            moves.left_behind.append(n)
+            moves.unchanged.append(n)
 
 
 def _left_devices(manifest: Manifest, moves: Moves) -> set[str]:
@@ -298,21 +298,21 @@ def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
     """The rules that speak of nothing here, which is more often a slip than meant."""
     for glob, device in rules.place:
         if not any(fnmatchcase(entry.name, glob) for entry in manifest.tensors):
-            yield f"no tensor's name matches {glob!r}, which was to go to {device}"
+            yield f"no tensor's name matches {glob!r}, which should move to {device}"
     tags = {storage.location for storage in manifest.storages.values()}
     tags.update(entry.device for entry in manifest.tensors)
     tags.update(value.value for value in manifest.values_naming_devices if value.follows)
     for pattern, device in rules.tags.rules:
         if pattern != "*" and not any(TagMap(((pattern, device),)).of(tag) for tag in tags):
-            yield f"nothing is on {pattern}, which was to go to {device}"
+            yield f"nothing is on {pattern}, which should move to {device}"
     heard = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
     silent = [key for key in rules.device_map if key and key not in heard]
     if silent:
-        yield f"no tensor belongs to {quoted(silent)} of the device map"
+        yield f"no tensor name matches {quoted(silent)} of the device map"
     if rules.device_map and None in heard:
         stay = [e.name for e in manifest.tensors if rules.wanted(e) is None]
         if stay:
-            yield f"no rule speaks of {quoted(stay)}: where they are, they stay"
+            yield f"no rule matches {quoted(stay)}; they stay where they are"
 
 
 def _consequences(
@@ -325,14 +325,14 @@ def _consequences(
             "the first step of such an optimizer on the CPU: set capturable=False after loading"
         )
     values = manifest.values_naming_devices
-    follow = [n for n in moves.could_follow if values[n].kind.startswith("code")]
-    stay = [n for n in moves.left_behind if values[n].kind.startswith("code")]
+    follow = [n for n in moves.rewritable if values[n].kind.startswith("code")]
+    stay = [n for n in moves.unchanged if values[n].kind.startswith("code")]
     if follow or stay:
         named = [values[n].name for n in sorted(follow + stay)]
-        remedy = "; --values rewrites what torch.device(...) spells" if follow else ""
+        remedy = "; --values rewrites devices written as torch.device(...)" if follow else ""
         yield (
-            f"the code names devices itself, at {quoted(named)}: moving the tensors does not move "
-            f"those, and nor does map_location{remedy}"
+            f"the code itself names devices, at {quoted(named)}; moving the tensors "
+            f"does not change those, and neither does map_location{remedy}"
         )
     if not rules.place and not rules.device_map:
         return
@@ -345,6 +345,6 @@ def _consequences(
     if optimizer and not model <= optimizer:
         yield (
             f"the optimizer's state is on {', '.join(sorted(optimizer))}, the model on "
-            f"{', '.join(sorted(model))}: names don't tell whose state it is; torch moves it to "
-            "its parameters when the optimizer loads it"
+            f"{', '.join(sorted(model))}: the names do not show whose state it is; "
+            "torch moves it to its parameters when the optimizer loads it"
         )

@@ -102,7 +102,7 @@ def rules_of(
         DeviceError: a device does not.
     """
     if to is None and not map and not place and device_map is None:
-        raise UsageError("no device is given", hint="try --to cuda:0")
+        raise UsageError("the device is missing", hint="for example --to cuda:0")
     for name, value in (("map", map), ("place", place)):
         if value is not None and not isinstance(value, Mapping):
             raise UsageError(f"{name} must map names to devices")
@@ -129,9 +129,9 @@ def _device_map(
         return _mapped(given, spelled)
     if not isinstance(given, (str, os.PathLike)):
         raise UsageError(
-            f"a {type(given).__name__} is no device map",
-            hint='it maps names of modules to devices, as {"encoder": "cuda:0", "": "cpu"}, '
-            "or is the path of a JSON file that does",
+            f"a {type(given).__name__} is not a device map",
+            hint='a device map gives a device for each module name, as {"encoder": "cuda:0", '
+            '"": "cpu"}, or is the path of such a JSON file',
         )
     try:
         with open(given, encoding="utf-8") as file:  # noqa: PTH123 -- pathlib takes a while to import
@@ -154,9 +154,11 @@ def _mapped(given: Mapping[str, Device], spelled: Callable[[Device], str]) -> di
     found = {}
     for name, device in given.items():
         if not isinstance(name, str):
-            raise UsageError(f"the device map has the key {name!r}, which is no name of a module")
+            raise UsageError(
+                f"the device map has the key {name!r}, which is not the name of a module"
+            )
         if device == "disk":
-            raise UsageError(f"the device map offloads {name!r} to disk, which is no device")
+            raise UsageError(f"the device map offloads {name!r} to disk, which is not a device")
         number = isinstance(device, int) and not isinstance(device, bool)
         plain = f"cuda:{device}" if number else device
         found[name] = _tag(plain, f"device map, {name!r}", spelled)

@@ -19,7 +19,7 @@ from .errors import CkptmoveError, CorruptError, InputError, StrPath, Unsupporte
 MAX_NBYTES = 512 << 20
 
 #: What to say of a file for which the memory does not suffice.
-NO_MEMORY = "needs more memory than this process can have"
+NO_MEMORY = "needs more memory than this process can get"
 
 _CHUNK = 1 << 20
 _Self = TypeVar("_Self", bound="Source")
@@ -275,9 +275,9 @@ class File(Source):
             mode = os.fstat(fd).st_mode
             if stat.S_ISDIR(mode):
                 raise UnsupportedError(
-                    "is a directory: only single files can be read",
+                    "is a directory; a single file is needed",
                     path=path,
-                    hint="name one file inside it",
+                    hint="give one file in it",
                 )
             if not stat.S_ISREG(mode):
                 raise InputError("is not a regular file", path=path)

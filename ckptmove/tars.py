@@ -78,7 +78,7 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
         kind = header[_TYPE_AT : _TYPE_AT + 1]
         odd = name.endswith("/") or any(header[_PREFIX])  # other readers see another name or kind
         if odd or (kind not in _REGULAR and (kind != _PAX or pending)):
-            raise UnsupportedError(f"is a tar in which {name!r} is no regular file")
+            raise UnsupportedError(f"is a tar archive in which {name!r} is not a regular file")
         if kind != _PAX and size is not None:
             nbytes = int(size.text)
         if nbytes < 0 or start + nbytes > source.nbytes:

@@ -137,7 +137,7 @@ class Verifier:
             view = memoryview(self._buffer)[: min(_BUFFER, end - at)]
             self._wait_for(at + len(view))
             if os.preadv(self._fd, [view], at) != len(view):
-                raise self._lost("the bytes that were written can't be read back")
+                raise self._lost("the written bytes can't be read back")
             self._measured.add(at, view)
             yield at, view
 

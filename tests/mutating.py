@@ -3,7 +3,7 @@
 `mutated(data, donors, dice)` is one more file. A structural mutation takes a file apart, changes
 something well inside and puts it together again with the checksums, counts and lengths that it
 would have, so that readers get as far as what was changed; it falls back to bytes where a file
-can't be taken apart. Nothing here shares code with ckptmove.
+can't be parsed. Nothing here shares code with ckptmove.
 """
 
 from __future__ import annotations

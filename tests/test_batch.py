@@ -149,7 +149,7 @@ def test_validate_tells_what_is_wrong_and_writes_reports(tree: Path, tmp_path: P
 
 
 def test_other_files_are_copied_if_wanted(tree: Path, tmp_path: Path) -> None:
-    found = run("convert", tree, tmp_path / "out", copy_others=True)
+    found = run("convert", tree, tmp_path / "out", copy_rest=True)
     assert found == {**SMALL, "a/notes.txt": "done"}
     assert (tmp_path / "out" / "a" / "notes.txt").read_text() == "precious"
 
@@ -188,8 +188,8 @@ def test_folders_links_and_what_can_not_be_read(tmp_path: Path) -> None:
         "linked.pt": "done",
     }
     assert sorted(batch.plan.notes) == [
-        "linked is a link to a folder, and was not followed",
-        "nowhere.pt is no file, or a link that leads nowhere",
+        "linked is a link to a folder and was not followed",
+        "nowhere.pt is not a regular file, or is a broken link",
     ]
     assert set(load_file(tmp_path / "out" / "model.safetensors")) == {"a.weight", "b.weight"}
 
@@ -199,7 +199,7 @@ def test_shards_are_the_whole_tree_and_do_not_overlap(tree: Path, tmp_path: Path
     assert set.union(*shares) == set(SMALL)
     assert sum(map(len, shares)) == len(SMALL)
     for wrong in ("0/3", "4/3", "1", "x/2"):
-        with pytest.raises(UsageError, match="form i/N"):
+        with pytest.raises(UsageError, match="form I/N"):
             ckptmove.batch("validate", tree, shard_of=wrong)
 
 
@@ -237,17 +237,17 @@ def test_two_that_would_have_one_name_are_refused_by_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("verb", "options", "match"),
     [
-        ("relocate", {}, "no device is given"),
+        ("relocate", {}, "the device is missing"),
         ("relocate", {"to": "gpu"}, "not a device"),
         ("relocate", {"to": "cpu", "in_place": True}, "either a destination"),
         ("relocate", {"to": "cpu", "dry_run": False, "nope": 1}, "no option 'nope'"),
         ("convert", {"format": "zip"}, "no format that can be written"),
         ("convert", {"dtype": "int7"}, "int7"),
         ("convert", {"max_shard_size": "many"}, "no size"),
-        ("convert", {"exclude_tensors": "x", "rename": "y"}, "form s/old/new/"),
-        ("convert", {"jobs": 0}, "at least one"),
-        ("validate", {"copy_others": True}, "only where a new tree"),
-        ("inspect", {}, "no verb for a batch"),
+        ("convert", {"exclude_tensors": "x", "rename": "y"}, "form s/OLD/NEW/"),
+        ("convert", {"jobs": 0}, "at least 1"),
+        ("validate", {"copy_rest": True}, "needs a destination"),
+        ("inspect", {}, "not a verb of batch"),
     ],
 )
 def test_options_are_looked_at_first(
@@ -261,9 +261,9 @@ def test_options_are_looked_at_first(
 def test_where_it_can_not_go(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="the destination is the source"):
         ckptmove.batch("convert", tree, tree)
-    with pytest.raises(RefusedError, match="lies in the source"):
+    with pytest.raises(RefusedError, match="is inside the source"):
         ckptmove.batch("convert", tree, tree / "out")
-    with pytest.raises(InputError, match="is no directory"):
+    with pytest.raises(InputError, match="is not a directory"):
         ckptmove.batch("convert", tree / "a" / "run.pt", tmp_path / "out")
     (tmp_path / "file").touch()
     with pytest.raises(RefusedError, match="can't be written"):
@@ -337,8 +337,11 @@ def test_another_source_or_other_options_are_another_job(tree: Path, tmp_path: P
     }
     save(tree / "a" / "last.ckpt", torch.ones(5), "cuda:1")
     [result] = ckptmove.batch("relocate", tree, out, to="cpu", include="*/last.ckpt", jobs=1)
-    assert (result.outcome, result.hint) == ("refused", "--force replaces it; or name another")
-    assert "not what would be written" in result.reason
+    assert (result.outcome, result.hint) == (
+        "refused",
+        "--force replaces it; or choose another name",
+    )
+    assert "differs from what would be written" in result.reason
     assert run("relocate", tree, out, to="cpu", include="*/last.ckpt", force=True) == {
         "a/last.ckpt": "done"
     }

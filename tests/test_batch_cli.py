@@ -33,13 +33,13 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
     assert refused == "refused empty.pt: is empty"
     assert failed.startswith("failed  a/cut.pt: the zip directory is missing")
     assert summary.startswith("converted 5 items, ")
-    assert summary.endswith("; 1 refused; 1 failed; 1 other file left alone")
+    assert summary.endswith("; 1 refused; 1 failed; 1 other file left out")
     assert done.stderr == "ckptmove: tree: 2 of 7 items failed or were refused\n"
     (tree / "a" / "cut.pt").write_bytes((tree / "a" / "last.ckpt").read_bytes())
     (tree / "empty.pt").write_bytes((tree / "a" / "run.pt").read_bytes())
     before = stamps(tmp_path / "out")
     these, command = again.split(": ckptmove ")
-    assert these == "these again"
+    assert these == "retry"
     words = shlex.split(command)
     assert words[2:4] == ["--include=/a/cut.pt", "--include=/empty.pt"]
     done = run_cli(*words, exit=0)
@@ -47,7 +47,7 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
     assert before.items() <= stamps(tmp_path / "out").items()
     done = run_cli("batch", "convert", "tree", "out", exit=0)
     assert "converted 0 items, 0 B in " in done.stdout
-    assert "; 7 done before; 1 other file left alone" in done.stdout
+    assert "; 7 done before; 1 other file left out" in done.stdout
 
 
 def test_the_plan(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -57,7 +57,7 @@ def test_the_plan(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     assert rows[0].split()[0] == "a/last.ckpt"
     assert rows[0].endswith("→ out/a/last.ckpt")
     assert "would relocate 9 items" in summary
-    assert "2 other files left alone; " in summary  # one is the model's configuration
+    assert "2 other files left out; " in summary  # one is the model's configuration
     assert not (tmp_path / "out").exists()
     said = json.loads(run_cli("batch", "validate", "tree", "--dry-run", "--json", exit=0).stdout)
     assert {each["name"]: each["kind"] for each in said["items"]}["model"] == "folder"
@@ -139,7 +139,7 @@ def test_where_many_failed_the_same_command_does_the_rest(tmp_path: Path, run_cl
     for n in range(12):
         (tree / f"{n}.pt").touch()
     done = run_cli("batch", "convert", "tree", "out", "-j1", exit=1)
-    assert done.stdout.endswith("these again: ckptmove batch convert tree out -j1\n")
+    assert done.stdout.endswith("retry: ckptmove batch convert tree out -j1\n")
     said = json.loads(pasted(done.stdout, tmp_path).stdout)
     assert said["outcomes"] == {"done": 0, "skipped": 2, "refused": 12, "failed": 0}
 
@@ -150,7 +150,7 @@ def test_a_log_says_what_to_retry(tmp_path: Path, run_cli: RunCli) -> None:
         (tree / name).touch()
     done = run_cli("batch", "validate", "tree", "-j1", "--log", "log", exit=1)
     last = done.stdout.splitlines()[-1]
-    assert last == "these again: ckptmove batch validate --retry=log tree -j1 --log log"
+    assert last == "retry: ckptmove batch validate --retry=log tree -j1 --log log"
     (tree / "x.pt").write_bytes((tree / "run-0" / "step-000.pt").read_bytes())
     again = pasted(done.stdout, tmp_path)
     outcomes = json.loads(again.stdout)["outcomes"]
@@ -161,7 +161,7 @@ def test_a_log_says_what_to_retry(tmp_path: Path, run_cli: RunCli) -> None:
         file.write('{"name": "x.pt", "outc')  # torn
     again = pasted(done.stdout, tmp_path)
     assert json.loads(again.stdout)["outcomes"]["failed"] == len(ODD) - 1
-    for text, why in (("{}\n", "is no log of a batch"), ("", None)):
+    for text, why in (("{}\n", "is not a log of ckptmove batch"), ("", None)):
         (tmp_path / "other").write_text(text)
         done = run_cli(
             *("batch", "validate", "tree", "--retry", "other", "-j1"), exit=3 if why else 0
@@ -192,26 +192,26 @@ def test_other_trees_than_these(tree: Path, tmp_path: Path, run_cli: RunCli) -> 
     done = run_cli("batch", "validate", "parts", "--against", "tree/a", "-j1", exit=1)
     assert "failed  run.safetensors: against: differs from tree/a/run.pt" in done.stdout
     again = "ckptmove batch validate --include=/run.safetensors parts --against tree/a -j1"
-    assert f"these again: {again}\n" in done.stdout
+    assert f"retry: {again}\n" in done.stdout
     assert run_cli(
-        "batch", "validate", "parts", "--against", "tree/a", "--part", "-j1", exit=0
+        "batch", "validate", "parts", "--against", "tree/a", "--subset", "-j1", exit=0
     ).stdout.startswith("validated 1 item, ")
 
 
 FAULTS = {
-    "batch convert tree": (2, "no destination is given"),
-    "batch relocate tree out": (2, "no device is given"),
+    "batch convert tree": (2, "the destination is missing"),
+    "batch relocate tree out": (2, "the device is missing"),
     "batch relocate tree out --to cpu --in-place": (
         2,
-        "either a destination is given, or in place",
+        "give either a destination or --in-place",
     ),
-    "batch relocate tree out --to cpu --map x": (2, "--map 'x' is not of the form A=B"),
+    "batch relocate tree out --to cpu --map x": (2, "--map 'x' does not have the form A=B"),
     "batch convert tree out --jobs 0": (2, "0 is not in the range"),
-    "batch convert tree out --shard-of 0/2": (2, "'0/2' is not of the form i/N"),
+    "batch convert tree out --shard-of 0/2": (2, "'0/2' does not have the form I/N"),
     "batch convert tree out --format gguf": (2, "'gguf' is no format that can be written"),
     "batch nope": (2, "No such command 'nope'"),
-    "batch validate tree --copy-others": (2, "No such option"),
-    "batch convert none out": (3, "none: is no directory"),
+    "batch validate tree --copy-rest": (2, "No such option"),
+    "batch convert none out": (3, "none: is not a directory"),
     "batch convert tree tree": (4, "the destination is the source itself"),
     "batch convert same out": (4, "would have the same name in the destination: x.ckpt and x.pt"),
 }

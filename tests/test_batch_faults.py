@@ -61,7 +61,7 @@ def test_links_that_lead_nowhere_are_told_and_the_rest_is_done(tree: Path, tmp_p
     with ThreadPoolExecutor(2) as executor:
         batch = ckptmove.batch("convert", tree, tmp_path / "out", executor=executor)
         assert outcomes(batch) == THREE
-    said = "is no file, or a link that leads nowhere"
+    said = "is not a regular file, or is a broken link"
     names = ("long.pt", "loop", "loop.pt", "under.pt")
     assert sorted(batch.plan.notes) == [f"{name} {said}" for name in names]
     assert batch.report().to_json()["notes"] == list(batch.plan.notes)
@@ -135,10 +135,10 @@ def test_one_rule_for_links(tmp_path: Path) -> None:
         assert item.nbytes == sum(path.stat().st_size for path in inside)
         [result] = batch
     assert sorted(batch.plan.notes) == [
-        f"model/{name} is a link to a folder, and was not followed" for name in ("data", "up")
+        f"model/{name} is a link to a folder and was not followed" for name in ("data", "up")
     ]
     assert result.warnings == tuple(
-        f"{name} is a link to a folder, and was not followed" for name in ("data", "up")
+        f"{name} is a link to a folder and was not followed" for name in ("data", "up")
     )
     assert {path.name for path in (out / "model").iterdir()} == {
         *("config.json", "model.safetensors", "vocab.txt")
@@ -259,7 +259,7 @@ def test_in_place_a_file_of_several_names_is_changed_once(tree: Path, tmp_path: 
     assert outcomes(batch) == THREE
     assert one.read_bytes() == Path(alone).read_bytes()
     assert sorted(batch.plan.notes) == [
-        f"{name} is the same file as run-0/step-000.pt, and is changed with it"
+        f"{name} is the same file as run-0/step-000.pt and changes with it"
         for name in ("a.pt", "run-2/linked.pt")
     ]
     assert run("relocate", tree, in_place=True, map=SWAP, force=True) == SKIPPED
@@ -394,9 +394,11 @@ def test_a_dry_run_tells_what_is_there(tree: Path, tmp_path: Path, run_cli: RunC
         "run-2/step-002.pt": "",
     }
     said = run_cli("batch", "convert", "tree", "out", "--dry-run", exit=0).stdout
-    assert "out/run-1/step-001.safetensors is there: left if it is the same, else refused" in said
+    assert (
+        "out/run-1/step-001.safetensors exists; kept if it is identical, otherwise refused" in said
+    )
     said = run_cli("batch", "convert", "tree", "out", "--dry-run", "--force", exit=0).stdout
-    assert "out/run-1/step-001.safetensors is there, and is replaced" in said
+    assert "out/run-1/step-001.safetensors exists and will be replaced" in said
     assert sorted(out.rglob("*")) == before
 
 
@@ -439,7 +441,7 @@ def test_what_is_there_takes_no_room(tmp_path: Path) -> None:
         os.truncate(disk / "run-0" / "step-000.safetensors", 0)
         found = results("convert", tree, disk, include="*-000.pt")
         [result] = found.values()
-        assert "not what would be written" in result.reason  # their sizes tell
+        assert "differs from what would be written" in result.reason  # their sizes tell
         assert left_over(disk) == []
 
 

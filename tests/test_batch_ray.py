@@ -199,7 +199,7 @@ def test_what_kills_its_worker_each_time_fails_alone(
         results = run()
         ended.set()
     assert results["large-1.pt"].reason == "its worker died, 4 times"
-    assert results["large-1.pt"].hint == "was there not enough memory?"
+    assert results["large-1.pt"].hint == "perhaps the machine ran out of memory"
     assert [name for name, result in results.items() if not result.ok] == ["large-1.pt"]
     assert left_over(tmp_path) == []
     assert run()["large-1.pt"].outcome == "done"
@@ -219,7 +219,7 @@ def test_a_run_that_is_broken_off_leaves_nothing_behind(
     assert process.returncode == -number
     assert errors.strip() == ""
     if number != signal.SIGKILL:
-        assert "not done, since the run was broken off" in said
+        assert "not done because the run was interrupted" in said
         assert left_over(out) == []
         assert not any(Path(f"/proc/{pid}").exists() for pid in drivers)
     until(lambda: not left_over(out))  # the tasks are told, and clean up
@@ -306,7 +306,7 @@ def test_a_cluster_that_is_not_there_is_told_in_a_line(
         port = server.getsockname()[1]
     done = run_cli("batch", "convert", str(tree), "out", "--ray", f"127.0.0.1:{port}", exit=2)
     assert done.stderr.startswith(
-        f"ckptmove: no Ray cluster is reached at '127.0.0.1:{port}': Connection refused"
+        f"ckptmove: cannot reach a Ray cluster at '127.0.0.1:{port}': Connection refused"
     )
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
@@ -320,7 +320,7 @@ def test_what_answers_but_is_no_cluster_is_not_waited_for(monkeypatch: pytest.Mo
         address = f"127.0.0.1:{server.getsockname()[1]}"
         hangs = threading.Timer(HANG, server.close)
         hangs.start()
-        with pytest.raises(UsageError, match="nothing answers as a cluster does"):
+        with pytest.raises(UsageError, match="no Ray cluster answers there"):
             Cluster(address)
         hangs.cancel()
         assert server.fileno() >= 0, "it was waited for until the server went away"
@@ -329,7 +329,7 @@ def test_what_answers_but_is_no_cluster_is_not_waited_for(monkeypatch: pytest.Mo
 def test_a_dry_run_needs_no_cluster(tree: Path, tmp_path: Path) -> None:
     batch = ckptmove.batch("convert", tree, tmp_path / "out", ray="127.0.0.1:1", dry_run=True)
     assert len(batch.plan.tasks) == 28
-    with pytest.raises(UsageError, match="neither jobs nor an executor"):
+    with pytest.raises(UsageError, match="cannot be combined with jobs or an executor"):
         ckptmove.batch("convert", tree, tmp_path / "out", ray="auto", jobs=2)
 
 
@@ -343,9 +343,9 @@ def test_a_cluster_that_is_lost_ends_the_run(
     first = next(batch)
     assert first.ok
     kill(driver)
-    with pytest.raises(WriteError, match="the Ray cluster is gone") as caught:
+    with pytest.raises(WriteError, match="the connection to the Ray cluster is lost") as caught:
         list(batch)
-    assert caught.value.hint == "run it again; what is done stays done"
+    assert caught.value.hint == "run the same command again; finished items stay finished"
     again = outcomes(ckptmove.batch("convert", tree, tmp_path / "out", ray=nodes.address))
     assert again[first.name] == "skipped"
     assert contents(tmp_path / "out") == contents(whole)

@@ -115,7 +115,7 @@ def test_without_a_ledger_what_is_there_is_compared(
             for each in ckptmove.batch("convert", source, out, executor=executor)
         }
     assert results["a/run.pt"][0] == "refused"
-    assert "not what would be written" in results["a/run.pt"][1]
+    assert "differs from what would be written" in results["a/run.pt"][1]
     for name, outcome in first.items():
         if outcome == "done" and name != "a/run.pt":
             assert results[name] == ("skipped", "it was there already")
@@ -278,12 +278,12 @@ def test_names_of_objects_lead_nowhere_else(name: str, tmp_path: Path) -> None:
             f"memory:/{source}",
             inside,
             to="cpu",
-            copy_others=True,
+            copy_rest=True,
             force=True,
             executor=executor,
         )
         assert outcomes(work) == {"good.pt": "done"}
-    assert any("has no name for a file" in note for note in work.plan.notes)
+    assert any("a name that is not valid for a file" in note for note in work.plan.notes)
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
     assert files == ["a/b/out/good.pt", "x.pt"]
 
@@ -298,5 +298,5 @@ def test_what_other_processes_do_not_see_is_refused(tmp_path: Path) -> None:
 def test_a_destination_within_its_source_however_it_is_named(store: Store) -> None:
     store.put("runs/x.pt", b"x")
     other = store.url("runs/out").replace("s3://", "s3a://")
-    with pytest.raises(RefusedError, match="lies in the source"):
+    with pytest.raises(RefusedError, match="is inside the source"):
         ckptmove.batch("convert", store.url("runs"), other)

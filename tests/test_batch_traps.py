@@ -65,7 +65,7 @@ def test_nothing_is_added_to_what_is_no_log(tmp_path: Path, run_cli: RunCli) -> 
     (path,) = tree.rglob("*.pt")
     before = path.read_bytes()
     done = run_cli("batch", "convert", str(tree), "out", "--log", str(path), exit=5)
-    assert "is no log of a batch" in done.stderr
+    assert "is not a log of ckptmove batch" in done.stderr
     assert path.read_bytes() == before
 
 

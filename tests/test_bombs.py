@@ -89,4 +89,4 @@ def test_memory_that_does_not_suffice_is_the_file_s_fault(tmp_path: Path) -> Non
             env={**os.environ, "PYTHONPATH": os.fspath(ROOT), "MALLOC_ARENA_MAX": "1"},
         )
         assert done.returncode == exit, done.stderr
-        assert "needs more memory than this process can have" in done.stdout + done.stderr
+        assert "needs more memory than this process can get" in done.stdout + done.stderr

@@ -338,7 +338,7 @@ HOSTILE: dict[str, Callable[[], Node]] = {
     "huge": lambda: tensor(numbers(1 << 40, 1 << 40), numbers(0, 0)),
     "strides": lambda: tensor(numbers(1), numbers(1, 1)),
     "shape of text": lambda: tensor(Tuple(["a"], 0), numbers(1)),
-    "no storage": lambda: call("torch._utils._rebuild_tensor", 1, 0, numbers(1), numbers(1)),
+    "not a storage": lambda: call("torch._utils._rebuild_tensor", 1, 0, numbers(1), numbers(1)),
     "too few": lambda: call("torch._utils._rebuild_tensor_v2", storage()),
     "hooks": lambda: tensor(numbers(1), numbers(1), hooks=List([])),
     "data": lambda: call(
@@ -351,7 +351,7 @@ HOSTILE: dict[str, Callable[[], Node]] = {
         *(tensor(numbers(1), numbers(1)), True, None),
         dict_of(("__class__", global_of("torch.Tensor"))),
     ),
-    "quantised": lambda: call(
+    "quantized": lambda: call(
         "torch._utils._rebuild_qtensor",
         *(storage("QInt8Storage"), 0, numbers(1 << 33), numbers(0)),
         *(Tuple([global_of("torch.per_tensor_affine"), 1.0, 0], 0), False, None),

@@ -81,7 +81,7 @@ def test_no_advice_takes_values_away() -> None:
     assert (whole.cause, part.cause) == ("no-values", "no-values")
     assert "to_empty" in whole.fix
     assert "to_empty" not in part.fix
-    assert part.title == "bias: on meta, without values"
+    assert part.title == "bias: on the meta device, without values"
 
 
 def test_a_model_that_stayed_goes_by_its_variable() -> None:
@@ -126,7 +126,7 @@ def test_what_the_model_itself_holds_is_not_told_as_anothers() -> None:
 def test_a_backward_pass_that_begins_elsewhere_is_slow() -> None:
     (verdict,) = found(MOVED, trace(STRAY, COPIED, BACK))
     assert (verdict.cause, verdict.severity) == ("computed-elsewhere", SLOW)
-    assert "since what the model gives is copied there at train.py:7" in verdict.title
+    assert "because the output of the model is copied there at train.py:7" in verdict.title
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,11 @@ def test_what_is_made_elsewhere_is_told_with_its_maker() -> None:
     assert verdict.fix.endswith("torch.ones(…, device=x.device)")
     verdict = of_failed("mul", made("an operation"))
     assert verdict.title == "an operation at train.py:3 makes y on cpu"
-    assert verdict.fix == "make it where what it meets is, or bring it there: y.to(x.device)"
+    assert (
+        verdict.fix
+        == "create it on the device of the tensor that it is used with, or move it there: "
+        "y.to(x.device)"
+    )
 
 
 @pytest.mark.parametrize("op", ["nll_loss_forward", "mse_loss", "binary_cross_entropy"])

@@ -66,18 +66,18 @@ FAULTS: dict[str, tuple[int, str]] = {
     "inspect --nope run.pt": (2, "No such option"),
     "nope run.pt": (2, "No such command 'nope'"),
     "--nope": (2, "No such option"),
-    "relocate run.pt": (2, "no device is given"),
+    "relocate run.pt": (2, "the device is missing"),
     "relocate run.pt --to": (2, "requires an argument"),
     "relocate run.pt --to gpu": (2, "'gpu' is not a device"),
     "relocate run.pt --to cpu:0": (2, "the tag cpu takes no index"),
-    "relocate run.pt --map cuda:0": (2, "--map 'cuda:0' is not of the form A=B"),
-    "relocate run.pt --place =cpu": (2, "--place '=cpu' is not of the form A=B"),
+    "relocate run.pt --map cuda:0": (2, "--map 'cuda:0' does not have the form A=B"),
+    "relocate run.pt --place =cpu": (2, "--place '=cpu' does not have the form A=B"),
     "relocate run.pt --device-map none.json": (2, "the device map can't be read"),
     "relocate run.pt --device-map run.pt": (2, "the device map is not JSON"),
     "inspect none.pt": (3, "none.pt: can't be read: No such file"),
     "inspect .": (3, "is a directory with 6 files that may be checkpoints"),
-    "inspect /": (3, "is a directory without a file that is known to hold weights"),
-    "relocate . --to cpu": (3, "is a directory (relocate each file in it)"),
+    "inspect /": (3, "is a directory without any file that usually holds weights"),
+    "relocate . --to cpu": (3, "is a directory (relocate each file separately in it)"),
     "inspect empty.pt": (3, "is empty"),
     "inspect text.pt": (3, "is not a checkpoint"),
     "inspect cut.pt": (3, "cut.pt: "),
@@ -164,9 +164,13 @@ def test_a_rejection_has_few_bytes(
 
 def test_what_is_shortened_keeps_its_ends() -> None:
     path = f"/models/{'deep/' * 200}run.pt"
-    line = one_line(path, "the destination exists", "--force replaces it; or name another", 289)
+    line = one_line(
+        path, "the destination exists", "--force replaces it; or choose another name", 289
+    )
     assert line.startswith("/models/")
-    assert line.endswith("run.pt: the destination exists (--force replaces it; or name another)")
+    assert line.endswith(
+        "run.pt: the destination exists (--force replaces it; or choose another name)"
+    )
     line = one_line("run.pt", "so it is. " * 100, f"ckptmove recover {path}", 289)
     assert len(line.encode()) <= 289
     assert re.match(r"run\.pt: so it is.*….*is\.  \(ckptmove recover /models/.*run\.pt\)$", line)
@@ -424,3 +428,45 @@ def test_neither_torch_nor_numpy_is_needed(command: str, run_pt: Path, tmp_path:
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- help --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["relocate", "convert", "validate", "diff", "doctor"])
+def test_many_options_stand_in_named_groups(verb: str, run_cli: RunCli) -> None:
+    shown = run_cli(verb, "-h", exit=0).stdout
+    assert "\nOptions:\n" not in shown
+    groups = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
+    assert len(groups) >= 2
+    assert groups[-1] == "General"
+    assert "\nOptions:\n" in run_cli("recover", "-h", exit=0).stdout
+
+
+def test_former_names_of_options_work_and_are_not_shown(tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "tree").mkdir()
+    for path in (tmp_path / "run.pt", tmp_path / "tree" / "run.pt"):
+        save(path, {"a": torch.ones(2), "b": torch.ones(3)})
+    for name in ("--exclude-tensors", "--exclude"):
+        run_cli("convert", "run.pt", f"out{name}.pt", name, "b", exit=0)
+    assert ckptmove.diff(tmp_path / "out--exclude-tensors.pt", tmp_path / "out--exclude.pt").equal
+    for name in ("--subset", "--part"):
+        run_cli("validate", "out--exclude.pt", "--against", "run.pt", name, exit=0)
+    for name in ("--copy-rest", "--copy-others"):
+        run_cli("batch", "convert", "tree", f"out{name}", name, exit=0)
+    for verb, former in (("convert", "--exclude "), ("validate", "--part")):
+        assert former not in run_cli(verb, "-h", exit=0).stdout
+    assert "--copy-others" not in run_cli("batch", "convert", "-h", exit=0).stdout
+
+
+def test_former_names_of_arguments_work_and_warn(tmp_path: Path) -> None:
+    save(tmp_path / "run.pt", {"a": torch.ones(2), "b": torch.ones(3)})
+    former: Any = ckptmove.convert
+    with pytest.warns(DeprecationWarning, match="exclude is now called exclude_tensors"):
+        report = former(tmp_path / "run.pt", tmp_path / "a.pt", exclude="b")
+    assert report.left_out == ("b",)
+    with pytest.raises(ckptmove.UsageError, match="both are given"):
+        former(tmp_path / "run.pt", tmp_path / "b.pt", exclude="b", exclude_tensors="b")
+    with pytest.warns(DeprecationWarning, match="part is now called subset"):
+        work = ckptmove.batch("validate", tmp_path, part=True, against=tmp_path)
+    work.close()

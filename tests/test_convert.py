@@ -52,21 +52,21 @@ def content(folder: Path) -> dict[str, bytes]:
 # -- exit codes, and one line for every error --------------------------------------------------
 
 FAULTS: dict[str, tuple[int, str]] = {
-    "run.pt": (2, "no destination is given"),
+    "run.pt": (2, "the destination is missing"),
     "run.pt out": (2, "the suffix '' names no format to write"),
     "run.pt out.xyz": (2, "the suffix '.xyz' names no format to write (--format"),
     "run.pt out.pt --format onnx": (2, "'onnx' is no format that can be written"),
     "run.pt out.pt --preset nope": (2, "there is no preset 'nope'"),
-    "run.pt out.pt --rename module": (2, "'module' is not of the form s/old/new/"),
+    "run.pt out.pt --rename module": (2, "'module' does not have the form s/OLD/NEW/"),
     "run.pt out.pt --rename s/(/x/": (2, "can't be understood"),
     "run.pt out.pt --rename s/a/\\1/": (2, "can't be understood"),
-    "run.pt out.pt --dtype int8": (2, "'int8' is no dtype to cast to"),
+    "run.pt out.pt --dtype int8": (2, "'int8' is not a dtype to cast to"),
     "run.pt out.pt --to gpu": (2, "'gpu' is not a device"),
     "run.pt out.pt --shared maybe": (2, "'maybe' is not one of"),
-    "run.pt out.pt --metadata k": (2, "--metadata 'k' is not of the form KEY=VALUE"),
-    "run.pt out.pt --metadata ckptmove=1": (2, "is ckptmove's own"),
+    "run.pt out.pt --metadata k": (2, "--metadata 'k' does not have the form KEY=VALUE"),
+    "run.pt out.pt --metadata ckptmove=1": (2, "is reserved for ckptmove"),
     "run.pt out.pt --metadata k=v": (2, "takes no --metadata"),
-    "run.pt out.pt --keep-dtype *norm*": (2, "--keep-dtype without --dtype: nothing is cast"),
+    "run.pt out.pt --keep-dtype *norm*": (2, "--keep-dtype needs --dtype"),
     "run.pt out.safetensors --max-shard-size 1GB": (2, "(name one, e.g. out/)"),
     "run.pt out/ --max-shard-size much": (2, "'much' is no size"),
     "run.pt out/ --max-shard-size 0": (2, "'0' is no size"),
@@ -77,14 +77,14 @@ FAULTS: dict[str, tuple[int, str]] = {
     "run.pt text.pt": (4, "text.pt: the destination exists (--force"),
     "run.pt run.pt --force": (4, "the destination is the source itself"),
     "run.pt none/out.pt": (4, "can't be written: No such file"),
-    "run.pt out.pt --select nope": (4, "nothing in it is called 'nope'"),
-    "run.pt out.pt --exclude nope*": (4, "nothing in it is called 'nope*'"),
+    "run.pt out.pt --select nope": (4, "no name in it matches 'nope'"),
+    "run.pt out.pt --exclude-tensors nope*": (4, "no name in it matches 'nope*'"),
     "run.pt out.pt --root nope": (4, "it has nothing under the name 'nope'"),
-    "run.pt out.pt --select model --exclude model": (4, "nothing of it is left"),
-    "run.pt out.pt --dtype nope=bf16": (4, "nothing in it is called 'nope'"),
-    "run.pt out.pt --dtype bf16 --keep-dtype *nrm*": (4, "nothing in it is called '*nrm*'"),
-    "run.pt out.pt --rename s/bias/weight/": (4, "would both be called"),
-    "script.pt out.pt": (4, "would lose <its code>, which has no place in other formats"),
+    "run.pt out.pt --select model --exclude-tensors model": (4, "nothing is left"),
+    "run.pt out.pt --dtype nope=bf16": (4, "no name in it matches 'nope'"),
+    "run.pt out.pt --dtype bf16 --keep-dtype *nrm*": (4, "no name in it matches '*nrm*'"),
+    "run.pt out.pt --rename s/bias/weight/": (4, "would both get the name"),
+    "script.pt out.pt": (4, "would lose <its code>, which cannot be stored in other formats"),
     "tied.pt out.safetensors --shared error": (4, "'a' and 'b' share their bytes"),
     "tied.pt out.safetensors --dtype a=bf16": (4, "'a' and 'b' share a storage"),
 }
@@ -126,9 +126,9 @@ TWINS: dict[str, dict[str, Any]] = {
     "out.safetensors": {},
     "out.pt --to cuda:1": {"to": "cuda:1"},
     "out.safetensors --preset hf": {"preset": "hf"},
-    "out.safetensors --select model.conv.* --select optimizer --exclude *.bias": {
+    "out.safetensors --select model.conv.* --select optimizer --exclude-tensors *.bias": {
         "select": ["model.conv.*", "optimizer"],
-        "exclude": "*.bias",
+        "exclude_tensors": "*.bias",
     },
     "out.safetensors --root model --strip-prefix conv --add-prefix net.": {
         "root": "model",
@@ -387,7 +387,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = 
         lambda t: {"model": {k: v for k, v in t["model"].items() if k.endswith("weight")}},
     ),
     "without": (
-        {"exclude": ["optim", "args.list.1"]},
+        {"exclude_tensors": ["optim", "args.list.1"]},
         lambda t: {
             "model": t["model"],
             "epoch": 3,
@@ -395,14 +395,14 @@ SELECTIONS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = 
         },
     ),
     "with and without": (
-        {"select": ["model", "epoch"], "exclude": "*.bias"},
+        {"select": ["model", "epoch"], "exclude_tensors": "*.bias"},
         lambda t: {
             "model": {k: v for k, v in t["model"].items() if k != "a.bias"},
             "epoch": 3,
         },
     ),
     "a section without": (
-        {"exclude": "optimizer"},
+        {"exclude_tensors": "optimizer"},
         lambda t: {k: t[k] for k in ("model", "epoch", "args")},
     ),
     "a subtree": ({"root": "optim"}, lambda t: t["optim"]),
@@ -451,9 +451,9 @@ def test_a_selection_without_a_tensor_is_refused_unless_it_was_named(tmp_path: P
         {"root": "lost"},
         {"root": "epoch"},
         {"select": "e*"},
-        {"exclude": ["state_dict"]},
-        {"exclude": ["model"]},
-        {"select": "epoch", "exclude": "*.weight"},
+        {"exclude_tensors": ["state_dict"]},
+        {"exclude_tensors": ["model"]},
+        {"select": "epoch", "exclude_tensors": "*.weight"},
     ]
     for options in asked:
         with pytest.raises(RefusedError, match="leave out all of its 3 tensors") as refused:
@@ -687,7 +687,7 @@ def test_metadata_are_in_the_header(tmp_path: Path) -> None:
     convert(tmp_path / "in.pt", out, metadata={"author": "é", "format": "np"}, bare=True)
     with safe_open(out, "pt") as file:
         assert file.metadata() == {"author": "é", "format": "np"}
-    with pytest.raises(UsageError, match="metadata are text"):
+    with pytest.raises(UsageError, match="metadata must be strings"):
         convert(tmp_path / "in.pt", out, metadata={"n": 1}, force=True)  # type: ignore[dict-item]
 
 

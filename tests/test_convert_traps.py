@@ -350,7 +350,7 @@ def test_deflated_records_are_stored_again(name: str, tmp_path: Path) -> None:
 
 def test_what_lies_behind_4_gib_is_found(tmp_path: Path) -> None:
     source = sparse_zip64(tmp_path / "made.pt", 5)
-    convert(source, tmp_path / "there.safetensors", exclude="big")
+    convert(source, tmp_path / "there.safetensors", exclude_tensors="big")
     found = load_file(tmp_path / "there.safetensors")
     for key, name in ((0, "before"), (2, "after")):
         mark = f"data/{key}".encode().ljust(16, b"~")
@@ -447,11 +447,15 @@ def test_a_tree_that_does_not_fit_its_tensors_is_ignored_with_a_warning(tmp_path
 @pytest.mark.parametrize(
     ("content", "tensors", "why"),
     [
-        (10, {"a": {"dtype": "float32", "shape": [2]}}, "its storage ends within a number"),
+        (
+            10,
+            {"a": {"dtype": "float32", "shape": [2]}},
+            "its storage ends in the middle of an element",
+        ),
         (
             16,
             {"a": {"dtype": "float32", "shape": [4]}, "b": {"dtype": "bfloat16", "shape": [4]}},
-            "its bytes are seen in several dtypes",
+            "tensors of several dtypes use its bytes",
         ),
     ],
 )

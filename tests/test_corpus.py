@@ -165,4 +165,4 @@ def test_folders_are_not_relocated(corpus: Path) -> None:
     for folder in (path for path in corpus.iterdir() if path.is_dir()):
         with pytest.raises(InputError, match="is a directory") as raised:
             relocate(folder, to="cpu")
-        assert raised.value.hint == "relocate each file in it"
+        assert raised.value.hint == "relocate each file separately in it"

@@ -400,7 +400,7 @@ def test_untied_weights_are_an_alias_lost(tmp_path: Path, run_cli: RunCli) -> No
     assert (lost.kind, lost.names) == (Kind.UNSHARED, ("wte.weight", "lm_head.weight"))
     assert kinds(diff(untied, one)) == [("shared", "wte.weight")]
     said = run_cli("diff", one, untied, exit=1).stdout
-    assert said.splitlines()[0] == "different: 1 alias lost"
+    assert said.splitlines()[0] == "different: 1 alias removed"
     assert "no longer shared  wte.weight    lm_head.weight" in said
 
 

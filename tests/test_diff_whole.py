@@ -328,8 +328,8 @@ def test_a_program_and_its_tensors_are_not_the_same(tmp_path: Path, run_cli: Run
     run_cli("diff", str(source), str(there), "--ignore-code", exit=0)
     assert not validate(there, against=source).ok
     validate(there, against=source, ignore_code=True).raise_if_failed()
-    validate(there, against=source, part=True).raise_if_failed()
-    assert not validate(source, against=there, part=True).ok  # it has code that the other lacks
+    validate(there, against=source, subset=True).raise_if_failed()
+    assert not validate(source, against=there, subset=True).ok  # it has code that the other lacks
 
 
 def test_debugging_and_identities_are_no_content(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_files_appended_to_a_zip_of_torch(kind: str, tmp_path: Path, run_cli: Ru
     said = json.loads(run_cli("inspect", "--json", str(source), exit=0).stdout)
     assert {"name": "notes.txt", "kind": "data", "nbytes": 6} in said["records"]
     there = tmp_path / "there.safetensors"
-    with pytest.raises(RefusedError, match=r"<record notes.txt>, which has no place"):
+    with pytest.raises(RefusedError, match=r"<record notes.txt>, which cannot be stored"):
         convert(source, there)
     report = convert(source, there, drop=("<record *>", "<its *>"))
     assert {f"<record {name}>" for name in MORE} <= {loss.name for loss in report.dropped}

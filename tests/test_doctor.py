@@ -121,7 +121,7 @@ def test_a_model_without_an_input_is_looked_at_and_not_stepped(net: str) -> None
     found = ckptmove.doctor(model=f"{net}:Right", device="cpu")
     assert found.trace is None
     assert found.verdicts == ()
-    assert "say what the model takes" in found.notes[0]
+    assert "describe the input" in found.notes[0]
 
 
 def test_a_model_that_fails_by_itself_is_told(net: str) -> None:
@@ -173,7 +173,8 @@ def test_what_a_script_says_goes_to_stderr(training: Path, run_cli: RunCli) -> N
 def test_json_is_the_diagnosis(training: Path, run_cli: RunCli) -> None:
     done = run_cli("doctor", "--script", training, "--device", "cpu", "--json", "--", "cpu", exit=0)
     told = json.loads(done.stdout)
-    keys = "schema subject device simulated ok complete unplayed verdicts facts report placed trace"
+    keys = "schema subject device simulated ok complete not_simulated unplayed verdicts facts "
+    keys += "report placed trace"
     assert list(told) == [*keys.split(), "notes"]
     assert told["schema"] == 1
     assert told["subject"] == os.fspath(training)
@@ -210,8 +211,8 @@ def test_a_script_that_ends_early_is_told(text: str, tmp_path: Path) -> None:
 
 
 NOTED = {
-    "": "the script ended without a model being called",
-    "raise SystemExit(0)": "the script ended without a model being called",
+    "": "the script ended before it called a model",
+    "raise SystemExit(0)": "the script ended before it called a model",
     "import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2))": (
         "the script called its model once, and no optimizer took a step"
     ),
@@ -257,7 +258,7 @@ def test_what_made_up_values_lead_to_is_not_the_scripts_fault(tmp_path: Path) ->
     found = script(tmp_path, text, "cuda:0", device="cuda:0", simulate=True)
     assert found.verdicts == ()
     (note,) = found.notes
-    assert note.startswith("it can't be simulated any further: values are made up: KeyError: 2")
+    assert note.startswith("the simulation can't continue: values are not real: KeyError: 2")
 
 
 @pytest.mark.slow
@@ -353,7 +354,7 @@ def test_what_cant_be_played_is_a_note(tmp_path: Path) -> None:
         simulate=True,
     )
     assert found.verdicts == ()
-    assert found.notes[0].startswith("it can't be simulated any further: ")
+    assert found.notes[0].startswith("the simulation can't continue: ")
 
 
 WORKERS = """
@@ -395,7 +396,7 @@ def test_a_machine_without_the_device_is_told_and_nothing_runs(tmp_path: Path) -
     found = script(tmp_path, "raise SystemExit('it ran')", device="cuda:0")
     assert not found.ok
     assert found.trace is None
-    assert "it was not run; --simulate plays the device" in found.notes
+    assert "it was not run; --simulate simulates the device" in found.notes
 
 
 def test_the_machine_alone_is_looked_at(run_cli: RunCli) -> None:
@@ -428,7 +429,7 @@ MISUSE: dict[str, tuple[str, ...]] = {
     "arguments are for a script": ("--", "--epochs", "1"),
     "an input and an optimizer are for a model": ("--input", "float32[2]"),
     "'gpu' is not a device": ("--device", "gpu"),
-    "nothing can be computed on meta": ("--device", "meta"),
+    "the device meta cannot compute anything": ("--device", "meta"),
 }
 
 

@@ -84,17 +84,17 @@ def test_a_run_that_took_its_steps_is_complete(tmp_path: Path) -> None:
 
 
 SHORT = {
-    "": ("nothing was watched", "without a model being called"),
+    "": ("nothing was watched", "before it called a model"),
     "step()": (
-        "nothing is wrong as far as it was watched; 1 step was watched",
-        "ended after 1 step, and was to be watched for 2",
+        "nothing wrong was found in the part that was watched; 1 step was watched",
+        "ended after 1 step; it should run at least 2",
     ),
     "step(); os._exit(0)": (
-        "nothing is wrong as far as it was watched; 1 step was watched",
+        "nothing wrong was found in the part that was watched; 1 step was watched",
         "the run ended early: its process ended (exit 0)",
     ),
     "with torch.no_grad(): model(torch.ones(3, 4))": (
-        "nothing is wrong as far as it was watched; no step was watched",
+        "nothing wrong was found in the part that was watched; no step was watched",
         "called its model once, and no optimizer took a step",
     ),
 }
@@ -114,13 +114,13 @@ def test_a_run_that_ends_early_is_not_complete(text: str, tmp_path: Path) -> Non
 @without_gpu
 def test_what_cant_be_simulated_is_not_told_to_be_right(tmp_path: Path) -> None:
     found = run(tmp_path, "torch.cuda.CUDAGraph()", "cuda:0")
-    assert (found.complete, found.unplayed, headline(found)) == (
+    assert (found.complete, found.not_simulated, headline(found)) == (
         False,
         True,
         "could not be simulated",
     )
     found = run(tmp_path, "step(); torch.cuda.CUDAGraph()", "cuda:0")
-    assert "as far as it was simulated; 1 step was watched" in headline(found)
+    assert "in the part that was simulated; 1 step was watched" in headline(found)
 
 
 WRONG = {
@@ -191,7 +191,7 @@ def test_a_killed_process_loses_nothing_that_was_found(tmp_path: Path) -> None:
 def test_a_run_is_ended_when_its_time_is_up(tmp_path: Path) -> None:
     found = run(tmp_path, "step(); time.sleep(100)", timeout=30)
     assert (found.ok, found.complete) == (True, False)
-    assert "the run was ended: it wasn't done after 30 s" in found.notes[0]
+    assert "the run was ended: it did not finish within 30 s" in found.notes[0]
     assert found.trace is not None
     assert found.trace.steps == 1
 
@@ -341,7 +341,7 @@ def test_a_file_of_a_model_that_exits_is_misuse(
     path = write(tmp_path / "net.py", "import sys\ndef net(): ...\nsys.exit(0)\n")
     device = "cuda:0" if simulate and not torch.cuda.is_available() else "cpu"
     done = run_cli("doctor", "--model", f"{path}:net", "--device", device, *simulate, exit=2)
-    assert f"--model {path}:net ends the process when it is imported: 0" in done.stderr
+    assert f"--model {path}:net ends the process on import: 0" in done.stderr
     assert done.stdout == ""
 
 

@@ -130,7 +130,7 @@ def test_what_is_no_directory_is_never_replaced(
     out = tmp_path / "out"
     take(out)
     before = out.lstat()
-    with pytest.raises(RefusedError, match="no directory"):
+    with pytest.raises(RefusedError, match=r"not a directory|not a valid name for a directory"):
         staged(out, force=force)
     now = out.lstat()  # when a link was read last may change
     assert (now.st_ino, now.st_mode, now.st_ctime_ns) == (

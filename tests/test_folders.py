@@ -85,7 +85,7 @@ def test_the_weights_are_found(n: int, tmp_path: Path) -> None:
     manifest = inspect(tmp_path)
     assert manifest.path == str(tmp_path / KNOWN[n])
     assert {entry.name for entry in manifest.tensors} == WEIGHTS.keys()
-    same = "is taken for the weights" in "".join(manifest.warnings)
+    same = "is used as the weights" in "".join(manifest.warnings)
     assert same is (n not in (3, 5, 7))
 
 
@@ -100,7 +100,7 @@ def test_the_only_file_is_taken(name: str, tmp_path: Path) -> None:
     if not name.endswith(".json"):
         with pytest.raises(UnsupportedError, match="2 files that may be checkpoints") as raised:
             inspect(tmp_path)
-        assert str(raised.value.hint).startswith("name one of them, e.g. ")
+        assert str(raised.value.hint).startswith("give one of them, e.g. ")
 
 
 STRANGE = {
@@ -114,7 +114,7 @@ STRANGE = {
     "model_index.json": "pipeline of diffusers",
     "data.pkl": "unpacked checkpoint",
     "checkpoint-500": "folder of checkpoints",
-    "README.md": "without a file that is known to hold weights",
+    "README.md": "without any file that usually holds weights",
 }
 
 
@@ -197,8 +197,8 @@ def test_the_same_weights_in_another_form_stay_behind(model: Path, tmp_path: Pat
     put(model / "adapter_model.bin")
     report = convert(model, tmp_path / "out", format="torch-zip")
     assert report.warnings == (
-        "model.safetensors is taken for the weights, pytorch_model-00001-of-00001.bin and 1 more "
-        "for the same again",
+        "model.safetensors is used as the weights; pytorch_model-00001-of-00001.bin "
+        "and 1 more seems to hold the same weights",
     )
     after = tree(tmp_path / "out").keys()
     assert after == {*tree(model), "pytorch_model.bin"} - {
@@ -269,7 +269,7 @@ def test_links_to_folders_are_not_followed_and_told(model: Path, tmp_path: Path)
         (model / "sub" / name).symlink_to(target)
     report = convert(model, tmp_path / "out")
     assert report.warnings == tuple(
-        f"sub/{name} is a link to a folder, and was not followed"
+        f"sub/{name} is a link to a folder and was not followed"
         for name in ("above", "folder", "here")
     )
     assert tree(tmp_path / "out").keys() == before.keys()
@@ -342,7 +342,7 @@ def test_interrupted_changes_are_undone_first(model: Path, tmp_path: Path) -> No
         interrupted(path, "cuda:0")
         assert journal_of(path).exists()
     report = convert(model, tmp_path / "out")
-    note = "an interrupted change in place was rolled back first"
+    note = "an interrupted in-place change was undone first"
     assert set(report.warnings) == {f"{path.relative_to(model)}: {note}" for path in changed}
     assert [path.read_bytes() for path in changed] == before
     after = tree(tmp_path / "out")
@@ -444,4 +444,4 @@ def test_the_command_line(model: Path, run_cli: RunCli) -> None:
     assert " in 7 files in " in done.stdout
     assert run_cli("inspect", "out", "-q", exit=0).stderr == ""
     done = run_cli("convert", "model", "model/out/", exit=4)
-    assert done.stderr == "ckptmove: model/out/: the destination lies in the source\n"
+    assert done.stderr == "ckptmove: model/out/: the destination is inside the source\n"

@@ -193,7 +193,7 @@ STRICTER = (
     r"is no object$",  # a tensor spelled as a list
     r"has no known dtype",  # one spelled as an object
     r"claims more elements",
-    r"half a pair of float4",
+    r"half of a float4 pair",
     r"which torch lacks",
 )
 
@@ -293,7 +293,7 @@ HEADERS = {
     "huge offsets": f'{{"a":{{"dtype":"U8","shape":[0],"data_offsets":[{1 << 64},{1 << 64}]}}}}',
     "missing byte": f'{{"a":{{{BYTE}}}}}',
     "half a byte": '{"a":{"dtype":"F4","shape":[],"data_offsets":[0,0]}}',
-    "half a pair": '{"a":{"dtype":"F4","shape":[0,1],"data_offsets":[0,0]}}',
+    "half of a float4 pair": '{"a":{"dtype":"F4","shape":[0,1],"data_offsets":[0,0]}}',
     "field twice": f'{{"a":{{"dtype":"U8",{ZERO}}}}}',
     "more keys, twice": f'{{"a":{{{ZERO},"x":1,"x":2}}}}',
     "name twice": f'{{"a":{{{ZERO}}},"a":{{{ZERO}}}}}',
@@ -352,7 +352,7 @@ def test_a_header_has_a_longest(nbytes: int, read: bool, tmp_path: Path) -> None
         if read:
             assert read_header(source).entries == {}
         else:
-            with pytest.raises(CorruptError, match="claims 100,000,001 bytes, and may have"):
+            with pytest.raises(CorruptError, match="claims 100,000,001 bytes; the maximum is"):
                 read_header(source)
 
 
@@ -376,14 +376,14 @@ def test_depth_is_refused_before_anything_recurses() -> None:
 
 @pytest.mark.parametrize("text", ['{"a":[' + "[]," * 1_000_000, "{}" * 1_000_000])
 def test_brackets_are_counted_before_they_take_memory(text: str) -> None:
-    with pytest.raises(CorruptError, match="absurdly many brackets"):
+    with pytest.raises(CorruptError, match="too many brackets"):
         read(framed(text.encode()))
 
 
 @pytest.mark.parametrize("content", ['"%x":"",', '"%d":"x",'])
 def test_texts_are_counted_before_they_take_memory(content: str) -> None:
     said = "".join(content % n for n in range(200_000))
-    with pytest.raises(CorruptError, match="absurdly many texts"):
+    with pytest.raises(CorruptError, match="too many strings"):
         read(framed(f'{{"__metadata__":{{{said}"a":"a"}}}}'.encode()))
 
 
@@ -427,7 +427,9 @@ def test_a_fault_is_named(header: str, data: int, message: str) -> None:
 @pytest.mark.parametrize("dtype", ["F6_E2M3", "F6_E3M2"])
 def test_dtypes_that_torch_lacks_are_unsupported(dtype: str) -> None:
     header = f'{{"w":{{"dtype":"{dtype}","shape":[4],"data_offsets":[0,3]}}}}'
-    with pytest.raises(UnsupportedError, match=f"the tensor 'w' is of {dtype}, which torch lacks"):
+    with pytest.raises(
+        UnsupportedError, match=f"the tensor 'w' is of the dtype {dtype}, which torch does not have"
+    ):
         read(framed(header.encode(), bytes(3)))
 
 

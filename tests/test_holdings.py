@@ -188,7 +188,7 @@ def test_hooks_of_parameters_and_optimizers_are_looked_into() -> None:
         ("weight.hook add.total", "model"),
         ("optimizer.hook before.seen", "optimizer"),
     ]
-    assert sum("let the hook take it from a buffer" in each for each in report.warnings) == 2
+    assert sum("let the hook read it from a buffer" in each for each in report.warnings) == 2
 
 
 def test_nothing_of_a_container_of_the_user_runs(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_deep_nesting_takes_little_time() -> None:
     report = ckptmove.report(holding(x=value, y=torch.ones(1)))
     assert time.process_time() - started < 2
     assert list(entries(report, "attribute")) == ["y"]
-    assert any("tensors may be missing here" in each for each in report.warnings)
+    assert any("tensors may be missing from this list" in each for each in report.warnings)
     while value:  # or else Python frees it recursively
         value = value[0] if isinstance(value[0], list) else []
 
@@ -295,11 +295,11 @@ def test_optimizers_in_whatever_form() -> None:
     assert names(each for each in [optimizer]) == {"optimizer"}
     assert names((optimizer, optimizer)) == {"optimizer.0", "optimizer.1"}
     for wrong in (torch.tensor(1.0), "adam", 5, torch.optim.Adam, model, [None]):
-        with pytest.raises(UsageError, match=r"is no torch\.optim\.Optimizer"):
+        with pytest.raises(UsageError, match=r"is not a torch\.optim\.Optimizer"):
             names(wrong)
-    with pytest.raises(UsageError, match="a state dict of an optimizer is no") as raised:
+    with pytest.raises(UsageError, match="a state dict is not a torch") as raised:
         names(optimizer.state_dict())
-    assert raised.value.hint == "give the optimizer itself"
+    assert raised.value.hint == "pass the optimizer itself"
 
 
 def test_an_optimizer_among_others_is_one() -> None:
@@ -332,7 +332,9 @@ def test_strictness_is_of_a_group() -> None:
 
 @pytest.mark.parametrize("value", [True, 3, "cpu", [], {}, {"lr": [0.1]}, torch.device("cpu")])
 def test_words_among_others_are_refused(value: object) -> None:
-    with pytest.raises(UsageError, match=r"^schedular=.* holds no tensor and no module") as raised:
+    with pytest.raises(
+        UsageError, match=r"^schedular=.* holds neither a tensor nor a " "module"
+    ) as raised:
         ckptmove.report(nn.Linear(2, 2), schedular=value)
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("did you mean 'scheduler'? ")
@@ -345,7 +347,7 @@ def test_what_holds_nothing_yet_may_be_given() -> None:
 
 def test_names_that_are_the_models_own_are_refused() -> None:
     model = nn.ModuleDict({"ema": nn.Linear(2, 2)})
-    with pytest.raises(UsageError, match="'ema' is the name of a part of the model too"):
+    with pytest.raises(UsageError, match="'ema' is also the name of a part of the model"):
         ckptmove.report(model, ema=nn.Linear(2, 2))
 
 
@@ -382,7 +384,7 @@ def test_only_what_is_wholly_on_meta_is_emptied() -> None:
     (told,) = report.warnings
     assert told.endswith(
         "to_empty(device=…) of '1', then load the state; load '2.weight' by "
-        "model.load_state_dict(…, assign=True); assign 'mask' anew, which no state dict has"
+        "model.load_state_dict(…, assign=True); assign 'mask' again; no state dict has it"
     )
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_buffer("x", torch.zeros(2, device="meta"), persistent=False)

@@ -198,7 +198,7 @@ def test_a_symbolic_link_is_refused(run_pt: Path, dry_run: bool, tmp_path: Path)
     link = folder / "link.pt"
     link.symlink_to(run_pt)
     run = partial(in_place, link, dry_run=dry_run)
-    assert untouched(run_pt, run, RefusedError, "is a symbolic link") == "--force insists"
+    assert untouched(run_pt, run, RefusedError, "is a symbolic link") == "--force changes it anyway"
     assert in_place(link, force=True, dry_run=dry_run).written != dry_run
     assert link.is_symlink()
     folder.rename(tmp_path / "moved")
@@ -211,7 +211,7 @@ def test_a_file_of_several_names_is_refused(run_pt: Path, dry_run: bool, tmp_pat
     other = tmp_path / "other.pt"
     other.hardlink_to(run_pt)
     run = partial(in_place, run_pt, dry_run=dry_run)
-    assert untouched(run_pt, run, RefusedError, "has 2 hard links") == "--force insists"
+    assert untouched(run_pt, run, RefusedError, "has 2 hard links") == "--force changes it anyway"
     if not dry_run:
         assert in_place(run_pt, force=True).written
         assert other.samefile(run_pt)
@@ -231,7 +231,7 @@ def test_a_file_that_is_open_for_writing_is_refused(
         if mapped:
             file.close()
         hint = untouched(run_pt, run, RefusedError, "is open for writing elsewhere")
-        assert hint == "--force insists"
+        assert hint == "--force changes it anyway"
         assert in_place(run_pt, force=True, dry_run=dry_run).written != dry_run
         if shared is not None:
             shared.close()
@@ -338,12 +338,12 @@ def test_without_its_journal_it_can_still_be_undone(run_pt: Path) -> None:
 def test_the_journal_of_another_change_is_kept(run_pt: Path) -> None:
     """One that was interrupted after this one looked for it."""
     journal_of(run_pt).write_text("theirs")
-    with pytest.raises(RefusedError, match="has a journal already"), changing(run_pt):
+    with pytest.raises(RefusedError, match="already has a journal"), changing(run_pt):
         pytest.fail("it should not begin")
     journal_of(run_pt).unlink()
     with changing(run_pt) as change:
         journal_of(run_pt).write_text("theirs")
-        with pytest.raises(RefusedError, match="has a journal already"):
+        with pytest.raises(RefusedError, match="already has a journal"):
             change.write()
     assert journal_of(run_pt).read_text() == "theirs"
 

@@ -159,7 +159,7 @@ def test_a_copy_of_both_is_not_recovered(scene: Scene, journal: bytes, tmp_path:
     half = half_written(scene, journal)
     scene.reset(half, journal)
     there = Path(shutil.copytree(scene.folder, tmp_path / "copy")) / "in.pt"
-    with pytest.raises(InputError, match="is not the file that its journal is of"):
+    with pytest.raises(InputError, match="is not the file that its journal belongs to"):
         ckptmove.recover(there)
     assert there.read_bytes() == half
     assert there.with_name(scene.journal.name).read_bytes() == journal

@@ -105,12 +105,11 @@ def test_what_accelerate_keeps_on_the_cpu() -> None:
     report = ckptmove.report(model)
     assert report.devices["cpu (offloaded)"].nbytes == whole
     assert report.inputs == (
-        "inputs go to cpu (embed, the first module with parameters), and accelerate brings them "
-        "there"
+        "inputs go to cpu (embed, the first module with parameters); accelerate moves them there"
     )
     (told,) = report.warnings
     assert told.startswith("accelerate keeps the data of 'embed.weight', ")
-    assert "on cpu, and brings it to cpu whenever the module runs" in told
+    assert "on cpu, and moves it to cpu whenever the module runs" in told
     with pytest.raises(CheckFailed, match=r"'embed.weight' is on cpu \(offloaded\)"):
         report.require("cpu")
     assert row(report, "head")[1:] == ["cpu (offloaded)", "tied to embed.weight"]
@@ -193,7 +192,7 @@ def test_what_is_computed_but_once_is_told() -> None:
     model = nn.Linear(2, 2)
     model.twice = model.weight * 2
     (told,) = ckptmove.report(model).warnings
-    assert told.endswith("behind: compute it in forward, of parameters that went along")
+    assert told.endswith("behind: compute it in forward, from parameters that move with the model")
 
 
 def test_the_same_slip_in_many_layers_is_told_once() -> None:
@@ -215,7 +214,7 @@ def test_what_hooks_hold_is_told() -> None:
     model[0].register_forward_hook(subtract)
     report = ckptmove.report(model)
     assert list(entries(report, "hook")) == ["0.hook subtract.mean"]
-    assert "let the hook take it from a buffer" in report.warnings[0]
+    assert "let the hook read it from a buffer" in report.warnings[0]
 
 
 def test_what_moves_itself_is_no_mistake() -> None:
@@ -262,11 +261,11 @@ def test_a_batch_elsewhere_is_told() -> None:
     model = on_cuda(nn.Linear(2, 2))
     batch = {"x": torch.ones(2), "rest": [fake("cuda:0", 2).data]}
     report = ckptmove.report(model, batch=batch)
-    assert report.warnings == ("of the batch, 'batch.x' on cpu, and inputs go to cuda:0",)
+    assert report.warnings == ("'batch.x' of the batch on cpu, but inputs go to cuda:0",)
 
 
 def test_a_walk_that_was_cut_short_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptmove.live.reaching.MOST_VALUES", 3)
     model = nn.Linear(2, 2)
     model.words = [{"a": 1} for _ in range(9)]  # type: ignore[assignment]  # as users do
-    assert "tensors may be missing here" in ckptmove.report(model).warnings[0]
+    assert "tensors may be missing from this list" in ckptmove.report(model).warnings[0]

@@ -162,10 +162,10 @@ def test_a_model_of_many_parameters() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a dict is no torch\.nn\.Module") as raised:
         ckptmove.report({})  # type: ignore[arg-type]
-    assert raised.value.hint == "give the model itself"
+    assert raised.value.hint == "pass the model itself"
     with pytest.raises(UsageError, match=r"a str is no torch\.nn\.Module") as raised:
         ckptmove.report("model.pt")  # type: ignore[arg-type]
-    assert raised.value.hint == "ckptmove.inspect tells of files"
+    assert raised.value.hint == "for files, use ckptmove.inspect"
     with pytest.raises(UsageError, match=r"a int is no torch\.optim\.Optimizer"):
         ckptmove.report(nn.Identity(), [3])  # type: ignore[list-item]
     empty = ckptmove.report(nn.Identity())
@@ -285,8 +285,8 @@ def test_what_hangs_on_a_parameter_is_told() -> None:
     report = ckptmove.report(model)
     assert list(entries(report, "attribute")) == ["0.weight.main_grad"]
     assert report.warnings == (
-        "'0.weight.main_grad' is not registered, and Module.to leaves it behind: set it anew once "
-        "the model is where it shall be",
+        "'0.weight.main_grad' is not registered, and Module.to leaves it behind: "
+        "set it again after the model is moved",
     )
 
 

@@ -276,7 +276,7 @@ def test_map_location_raises_what_it_raises(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError, match="cpu"):
         ckptmove.load(path, fail)
-    with pytest.raises(UsageError, match="map_location gave a int, and no storage"):
+    with pytest.raises(UsageError, match="map_location gave a int, not a storage"):
         ckptmove.load(path, lambda storage, location: 3)
     with pytest.raises(UsageError, match="map_location can't be 3"):
         ckptmove.load(path, 3)

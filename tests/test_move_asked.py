@@ -102,7 +102,7 @@ def test_by_globs() -> None:
 
 
 def _hint(model: nn.Module, **asked: Any) -> str:
-    with pytest.raises(RefusedError, match="is on meta") as caught:
+    with pytest.raises(RefusedError, match="is on the meta device") as caught:
         ckptmove.move(model, to="cpu", **asked)
     return caught.value.hint or ""
 
@@ -114,10 +114,10 @@ def test_no_advice_destroys_weights() -> None:
     )
     model.get_submodule("1").to_empty(device="cpu")
     model.register_buffer("x", torch.zeros(2, device="meta"), persistent=False)
-    assert _hint(model) == "assign it anew: it alone has none"
+    assert _hint(model) == "assign it again; no state dict holds it"
     del model.x
     vars(model)["loose"] = torch.zeros(2, device="meta")
-    assert _hint(model) == "assign it anew: it alone has none"
+    assert _hint(model) == "assign it again; no state dict holds it"
 
 
 def test_all_of_a_model_may_be_made_empty() -> None:
@@ -125,7 +125,8 @@ def test_all_of_a_model_may_be_made_empty() -> None:
     assert _hint(model) == 'model.to_empty(device="cpu"), then load its state dict'
     model.register_buffer("x", torch.zeros(2, device="meta"), persistent=False)
     assert _hint(model) == (
-        'model.to_empty(device="cpu"), then load its state dict, and set x, which none holds'
+        'model.to_empty(device="cpu"), then load its state dict, '
+        "and set x, which no state dict holds"
     )
     assert _hint(nn.Linear(1, 1), ema=nn.Linear(1, 1, device="meta")).startswith("ema.to_empty(")
 
@@ -147,7 +148,7 @@ def test_only_what_certainly_means_the_device_is_rewritten() -> None:
     report = ckptmove.move(model, to=DEVICE)
     assert [model.device, model._device, str(model.where)] == [DEVICE] * 3
     assert [model.offload_device, model.log_on] == ["cpu", "cpu"]
-    assert [each.name for each in report.values_left_behind] == ["offload_device", "log_on"]
+    assert [each.name for each in report.values_unchanged] == ["offload_device", "log_on"]
     assert [each.name for each in report.values_naming_devices] == ["offload_device", "log_on"]
     assert report.to_json()["values_naming_devices"][0]["name"] == "offload_device"
     ckptmove.move(model, to="cpu")
@@ -219,7 +220,7 @@ def test_a_result_that_is_in_the_way_is_named() -> None:
     for dry in (True, False):
         with pytest.raises(RefusedError, match="'weight' can't be exchanged") as caught:
             ckptmove.move(model, to=DEVICE, dry_run=dry)
-        assert "drop what that may be ('penalty', which is a result" in (caught.value.hint or "")
+        assert "delete what may hold it ('penalty', which is a result" in (caught.value.hint or "")
     model.penalty = None
     ckptmove.move(model, to=DEVICE)
 

@@ -111,7 +111,9 @@ def test_what_a_sparse_tensor_shares_it_still_shares() -> None:
 def test_a_tensor_that_let_go_of_its_bytes() -> None:
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
-    with pytest.raises(RefusedError, match="'freed' can't go to cpu: it looks at more than the 0"):
+    with pytest.raises(
+        RefusedError, match="'freed' can't be moved to cpu: it reaches beyond the 0"
+    ):
         renew([("freed", tensor)])
 
 
@@ -168,10 +170,10 @@ def test_scripted_modules() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({}, "no device is given"),
-        ({"to": "meta"}, "moving to meta would forget every value"),
-        ({"device_map": {"": "meta"}}, "moving to meta would forget every value"),
-        ({"to": "gpu"}, "'gpu' is not a device that torch knows"),
+        ({}, "the device is missing"),
+        ({"to": "meta"}, "moving to meta would delete every value"),
+        ({"device_map": {"": "meta"}}, "moving to meta would delete every value"),
+        ({"to": "gpu"}, "'gpu' is not a device type of torch"),
         ({"to": True}, "True is not a device"),
         ({"device_map": {"": "disk"}}, "the device map offloads '' to disk"),
         ({"to": "cuda:99"}, "'cuda:99' can't be used here: "),
@@ -187,7 +189,7 @@ def test_devices_that_make_no_sense(asked: dict[str, Any], said: str) -> None:
 
 
 class OfItsOwn(nn.Parameter):
-    """A parameter that moves in a way of its own, as those of bitsandbytes do."""
+    """A parameter that has its own way to move, as those of bitsandbytes do."""
 
     def cuda(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         raise NotImplementedError
@@ -217,16 +219,20 @@ def fake() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
-    "meta": (lambda: nn.Linear(1, 1, device="meta"), "'weight' is on meta", "to_empty(device="),
+    "meta": (
+        lambda: nn.Linear(1, 1, device="meta"),
+        "'weight' is on the meta device",
+        "to_empty(device=",
+    ),
     "fake": (fake, "'weight' is a fake tensor", "FakeTensorMode"),
-    "lazy": (lambda: nn.LazyLinear(1), "'weight' is not initialised", "run a batch"),
+    "lazy": (lambda: nn.LazyLinear(1), "'weight' is not initialized", "run a batch"),
     "dispatched": (dispatched, "dispatched by accelerate", "remove_hook_from_submodules(model)"),
     "distributed": (
         lambda: nn.Sequential(DistributedDataParallel(nn.Linear(1, 1))),
         "'0' is a DistributedDataParallel",
-        "before it is wrapped",
+        "then wrap it",
     ),
-    "its own": (of_its_own, "moves in a way of its own", "bitsandbytes"),
+    "its own": (of_its_own, "has its own way to move", "bitsandbytes"),
 }
 
 
@@ -244,7 +250,7 @@ def test_gradients_that_can_be_differentiated() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the ring that this makes
         model(torch.ones(1, 2)).pow(2).sum().backward(create_graph=True)
-    with pytest.raises(RefusedError, match=r"'weight.grad' is itself a result"):
+    with pytest.raises(RefusedError, match=r"'weight.grad' is itself the result"):
         ckptmove.move(model, to="cpu")
 
 

@@ -220,7 +220,7 @@ def test_no_batch_runs_them(verb: str, cases: list[Case], watched: Path) -> None
                 to,
                 executor=executor,
                 strict=strict,
-                copy_others=copied,
+                copy_rest=copied,
                 **options,
             )
             outcomes = Counter(result.outcome for result in batch)

@@ -54,7 +54,7 @@ def test_whatever_its_name(name: str, run_pt: Path, run_cli: RunCli) -> None:
     old = interrupted(path)
     assert stat.S_IMODE(journal_of(path).stat().st_mode) == 0o644
     said = run_cli("recover", name, exit=0).stdout
-    assert said.startswith(f"{name}: as it was: rolled back an interrupted change in place, ")
+    assert said.startswith(f"{name}: restored: undid an interrupted in-place change, ")
     assert path.read_bytes() == old
     assert in_place(path, dry_run=True).method == "in-place"
     interrupted(path)
@@ -81,13 +81,13 @@ def test_the_next_command_recovers_and_says_so(
     assert run_pt.read_bytes() == old
     assert journals(tmp_path) == []
     if verb != "recover":
-        note = f"ckptmove: {through}: an interrupted change in place was rolled back first\n"
+        note = f"ckptmove: {through}: an interrupted in-place change was undone first\n"
         assert done.stderr == note
         assert run_cli(name, through, *options, "--force" if "-o" in verb else "-v", exit=0)
 
 
 def test_the_library_says_so_too(run_pt: Path) -> None:
-    note = "an interrupted change in place was rolled back first"
+    note = "an interrupted in-place change was undone first"
     interrupted(run_pt)
     assert ckptmove.inspect(run_pt).warnings == (note,)
     assert ckptmove.inspect(run_pt).warnings == ()
@@ -102,13 +102,11 @@ def test_a_journal_without_a_change_is_removed(run_pt: Path, run_cli: RunCli) ->
     run_pt.write_bytes(old)
     journal_of(run_pt).write_bytes(journal)
     said = run_cli("recover", "run.pt", exit=0).stdout
-    assert said == (
-        "run.pt: as it was: an interrupted change in place left it so; removed its journal\n"
-    )
+    assert said == ("run.pt: not changed by the interrupted in-place change; removed its journal\n")
     assert (run_pt.read_bytes(), journals(run_pt.parent)) == (old, [])
     journal_of(run_pt).write_bytes(journal)
     assert ckptmove.inspect(run_pt).warnings == (
-        "an interrupted change in place had left it as it was; removed its journal",
+        "an interrupted in-place change had not changed the file; removed its journal",
     )
 
 
@@ -147,7 +145,7 @@ def test_an_unfinished_journal_is_of_no_other_file(run_pt: Path, run_cli: RunCli
     unfinished_of(run_pt).mkdir()
     assert ckptmove.recover(run_pt.parent).files == ()
     assert "is a journal (name" in run_cli("recover", orphan, exit=3).stderr
-    with pytest.raises(ckptmove.CkptmoveError, match=r"has a journal already|directory"):
+    with pytest.raises(ckptmove.CkptmoveError, match=r"already has a journal|directory"):
         in_place(run_pt)
     assert len(journals(run_pt.parent)) == 2
 
@@ -175,7 +173,7 @@ def test_in_a_directory_one_that_fails_does_not_keep_the_others(run_pt: Path) ->
         interrupted(root / name)
     interrupted(run_pt)
     run_pt.unlink()
-    with pytest.raises(InputError, match="is gone") as raised:
+    with pytest.raises(InputError, match="is missing") as raised:
         ckptmove.recover(root)
     assert raised.value.path == str(run_pt)
     assert journals(root) == [journal_name("run.pt")]
@@ -208,7 +206,12 @@ def test_a_file_that_was_replaced_is_left_alone(kind: str, run_pt: Path, run_cli
     interrupted(run_pt)
     STRANGERS[kind](run_pt)
     for verb in (ckptmove.recover, ckptmove.inspect, in_place):
-        hint = untouched(run_pt, partial(verb, run_pt), InputError, "is not as an interr")
+        hint = untouched(
+            run_pt,
+            partial(verb, run_pt),
+            InputError,
+            "is not in the state that its journal describes",
+        )
         assert hint == f"if the file is whole, remove {journal_of(run_pt)}"
     done = run_cli("recover", "run.pt", exit=3)
     assert done.stderr.count("\n") == 1
@@ -228,7 +231,10 @@ def test_a_journal_of_another_file_of_the_same_bytes_is_refused(
     copy.replace(run_pt)
     for verb in (ckptmove.recover, ckptmove.inspect, in_place):
         hint = untouched(
-            run_pt, partial(verb, run_pt), CorruptError, "is not the file that its journal is of"
+            run_pt,
+            partial(verb, run_pt),
+            CorruptError,
+            "is not the file that its journal belongs to",
         )
         assert hint == f"if the file is whole, remove {journal_of(run_pt)}"
 
@@ -257,7 +263,7 @@ def test_a_damaged_journal_is_kept(run_pt: Path, run_cli: RunCli) -> None:
         damaged.append(journal[:at])
     for there in damaged:
         journal_of(run_pt).write_bytes(there)
-        hint = untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "journal|left it")
+        hint = untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "journal")
         assert str(journal_of(run_pt)) in hint or there[:14] == journal[:14]
         assert journal_of(run_pt).read_bytes() == there
     journal_of(run_pt).write_bytes(journal[:-1])
@@ -281,7 +287,10 @@ def test_a_file_that_is_gone_has_left_its_journal(run_pt: Path, run_cli: RunCli)
     save(run_pt.with_name("in.pt"), torch.ones(1))
     for verb in ("recover run.pt", "inspect run.pt", "relocate in.pt --to cpu -o run.pt"):
         done = run_cli(*verb.split(), exit=3)
-        assert "is gone, and has left the journal of a change in place (put it back" in done.stderr
+        assert (
+            "is missing, but the journal of an interrupted in-place change is there "
+            "(put the file back" in done.stderr
+        )
     assert journals(run_pt.parent)
     away.rename(run_pt)
     assert ckptmove.recover(run_pt).files[0].outcome == "rolled-back"
@@ -305,7 +314,10 @@ def test_a_journal_is_no_file_to_be_recovered(run_pt: Path, run_cli: RunCli) -> 
         assert said.endswith(": is a journal of ckptmove (ckptmove recover run.pt)\n")
         assert f"(ckptmove recover {run_pt})" in run_cli("inspect", path, exit=3).stderr
     said = run_cli("inspect", journal_of(run_pt).rename(run_pt.with_name("x.pt")), exit=3).stderr
-    assert "is a journal of ckptmove (ckptmove recover FILE, the one that it was beside)" in said
+    assert (
+        "is a journal of ckptmove (ckptmove recover FILE, where FILE is the file that "
+        "it was beside)" in said
+    )
 
 
 def test_a_journal_of_another_version_is_kept(run_pt: Path) -> None:
@@ -320,7 +332,7 @@ def test_a_journal_that_somebody_else_put_there_is_not_followed(run_pt: Path) ->
         pytest.skip("needs root, to be somebody else")
     interrupted(run_pt)
     os.chown(journal_of(run_pt), 65534, 65534)
-    untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "is not its owner's")
+    untouched(run_pt, partial(ckptmove.recover, run_pt), InputError, "belongs to another user")
     os.chown(run_pt, 65534, 65534)
     assert ckptmove.recover(run_pt).files[0].outcome == "rolled-back"
 
@@ -350,7 +362,7 @@ def test_what_can_not_be_written_can_not_be_recovered(
     with mounted(tmp_path / "disk", "--bind", os.fspath(folder)) as disk:
         or_skip("mount", "-o", "remount,ro,bind", disk)
         said = run_cli("inspect", disk / "run.pt", exit=3).stderr
-        assert "an interrupted change in place can't be undone: can't be written: Read-only" in said
+        assert "an interrupted in-place change can't be undone: can't be written: Read-only" in said
         assert f"(ckptmove recover {disk / 'run.pt'})" in said
         said = run_cli("recover", disk / "run.pt", exit=4).stderr
         assert "can't be written: Read-only file system" in said

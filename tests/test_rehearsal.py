@@ -148,7 +148,7 @@ def test_of_several_state_dicts_the_likeliest_is_taken(sound: Path) -> None:
     spoilt(sound, lambda saved: saved.update(ema=Convolutions().state_dict()))
     assert rehearse(sound, model=Convolutions).of("model").data["state_dict"] == "model"
     spoilt(sound, lambda saved: saved.update(other=Convolutions().state_dict()))
-    with pytest.raises(UsageError, match="fit the model alike: model, other") as error:
+    with pytest.raises(UsageError, match="match the model equally well: model, other") as error:
         rehearse(sound, model=Convolutions)
     assert "--root" in str(error.value.hint)
 
@@ -159,7 +159,7 @@ def test_a_model_saved_whole_is_never_unpickled_but_if_trusted(tmp_path: Path) -
     torch.save(Convolutions(), path)
     found = rehearse(path, model=Convolutions, inputs=[IMAGES], step="forward")
     all_passed(found)  # its state is found without
-    with pytest.raises(UnsupportedError, match="unpickling runs"):
+    with pytest.raises(UnsupportedError, match="unpickling it runs"):
         rehearse(path, inputs=[IMAGES], step="forward")
     found = rehearse(path, inputs=[IMAGES], step="forward", trust_pickle=True)
     all_passed(found)
@@ -210,7 +210,7 @@ def prefixed(state: dict[str, Any], prefix: str) -> dict[str, Any]:
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "swapped shapes": (
         lambda s: swap(s["model"], "conv.weight", "head.weight"),
-        "mis-shaped: conv.weight is 5×8, the model's is 8×3×3×3",
+        "wrong shape: conv.weight is 5×8, the model's is 8×3×3×3",
     ),
     "transposed": (
         lambda s: s["model"].update({"head.weight": s["model"]["head.weight"].T.clone()}),
@@ -220,7 +220,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda s: s["model"].update(
             {"head.weight": torch.randn(7, 8), "head.bias": torch.randn(7)}
         ),
-        "another number of rows: head.weight, head.bias",
+        "different number of rows: head.weight, head.bias",
     ),
     "a renamed key": (
         lambda s: s["model"].update(tail=s["model"].pop("head.bias")),
@@ -300,11 +300,11 @@ STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "swapped states": (
         lambda s: swap(s["state"], 0, 5),  # type: ignore[arg-type]
-        "its state doesn't have the shapes",
+        "the shapes of its state do not match",
     ),
     "too few": (
         lambda s: (s["param_groups"][0]["params"].pop(), s["state"].pop(5)),
-        "it holds 5 parameters, and the model has 6",
+        "it holds 5 parameters; the model has 6",
     ),
     "capturable on a CPU": (
         lambda s: s["param_groups"][0].update(capturable=True),
@@ -355,7 +355,7 @@ def test_a_changed_value_shows_against_the_source(sound: Path, tmp_path: Path) -
     torch.save(saved, other)
     step = train(other, against=sound).of("step")
     assert step.outcome == "failed"
-    assert "gives something else on cpu, compared bit by bit" in step.title
+    assert "gives a different result on cpu, compared bit for bit" in step.title
     assert any("bn.weight after the step differs in 8 values" in line for line in step.details)
 
 
@@ -390,17 +390,17 @@ def test_a_model_that_fails_is_a_finding(sound: Path) -> None:
         ({"model": "nowhere:Net"}, "there is no module 'nowhere'"),
         ({"model": "json:Net"}, "json has no 'Net'"),
         ({"model": "missing.py:Net"}, "there is no file"),
-        ({"model": rehearsing.HERE}, "of which anything might be the model"),
+        ({"model": rehearsing.HERE}, "the name of the model in it is missing"),
         ({"model": "what is this"}, "neither a file or folder nor a name"),
         ({"model": rehearsing.named(rehearsing.no_model)}, "returned a str"),
         ({"model": "torch.nn:Linear"}, "it needs in_features, out_features"),
-        ({"inputs": ["float32[3"]}, "is no input"),
+        ({"inputs": ["float32[3"]}, "is not valid"),
         ({"inputs": ["float33[3]"]}, "no dtype 'float33'"),
-        ({"inputs": ["float32[3]<4"]}, "a limit is for whole numbers"),
+        ({"inputs": ["float32[3]<4"]}, "a limit must be above 0"),
         ({"inputs": ["a=bool[3]", "a=bool[4]"]}, "'--input a is given twice|a is given twice"),
-        ({"step": "fly"}, "neither forward nor train"),
-        ({"step": "forward"}, "doesn't say what it takes"),
-        ({"optimizer": "AdamW"}, "names nothing in code"),
+        ({"step": "fly"}, "must be forward or train"),
+        ({"step": "forward"}, "is not known"),
+        ({"optimizer": "AdamW"}, "is not a name in Python code"),
     ],
 )
 def test_nonsense_is_refused(sound: Path, options: dict[str, Any], said: str) -> None:

@@ -110,7 +110,7 @@ def test_an_untied_weight_is_named(found: dict[str, Findings]) -> None:
 def test_a_step_left_on_the_device_is_named(found: dict[str, Findings]) -> None:
     assert outcomes(found["step"]) == ["passed", "failed", "passed"]
     title = found["step"]["step"]["title"]
-    assert title.startswith("stored on cuda:0, where torch keeps it on cpu")
+    assert title.startswith("stored on cuda:0; torch keeps it on cpu")
     assert "step of conv.weight" in title
 
 
@@ -211,7 +211,7 @@ def test_what_takes_too_long_is_a_finding(tmp_path: Path) -> None:
     request = Request(str(tmp_path), rehearsing.HERE, "cuda:0")
     found = simulate(request, patience=0.05)
     assert {each.outcome for each in found} == {"skipped"}
-    assert found[0].title == "can't be simulated: it wasn't done after 0.05 s"
+    assert found[0].title == "can't be simulated: it did not finish within 0.05 s"
 
 
 def test_errors_come_out_of_the_process(tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_errors_come_out_of_the_process(tmp_path: Path) -> None:
     torch.save(rehearsing.of_convolutions(), path)
     with pytest.raises(UsageError, match="returned a str"):
         rehearse(path, model=rehearsing.no_model, device="cuda:0", simulate=True)
-    with pytest.raises(UsageError, match="can't import this one"):
+    with pytest.raises(UsageError, match="can't import this model"):
         rehearse(path, model=lambda: Convolutions(), device="cuda:0", simulate=True)

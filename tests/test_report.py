@@ -82,7 +82,7 @@ def test_what_exists_is_replaced_by_force_alone(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="the destination exists") as raised:
         relocate(source, out, to="cpu")
     assert (raised.value.hint, raised.value.path) == (
-        "--force replaces it; or name another",
+        "--force replaces it; or choose another name",
         str(out),
     )
     assert out.read_text() == "precious"

@@ -146,7 +146,7 @@ def test_it_can_not_be_relocated(
     path = tmp_path / "x.safetensors"
     path.write_bytes(saved.read_bytes())
     done = run_cli("relocate", path, "--to", to, *options, exit=3)
-    assert "safetensors carry no devices" in done.stderr
+    assert "safetensors files store no devices" in done.stderr
     assert "ckptmove convert" in done.stderr
     assert done.stderr.count("\n") == 1
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
@@ -158,9 +158,11 @@ def test_a_part_of_one_is_named(saved: Path, tmp_path: Path, run_cli: RunCli) ->
     head = 8 + int.from_bytes(content[:8], "little")
     for nbytes in (10, 100, head - 1):
         path.write_bytes(content[:nbytes])
-        with pytest.raises(UnsupportedError, match="looks like safetensors") as raised:
+        with pytest.raises(
+            UnsupportedError, match="looks like the beginning of a safetensors file"
+        ) as raised:
             inspect(path)
-        assert raised.value.hint == "fetch it again"
+        assert raised.value.hint == "download it again"
     for nbytes in (head, len(content) - 1):
         path.write_bytes(content[:nbytes])
         with pytest.raises(CorruptError, match="truncated"):
@@ -195,7 +197,7 @@ def test_public_files_are_inspected(path: Path, tmp_path: Path) -> None:
     manifest = inspect(path)
     assert_agrees(path, manifest)
     assert len(manifest.tensors) == count(path)
-    with pytest.raises(UnsupportedError, match="carry no devices"):
+    with pytest.raises(UnsupportedError, match="store no devices"):
         relocate(path, tmp_path / "out", to="cuda:0")
     assert list(tmp_path.iterdir()) == []
 

@@ -96,7 +96,7 @@ def test_what_a_section_is_not(tmp_path: Path) -> None:
     )
     assert ckptmove.load(path, select="other").keys() == {"t"}
     out = tmp_path / "out.pt"
-    assert convert(path, out, exclude="model").left_out == ("model",)
+    assert convert(path, out, exclude_tensors="model").left_out == ("model",)
     assert [entry.name for entry in inspect(out).tensors] == ["t.0"]
 
 
@@ -166,7 +166,7 @@ def test_a_module_does_not_drown_what_is_besides(tmp_path: Path, run_cli: RunCli
     made.settings = {"depth": 3}  # type: ignore[assignment]
     saved(made, tmp_path)
     shown = run_cli("inspect", "run.pt", exit=0).stdout
-    assert "besides: settings (dict of 1)\n" in shown
+    assert "other values: settings (dict of 1)\n" in shown
     assert "builtins.set" not in shown
 
 
@@ -209,7 +209,7 @@ def test_no_two_tensors_have_one_name(
     for name, value in names.items():
         report = convert(path, out := tmp_path / "out.pt", select=name, force=True)
         assert list(valued(inspect(out), out).values()) == [value]
-        convert(path, out, exclude=name, force=True)
+        convert(path, out, exclude_tensors=name, force=True)
         assert sorted(valued(inspect(out), out).values()) == sorted({*names.values()} - {value})
         assert float(ckptmove.load(convert(path, out, root=name, force=True).destination)) == value
         del report
@@ -237,7 +237,7 @@ def test_several_things_under_one_name_are_told_apart(tmp_path: Path) -> None:
         convert(path, tmp_path / "out.pt", root=root, force=True)
         assert torch.load(tmp_path / "out.pt").keys() == {key}
     path = saved({"a.b": {"c": torch.ones(1)}, "a": {"b.c": torch.ones(1)}}, tmp_path)
-    with pytest.raises(RefusedError, match=r"several things under 'a\.b\.c'") as refused:
+    with pytest.raises(RefusedError, match=r"several entries are called 'a\.b\.c'") as refused:
         convert(path, tmp_path / "no.pt", root="a.b.c")
     assert {'"a.b".c', 'a."b.c"'} <= {*str(refused.value.hint).split()}
 
@@ -263,8 +263,8 @@ def test_a_verdict_is_not_about_nothing(tmp_path: Path, run_cli: RunCli) -> None
     assert "no tensors compared" in done.stdout
     done = run_cli("validate", "none.pt", exit=0)
     assert "torch-zip, no tensors: " in done.stdout
-    assert "nothing failed, and it holds no tensors" in done.stdout
-    done = run_cli("validate", "none.pt", "--against", "run.pt", "--part", exit=1)
+    assert "no check failed, but it holds no tensors" in done.stdout
+    done = run_cli("validate", "none.pt", "--against", "run.pt", "--subset", exit=1)
     assert "none of the tensors of run.pt is in it" in done.stdout
     done = run_cli("relocate", "none.pt", "--to", "cuda:0", exit=0)
     assert "nothing to move" in done.stdout

@@ -248,9 +248,9 @@ def test_attributes_of_the_dicts_are_a_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"a": {}, 1: torch.ones(1)}, "holds a dict with a key that is no name"),
-        ([], "holds something else than a dict of tensors"),
-        (torch.ones(1), "holds something else than a dict of tensors"),
+        ({"a": {}, 1: torch.ones(1)}, "holds a dict with a key that is not a string"),
+        ([], "does not hold a dict of tensors"),
+        (torch.ones(1), "does not hold a dict of tensors"),
     ],
 )
 def test_other_than_dicts_are_refused(part: Any, message: str, tmp_path: Path) -> None:
@@ -338,9 +338,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a directory": (replace_by_folder, "is a directory"),
     "truncated": (lambda f: os.truncate(first(f), first(f).stat().st_size - 1), "truncated"),
     "empty": (lambda f: os.truncate(first(f), 0), "is empty"),
-    "a pickle": (lambda f: torch.save({"a": torch.ones(1)}, first(f)), "of several formats"),
+    "a pickle": (lambda f: torch.save({"a": torch.ones(1)}, first(f)), "different formats"),
     "no checkpoint": (lambda f: first(f).write_text("hello"), "is not a checkpoint"),
-    "a pointer": (lambda f: first(f).write_text("version https://git-lfs"), "pointer of Git LFS"),
+    "a pointer": (lambda f: first(f).write_text("version https://git-lfs"), "Git LFS pointer"),
     "not held": (lambda f: remap(f, lambda w: w.update(more=first(f).name)), "'more' should be in"),
     "elsewhere": (
         lambda f: remap(f, lambda w: w.update(dict.fromkeys(w, first(f).name))),
@@ -351,13 +351,13 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "both",
     ),
     "twice": (twice, "it says 'zero' twice"),
-    "nothing": (lambda f: remap(f, lambda w: w.clear()), "it names no file"),
+    "nothing": (lambda f: remap(f, lambda w: w.clear()), "it lists no files"),
     "no map": (lambda f: (f / INDEX).write_text("{}"), "not the index of a checkpoint"),
-    "a list": (lambda f: (f / INDEX).write_text('{"weight_map": []}'), "weight_map does not say"),
+    "a list": (lambda f: (f / INDEX).write_text('{"weight_map": []}'), "weight_map does not give"),
     "numbers": (lambda f: (f / INDEX).write_text('{"weight_map": {"a": 1}}'), "weight_map does"),
     "no JSON": (lambda f: (f / INDEX).write_text('{"weight_map'), "is not JSON"),
     "deep": (lambda f: (f / INDEX).write_text('{"a":' * 10**5), "nested more than"),
-    "long": (lambda f: os.truncate(f / INDEX, 100_000_001), "and no checkpoint|is not"),
+    "long": (lambda f: os.truncate(f / INDEX, 100_000_001), "not a checkpoint|is not"),
     "no tree": (
         lambda f: (f / INDEX).write_text(
             json.dumps({**json.loads((f / INDEX).read_text()), "metadata": {"ckptmove": 1}})
@@ -390,7 +390,8 @@ def test_tensors_that_the_index_does_not_list_count(safe: Path, tmp_path: Path) 
     remap(safe, lambda where: (where.pop("step"), where.pop("zero")))
     report = convert(safe, tmp_path / "out.safetensors")
     assert report.warnings == (
-        "its files hold 2 tensors that the index does not list, e.g. 'step': they count as well",
+        "its files hold 2 tensors that the index does not list, for example 'step': "
+        "they count as well",
     )
     assert_same_tensors(load_file(tmp_path / "out.safetensors"), weights())
 
@@ -414,7 +415,7 @@ def test_a_tree_of_one_file_is_not_that_of_all(safe: Path, tmp_path: Path) -> No
     shutil.move(tmp_path / "x.safetensors", path)
     manifest = inspect(safe)
     assert manifest.warnings == (
-        f"the tree that {path.name} tells of is that of one file: it is ignored",
+        f"the tree in {path.name} describes that one file only; it is ignored",
     )
     assert_same_tensors(ckptmove.load(safe), weights())
 
@@ -432,7 +433,7 @@ def test_too_many_files_to_open(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    assert "its 60 files can't all be open at once (ulimit -n 184)" in done.stderr
+    assert "its 60 files can't all be opened at the same time (ulimit -n 184)" in done.stderr
 
 
 def test_an_index_is_not_replaced_by_what_it_stands_for(safe: Path) -> None:
@@ -446,9 +447,9 @@ def test_an_index_is_not_replaced_by_what_it_stands_for(safe: Path) -> None:
 
 def test_it_is_not_relocated(safe: Path, pickled: Path, run_cli: RunCli) -> None:
     for path, hint in (
-        (safe, "relocate each file in it"),
-        (pickled, "relocate each file in it"),
-        (pickled / TORCH_INDEX, "name one of these files"),
+        (safe, "relocate each file separately in it"),
+        (pickled, "relocate each file separately in it"),
+        (pickled / TORCH_INDEX, "give one of those files instead"),
     ):
         done = run_cli("relocate", path, "--to", "cuda:0", exit=3)
         assert hint in done.stderr

@@ -141,7 +141,7 @@ def test_the_command_line_gives_up_in_a_line(
     done = run_cli("relocate", url, tmp_path / "out.pt", "--to", "cuda:0", exit=3)
     assert done.stderr.startswith(f"ckptmove: {url}: can't be read: ")
     assert said in done.stderr
-    assert done.stderr.endswith("(it was tried 5 times)\n")
+    assert done.stderr.endswith("(ckptmove tried 5 times)\n")
     assert done.stderr.count("\n") == 1
     assert not done.stdout
     assert names(tmp_path) == ["run.pt"]
@@ -193,7 +193,8 @@ def test_what_is_not_installed_is_named(missing: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "ckptmove: s3://b/run.pt: what opens s3:// isn't installed (pip install 'ckptmove[s3]')\n"
+        "ckptmove: s3://b/run.pt: the package that opens s3:// is not installed "
+        "(pip install 'ckptmove[s3]')\n"
     )
 
 
@@ -283,9 +284,9 @@ def test_a_server_without_ranges_is_refused_before_all_comes(
 ) -> None:
     saved(tmp_path, 20_000_000)
     web.ranges = False
-    with pytest.raises(UnsupportedError, match="its server can't send parts of it") as caught:
+    with pytest.raises(UnsupportedError, match="its server can't send a part of it") as caught:
         VERBS[verb](web.put("run.pt"), tmp_path / "run.pt")
-    assert caught.value.hint == "download it, and name the file"
+    assert caught.value.hint == "download it, and give the file"
     assert web.nbytes() < 40_000_000, "nor was it all sent"
 
 

@@ -156,13 +156,13 @@ def test_folders(store: Store) -> None:
 
 
 def test_what_is_no_url_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="names a file here"):
+    with pytest.raises(UsageError, match="is a URL of a local file"):
         ckptmove.inspect(f"file://{tmp_path}/x.pt")
-    with pytest.raises(UsageError, match=r"is no URL that can be opened: .*Protocol not known"):
+    with pytest.raises(UsageError, match=r"is not a URL that can be opened: .*Protocol not known"):
         ckptmove.inspect("nobody://x.pt")
     with pytest.raises(InputError) as caught:
         ckptmove.inspect(Path("s3://b/run.pt"))
-    assert caught.value.hint == "a URL is text, and has two slashes"
+    assert caught.value.hint == "a URL must be a string with two slashes"
     with pytest.raises(InputError) as caught:
         ckptmove.inspect("a::b")
     assert caught.value.hint is None

@@ -79,7 +79,7 @@ def test_what_is_strided_is_read_from_a_copy(store: Store, tmp_path: Path, tempo
 def test_nothing_in_a_store_is_changed_in_place(store: Store, tmp_path: Path) -> None:
     url = store.put("run.pt", saved(tmp_path))
     for dry_run in (False, True):
-        with pytest.raises(RefusedError, match="nothing there can be changed in place"):
+        with pytest.raises(RefusedError, match="where files cannot be changed in place"):
             ckptmove.relocate(url, to="cuda:0", in_place=True, dry_run=dry_run)
 
 
@@ -87,7 +87,9 @@ def test_nothing_in_a_store_is_changed_in_place(store: Store, tmp_path: Path) ->
 def test_recover_and_doctor_take_files(store: Store, tmp_path: Path, run_cli: RunCli) -> None:
     url = store.put("run.pt", saved(tmp_path))
     told = {
-        "is in a store: nothing there is changed in place": run_cli("recover", url, exit=4),
+        "is in an object store, where files are never changed in place": run_cli(
+            "recover", url, exit=4
+        ),
         "there is no such script": run_cli("doctor", "--script", url, exit=2),
         "is neither a file or folder": run_cli("doctor", "--model", url, exit=2),
     }
@@ -161,13 +163,13 @@ def test_validate_against_a_url_compares_its_step(store: Store, tmp_path: Path) 
     options: dict[str, Any] = {"model": Net, "input": "float32[2,300]", "step": "train"}
     report = ckptmove.validate(path, against=url, **options)
     assert report.ok
-    assert f"{url} gives the same on cpu, bit by bit" in report.of("step").details
+    assert f"{url} gives the same on cpu, bit for bit" in report.of("step").details
     other = torch.load(path)
     other["bias"] += 1
     torch.save(other, tmp_path / "other.pt")
     report = ckptmove.validate(tmp_path / "other.pt", against=url, **options)
     assert (report.of("against").outcome, report.of("step").outcome) == ("failed", "failed")
-    assert f"{url} gives something else" in report.of("step").title
+    assert f"{url} gives a different result" in report.of("step").title
 
 
 def test_what_is_wrong_in_a_store(store: Store, tmp_path: Path, temporary: Path) -> None:
@@ -222,7 +224,7 @@ def test_a_model_finds_what_is_beside_its_weights(
     other = store.put_folder("other", tmp_path / "hf")
     report = ckptmove.validate(url, against=other, step="train", device="cpu")
     assert report.ok, report
-    assert f"{other} gives the same on cpu, bit by bit" in report.of("step").details
+    assert f"{other} gives the same on cpu, bit for bit" in report.of("step").details
     assert not list(temporary.iterdir())
 
 

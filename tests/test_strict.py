@@ -185,7 +185,7 @@ def test_what_is_never_relocated_is_refused_as_that(tmp_path: Path) -> None:
     unsafe = _zip(tmp_path, {"w": torch.ones(2), "more": Runs(tmp_path / "canary")})
     ckptmove.convert(unsafe, source)
     for strict in (False, True):
-        with pytest.raises(UnsupportedError, match="carry no devices"):
+        with pytest.raises(UnsupportedError, match="store no devices"):
             ckptmove.relocate(source, tmp_path / "x.pt", to="cpu", strict=strict)
 
 
@@ -216,7 +216,7 @@ def test_in_a_batch_other_files_count(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "tree" / "args.pkl").write_bytes(pickle.dumps(Runs(tmp_path / "canary")))
     (tmp_path / "tree" / "notes.txt").write_text("notes")
     torch.save({"w": torch.ones(1)}, tmp_path / "tree" / "plain.pt")
-    command = ["batch", "convert", "tree", "to", "--copy-others", "--jobs=1", "--json"]
+    command = ["batch", "convert", "tree", "to", "--copy-rest", "--jobs=1", "--json"]
     done = run_cli(*command, "--strict", exit=1)
     assert NAMED in done.stdout
     assert sorted(path.name for path in (tmp_path / "to").glob("[a-z]*")) == [

@@ -706,7 +706,7 @@ def test_what_fails_to_move_itself_is_named() -> None:
 
 
 def test_a_model_is_no_batch() -> None:
-    with pytest.raises(UsageError, match=r"a model \(Linear\) is no batch") as caught:
+    with pytest.raises(UsageError, match=r"a model \(Linear\) is a model, not a batch") as caught:
         to_device({"x": [nn.Linear(1, 1)]}, "meta")
     assert "ckptmove.move" in str(caught.value.hint)
 
@@ -714,7 +714,7 @@ def test_a_model_is_no_batch() -> None:
 @pytest.mark.parametrize("keep", [5, None, [1], b"x", lambda name: True, ["x", None], {1: "x"}])
 def test_what_is_no_pattern_is_refused(keep: Any) -> None:
     for verb in (to_device, prefetch):
-        with pytest.raises(UsageError, match=r"^keep is ") as caught:
+        with pytest.raises(UsageError, match=r"^keep must be ") as caught:
             verb([], "meta", keep=keep)
         assert "keep='lengths'" in str(caught.value.hint)
 
@@ -726,15 +726,15 @@ def test_patterns_may_be_in_anything() -> None:
 
 
 def test_a_tensor_without_values_is_refused() -> None:
-    with pytest.raises(UsageError, match="on meta has no values"):
+    with pytest.raises(UsageError, match="on the meta device has no values"):
         to_device([torch.empty(2, device="meta")], "cpu")
 
 
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("gpu", "'gpu' is not a device that torch knows"),
-        ("npu:0", "this torch knows no device 'npu:0'"),
+        ("gpu", "'gpu' is not a device type of torch"),
+        ("npu:0", "this torch has no device 'npu:0'"),
         ("lazy:0", "'lazy:0' can't be used here: Could not run"),
         (None, "None is not a device"),
         (True, "True is not a device"),
@@ -767,7 +767,7 @@ class Collated(torch.utils.data.Dataset[Any]):
 def test_a_worker_is_told_to_leave_devices_alone() -> None:
     loader = torch.utils.data.DataLoader(Collated(), num_workers=1)
     assert list(loader) == [
-        ["this is a DataLoader's worker: move batches in the loop that takes them"]
+        ["this is a worker process of a DataLoader; move the batches in the training loop"]
     ]
 
 

@@ -194,7 +194,7 @@ def test_two_locations_of_one_storage_are_refused(tmp_path: Path) -> None:
     again = On(base.view(4), 0, (4,), (1,))
     made.pickles[3] = python3_dumps([on, again], name)
     made = made.with_keys(["0"])._replace(tail=[(4, base.numpy().tobytes())])
-    refused(write(tmp_path, made.joined()), "is said to be on 'cpu' and on 'cuda:1'")
+    refused(write(tmp_path, made.joined()), "is listed on 'cpu' and on 'cuda:1'")
 
 
 # -- views -----------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_a_script_is_told_and_not_moved(tmp_path: Path, run_cli: RunCli) -> None
     manifest = inspect(path)
     assert [spelled(entry.path) for entry in manifest.tensors] == ["models/both.weight"]
     (told,) = manifest.warnings
-    assert told.endswith("not shown: made by torch.jit._script.unpackage_script_module")
+    assert told.endswith("not shown; they are made by torch.jit._script.unpackage_script_module")
     assert "torch.jit._script.unpackage_script_module" in manifest.unknown_callables
     with pytest.raises(UnsupportedError, match="unpackage_script_module, whose devices"):
         relocate(path, tmp_path / "moved.pt", to="cpu")
@@ -168,7 +168,7 @@ def test_a_script_is_told_and_not_moved(tmp_path: Path, run_cli: RunCli) -> None
         ("should be 16 bytes long", b"cpuq\x03K\3", b"cpuq\x03K\4"),
         ("reaches outside its storage", b"K\3\x85", b"K\4\x85"),
         ("truncated", b"Rq\n.", b"Rq\n}"),
-        ("no storage", b"storage", b"shelves"),
+        ("not a storage", b"storage", b"shelves"),
         ("in a malformed way", b"X\7\0\0\0storage", b"X\x0e\0\0\0reduce_package"),
     ],
 )
@@ -187,7 +187,7 @@ def test_pickles_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     x = torch.ones(3)
     path = fill(tmp_path / "bad.pt", a=x, b=[x])
     relay(path, lambda name, data: data.replace(b"cpu", b"mps") if name == "p/b" else data)
-    with pytest.raises(CorruptError, match="is said to be on 'cpu' and on 'mps'"):
+    with pytest.raises(CorruptError, match="is listed on 'cpu' and on 'mps'"):
         inspect(path)
 
 

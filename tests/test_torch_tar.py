@@ -57,7 +57,7 @@ def test_it_is_not_loaded_by_torch(tmp_path: Path) -> None:
     found = validate(path).of("reload")
     assert (found.outcome, found.title) == (
         "skipped",
-        "torch loads torch-tar only by running what it says",
+        "torch can load torch-tar only by running its code",
     )
 
 
@@ -184,7 +184,7 @@ def test_what_torch_wrote_then_goes_there_and_back(path: Path, tmp_path: Path) -
     relocate(moved, back := tmp_path / "back.pt", to="cpu")
     assert back.read_bytes() == path.read_bytes()
     (imitation,) = (param.values[0] for param in corpus_files("tar-imitation"))
-    with pytest.raises(UnsupportedError, match="a tar without the member 'tensors'"):
+    with pytest.raises(UnsupportedError, match="a tar archive without the member 'tensors'"):
         inspect(imitation)  # type: ignore[arg-type]
 
 
@@ -230,10 +230,13 @@ def tensor(
 
 BAD: dict[str, tuple[Members, str]] = {
     "more storages than there are": ({"storages": dumps(9) + ONE}, "truncated"),
-    "a number of storages that is none": ({"storages": dumps("9") + ONE + dumps([])}, "is none"),
-    "a number below zero": ({"storages": dumps(-1, [])}, "is none"),
+    "a number of storages that is none": (
+        {"storages": dumps("9") + ONE + dumps([])},
+        "is not an integer",
+    ),
+    "a number below zero": ({"storages": dumps(-1, [])}, "is not an integer"),
     "a storage that is no tuple": ({"storages": table(dumps([1, "cpu", 3]))}, "malformed"),
-    "a location that is no text": ({"storages": table(storage(location=3))}, "no text"),
+    "a location that is no text": ({"storages": table(storage(location=3))}, "not a string"),
     "a type that is none": ({"storages": table(storage(cls=None))}, "a type in a table"),
     "a type of somebody else": ({"storages": table(storage(cls=OrderedDict))}, "a type in a table"),
     "a type that is not known": ({"storages": table(storage(cls=torch.Size))}, "is not known"),
@@ -246,7 +249,7 @@ BAD: dict[str, tuple[Members, str]] = {
         "the storage 1 is truncated",
     ),
     "no elements": ({"storages": dumps(1) + storage()}, "truncated"),
-    "a number taken twice": ({"storages": table(ONE, ONE)}, "two things in the tar have"),
+    "a number taken twice": ({"storages": table(ONE, ONE)}, "two objects in the tar have"),
     "views that are no list": ({"storages": dumps(1) + ONE + dumps(5)}, "list of parts"),
     "a view of nothing": ({"storages": table(ONE, views=[(5, 9, 0, 1)])}, "is missing"),
     "a view of itself": ({"storages": table(ONE, views=[(5, 5, 0, 1)])}, "is missing"),
@@ -254,8 +257,14 @@ BAD: dict[str, tuple[Members, str]] = {
         {"storages": table(ONE, views=[(5, 6, 0, 1), (6, 5, 0, 1)])},
         "is missing",
     ),
-    "a view beyond the storage": ({"storages": table(ONE, views=[(5, 1, 1, 1)])}, "larger than it"),
-    "a view of a negative part": ({"storages": table(ONE, views=[(5, 1, -1, 1)])}, "is none"),
+    "a view beyond the storage": (
+        {"storages": table(ONE, views=[(5, 1, 1, 1)])},
+        "larger than the storage",
+    ),
+    "a view of a negative part": (
+        {"storages": table(ONE, views=[(5, 1, -1, 1)])},
+        "is not an integer",
+    ),
     "a view of two numbers": ({"storages": table(ONE, views=[(5, 1)])}, "malformed"),
     "dimensions below zero": ({"tensors": tensor(1, 1, 0, dimensions=-1)}, "has -1 dimensions"),
     "absurd dimensions": ({"tensors": tensor(1, 1, 0, dimensions=1 << 30)}, "dimensions"),
@@ -270,8 +279,8 @@ BAD: dict[str, tuple[Members, str]] = {
         "more elements",
     ),
     "a tensor on nothing": ({"tensors": tensor(1, 1, 0, on=2)}, "of a tensor is missing"),
-    "a tensor of another type": ({"tensors": tensor(1, 1, 0, kind="Int")}, "of another type"),
-    "a tensor with a storage's number": ({"tensors": tensor(1, 1, 0, number=1)}, "two things"),
+    "a tensor another type": ({"tensors": tensor(1, 1, 0, kind="Int")}, "another type"),
+    "a tensor with a storage's number": ({"tensors": tensor(1, 1, 0, number=1)}, "two objects"),
     "an object of nothing": ({"pickle": b"\x80\x02X\1\0\0\0008Q."}, "does not hold"),
     "an object of a tuple": ({"pickle": b"\x80\x02K\1K\2\x86Q."}, "does not hold"),
     "an object of no number": ({"pickle": b"\x80\x02X\1\0\0\0-Q."}, "does not hold"),
@@ -352,12 +361,15 @@ HEADERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a size beyond the file": (lambda head: respelled(head, 124, b"77777777777"), "truncated"),
     "a size that is no number": (lambda head: respelled(head, 124, b"x" * 11), "truncated"),
     "a size below zero": (lambda head: respelled(head, 124, b"\xff" * 12), "truncated"),
-    "a link": (lambda head: respelled(head, 156, b"2"), "no regular file"),
-    "a folder": (lambda head: respelled(head, 156, b"5"), "no regular file"),
-    "a sparse file": (lambda head: respelled(head, 156, b"S"), "no regular file"),
-    "a global header": (lambda head: respelled(head, 156, b"g"), "no regular file"),
-    "a folder by its name": (lambda head: respelled(head, 0, b"x/" + bytes(8)), "no regular file"),
-    "the start of a name": (lambda head: respelled(head, 345, b"x"), "no regular file"),
+    "a link": (lambda head: respelled(head, 156, b"2"), "not a regular file"),
+    "a folder": (lambda head: respelled(head, 156, b"5"), "not a regular file"),
+    "a sparse file": (lambda head: respelled(head, 156, b"S"), "not a regular file"),
+    "a global header": (lambda head: respelled(head, 156, b"g"), "not a regular file"),
+    "a folder by its name": (
+        lambda head: respelled(head, 0, b"x/" + bytes(8)),
+        "not a regular file",
+    ),
+    "the start of a name": (lambda head: respelled(head, 345, b"x"), "not a regular file"),
     "a name that is there": (lambda head: respelled(head, 0, b"pickle\0\0\0"), "two members"),
 }
 

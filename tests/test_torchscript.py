@@ -231,7 +231,7 @@ def test_comments_and_spaces(edit: Callable[[str], str], tmp_path: Path) -> None
 )
 def test_code_that_is_none_is_refused_in_a_line(bad: str, tmp_path: Path, run_cli: RunCli) -> None:
     path = wordy(tmp_path / "made.pt", lambda text: f"{text}\n{bad}\n")
-    with pytest.raises(InputError, match="can't be taken apart") as raised:
+    with pytest.raises(InputError, match="can't be parsed") as raised:
         inspect(path)
     assert "\n" not in str(raised.value)
     done = run_cli("relocate", path, "out.pt", "--to", "cpu", exit=3)

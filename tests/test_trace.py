@@ -100,10 +100,10 @@ def test_values_are_those_that_there_are_without() -> None:
 def test_a_block_is_watched_once() -> None:
     watch = ckptmove.trace(Net(), device="cpu")
     assert watch.verdicts == ()
-    assert str(watch) == "nothing was watched yet"
+    assert str(watch) == "nothing has been watched yet"
     with watch:
         pass
-    with pytest.raises(UsageError, match="watched already"), watch:
+    with pytest.raises(UsageError, match="already watched"), watch:
         pass
 
 
@@ -121,8 +121,8 @@ def test_watches_may_be_nested() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (({"a": 1},), "is no torch.nn.Module"),
-        ((Net(), "adam"), "is no torch.optim.Optimizer"),
+        (({"a": 1},), "is not a torch.nn.Module"),
+        ((Net(), "adam"), "is not a torch.optim.Optimizer"),
         ((Net(), None, "gpu"), "gpu"),
     ],
 )

@@ -51,7 +51,7 @@ def test_every_tensor_is_in_the_tree(family: str, name: str, tmp_path: Path) -> 
             assert any(is_line_of(entry, chain) for chain in lines), entry.name
     assert "_rebuild_tensor" not in "\n".join(tree(manifest))
     held = {str(entry.path[0]) for entry in manifest.tensors if entry.path}
-    besides = [line for line in summary(manifest, full=True) if line.startswith("besides: ")]
+    besides = [line for line in summary(manifest, full=True) if line.startswith("other values: ")]
     named = {each.split(" ")[0] for line in besides for each in line[9:].split(", ")}
     assert not named & held
 

@@ -350,7 +350,9 @@ def test_what_is_there_in_the_end_and_is_not_what_was_sent_is_removed(
     force: bool, store: Store, tmp_path: Path
 ) -> None:
     store.server.fault = lambda asked: damage(asked) if asked.kind == "put" else None
-    with pytest.raises(WriteError, match="ETag is not that of what was sent; it was removed"):
+    with pytest.raises(
+        WriteError, match="ETag does not match the bytes that were sent; it was removed"
+    ):
         ckptmove.relocate(small(tmp_path), store.url("x.pt"), to="cuda:0", force=force)
     assert store.there() == []
 
@@ -362,7 +364,7 @@ def test_what_somebody_else_put_there_right_after_is_left(store: Store, tmp_path
             store.put("x.pt", b"theirs")
 
     store.server.fault = race
-    with pytest.raises(WriteError, match="something else took its place"):
+    with pytest.raises(WriteError, match="another object replaced it"):
         ckptmove.relocate(saved(tmp_path), store.url("x.pt"), to="cuda:0")
     assert store.get("x.pt") == b"theirs"
 
@@ -371,7 +373,7 @@ def test_parts_that_can_not_be_removed_are_told_of(store: Store, tmp_path: Path)
     store.server.fault = lambda asked: 500 if asked.kind in ("complete", "abort") else None
     with pytest.raises(WriteError, match="writing failed") as caught:
         ckptmove.relocate(saved(tmp_path), store.url("x.pt"), to="cuda:0")
-    assert "parts of it that nobody sees are left in the store" in (caught.value.hint or "")
+    assert "invisible parts of it are left in the store" in (caught.value.hint or "")
     store.server.reset()
     assert (store.there(), store.uploads()) == ([], ["x.pt"])
     (upload,) = store.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
@@ -410,7 +412,7 @@ def test_a_small_object_that_can_not_be_put(
     assert (caught.value.hint is None) == (status == 403)
     store.server.reset()
     assert store.get("marks/a") == b"here"
-    with pytest.raises(RefusedError, match="what it is in is not there"):
+    with pytest.raises(RefusedError, match="its bucket or container does not exist"):
         put_small("s3://nobucket/a", b"x")
 
 
@@ -473,7 +475,7 @@ def test_a_folder_goes_there_with_all_that_is_in_it(store: Store, tmp_path: Path
         with pytest.raises(RefusedError, match="source"):
             ckptmove.convert(store.url("model"), store.url(inner), dtype="float16", force=True)
     for source in (store.url("model"), store.url("model/model.safetensors")):
-        with pytest.raises(RefusedError, match=r"is the source itself|the source lies in"):
+        with pytest.raises(RefusedError, match=r"is the source itself|the source is inside"):
             ckptmove.convert(source, f"s3a://{BUCKET}/model/", dtype="float16", force=True)
 
 
@@ -507,7 +509,7 @@ def test_a_folder_that_could_not_be_completed_has_no_index(
         sharded(source, store.url("out/"))
     store.server.reset()
     assert caught.value.hint is not None
-    assert f"{len(store.there())} of 3 files are there already, whole" in caught.value.hint
+    assert f"{len(store.there())} of 3 files are already there, complete" in caught.value.hint
     assert "out/model.safetensors.index.json" not in store.there()
 
 
@@ -525,7 +527,7 @@ def test_a_folder_is_not_begun_to_be_seen_before_all_of_it_was_sent(
 
 def test_a_file_is_no_folder(store: Store, tmp_path: Path) -> None:
     store.put("out", b"theirs")
-    with pytest.raises(RefusedError, match="exists and is no directory"):
+    with pytest.raises(RefusedError, match="exists and is not a directory"):
         sharded(saved(tmp_path), store.url("out"), force=True)
     with pytest.raises(ckptmove.UsageError, match="called like a file") as caught:
         sharded(saved(tmp_path), store.url("out.safetensors"))

@@ -153,7 +153,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda saved: next(
             value for key, value in saved["model"].items() if key.endswith("running_mean")
         ).fill_(float("nan")),
-        "running_mean is no number",
+        "running_mean is NaN",
     ),
 }
 

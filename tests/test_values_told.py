@@ -30,9 +30,9 @@ def named(tmp_path: Path) -> Path:
     return save(tmp_path / "made.pt", saved)
 
 
-def test_what_could_follow_is_told(named: Path) -> None:
+def test_what_is_rewritable_is_told(named: Path) -> None:
     said = lines(named, to="cpu")
-    assert "left as they are, values that --values rewrites: a (cuda:0)" in said
+    assert "unchanged values that --values would rewrite: a (cuda:0)" in said
     assert not any("cuda:3" in line or "mps" in line for line in said)
 
 
@@ -50,15 +50,16 @@ def test_what_can_not_be_rewritten_is_told_apart(tmp_path: Path) -> None:
     path = save(tmp_path / "made.pt", {"w": torch.ones(2), "a": {"cuda:0"}})
     for values in (False, True):
         said = [line for line in lines(path, to="cpu", values=values) if "values" in line]
-        assert said == ["left as they are, values that can't be rewritten: a.<args>.0.0 (cuda:0)"]
+        assert said == ["unchanged values that can't be rewritten: a.<args>.0.0 (cuda:0)"]
 
 
-def test_a_report_tells_programs_what_could_follow(named: Path) -> None:
+def test_a_report_tells_programs_what_is_rewritable(named: Path) -> None:
     said = relocate(named, to="cpu", dry_run=True).to_json()
-    assert [value["name"] for value in said["values_could_follow"]] == ["a"]
+    assert [value["name"] for value in said["values_rewritable"]] == ["a"]
     done = relocate(named, to="cpu", values=True).to_json()
     assert [(v["name"], v["to"]) for v in done["values_rewritten"]] == [("a", "cpu")]
-    assert done["values_could_follow"] == []
+    assert done["values_rewritable"] == []
+    assert done["values_could_follow"] == []  # the former name
 
 
 def test_many_rewritten_values_are_counted(tmp_path: Path) -> None:
@@ -77,14 +78,14 @@ def test_the_places_of_a_program_are_counted(tmp_path: Path) -> None:
     moving = sum(value.value == "cuda:0" for value in graph)
     assert moving > 9
     said = lines(path, to="cuda:1")
-    assert f"the program's graph: {moving:,} places cuda:0→cuda:1" in said
+    assert f"graph of the program: {moving:,} places cuda:0→cuda:1" in said
     assert OPTION not in "\n".join(said)
     assert not any(line.startswith(("rewrote", "left")) for line in said)
     assert graph[-1].name in "\n".join(lines(path, to="cuda:1", full=True))
     shown = list(summary(inspect(path)))
     (line,) = (line for line in shown if line.startswith("graph: "))
     assert line.startswith(f"graph: cuda:0 ×{moving}")
-    assert not any("no loader changes" in line for line in shown)
+    assert not any("loading never changes" in line for line in shown)
     assert graph[-1].name in "\n".join(summary(inspect(path), full=True))
 
 
@@ -94,12 +95,12 @@ def test_code_is_warned_of_once_and_truly(tmp_path: Path) -> None:
     code = {v.name: v for v in inspect(path).values_naming_devices if v.kind.startswith("code")}
     moved = [name for name, value in code.items() if value.value == "cuda:0"]
     report = relocate(path, tmp_path / "out.pt", to="cuda:1")
-    (warning,) = (text for text in report.warnings if "the code names" in text)
+    (warning,) = (text for text in report.warnings if "the code itself names" in text)
     assert [name for name in code if repr(name) in warning] == moved
     assert OPTION in warning
     assert "code/" not in "\n".join(relocation(report))
     report = relocate(path, tmp_path / "out.pt", to="cuda:1", values=True, force=True)
-    assert not any("the code names" in text for text in report.warnings)
+    assert not any("the code itself names" in text for text in report.warnings)
 
 
 def test_code_strings_can_not_be_rewritten(tmp_path: Path) -> None:
@@ -107,13 +108,13 @@ def test_code_strings_can_not_be_rewritten(tmp_path: Path) -> None:
     FAMILIES["script"]["lite"](path, "cuda:1")
     for values in (False, True):
         report = relocate(path, tmp_path / "out.pt", to="mps", values=values, force=True)
-        (warning,) = (text for text in report.warnings if "the code names" in text)
+        (warning,) = (text for text in report.warnings if "the code itself names" in text)
         assert "scripts.py:18" in warning
         assert OPTION not in warning
 
 
 def test_in_place_there_may_be_nothing_to_change(named: Path, run_cli: RunCli) -> None:
     done = run_cli("relocate", named, "--to", "cuda:0", "--in-place", exit=0)
-    assert done.stdout.splitlines()[-1] == "nothing to move, nothing to change"
+    assert done.stdout.splitlines()[-1] == "nothing to move, so nothing was changed"
     done = run_cli("relocate", named, "--to", "cuda:0", exit=0)
-    assert done.stdout.splitlines()[-1].endswith("name a DST for a copy")
+    assert done.stdout.splitlines()[-1].endswith("give DST to make a copy")

@@ -331,7 +331,7 @@ def test_of_several_the_one_that_everybody_calls_so_is_meant(
     path = saved({"normalizer": {"mean": torch.zeros(1)}, "state_dict": state(1)}, tmp_path)
     assert bare(path).keys() == state(1).keys()
     done = run_cli("convert", "run.pt", "out.safetensors", "--preset", "hf", "--force", exit=0)
-    told = "weights: state_dict (9 tensors); also there: normalizer (1 tensor)"
+    told = "weights: state_dict (9 tensors); also in the file: normalizer (1 tensor)"
     assert told in done.stdout.splitlines()
     path = saved({"model": {"encoder": state(1), "decoder": state(2)}}, tmp_path)
     wanted = {f"{part}.{name}" for part in ("encoder", "decoder") for name in state(1)}
@@ -345,14 +345,14 @@ def test_it_says_which_and_what_else(tmp_path: Path, run_cli: RunCli) -> None:
     saved(timm(), tmp_path)
     done = run_cli("convert", "run.pt", "out.safetensors", "--preset", "hf", exit=0)
     assert (
-        "weights: state_dict (9 tensors); also there: state_dict_ema (ema, 9 tensors): "
-        "--weights ema takes them" in done.stdout.splitlines()
+        "weights: state_dict (9 tensors); also in the file: state_dict_ema (ema, 9 tensors); "
+        "--weights ema selects them" in done.stdout.splitlines()
     )
 
 
 def test_patterns_and_weights_go_together(tmp_path: Path) -> None:
     path = saved(timm(), tmp_path)
-    found = bare(path, exclude="*.num_batches_tracked", select=["*.1.*"])
+    found = bare(path, exclude_tensors="*.num_batches_tracked", select=["*.1.*"])
     assert found.keys() == {
         f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
     }
@@ -389,8 +389,8 @@ def test_a_part_that_is_asked_for_by_name_is_told_too(tmp_path: Path, run_cli: R
     }
     done = run_cli("convert", "run.pt", "out.pt", "--preset", "lightning", "--force", exit=0)
     assert (
-        "weights: state_dict (ema, 9 tensors); also there: current_model_state (9 tensors): "
-        "--weights model takes them" in done.stdout.splitlines()
+        "weights: state_dict (ema, 9 tensors); also in the file: current_model_state (9 tensors); "
+        "--weights model selects them" in done.stdout.splitlines()
     )
     for which, value in (("model", 1), ("ema", 2)):
         convert(path, tmp_path / "out.pt", preset="lightning", weights=which, force=True)

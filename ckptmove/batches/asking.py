@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..errors import InputError, StrPath, UsageError
+from ..errors import InputError, StrPath, UsageError, with_current_names
 from ..rules import rules_of
 from ..stores import folder_of, inside, is_url, joined
 from ..verbs.convert import check_options, convert
@@ -34,17 +34,17 @@ def checked_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) 
         UsageError: the verb has none of that name, or they make no sense.
     """
     if verb not in VERBS:
-        raise UsageError(f"{verb!r} is no verb for a batch", hint=f"one of {', '.join(VERBS)}")
+        raise UsageError(f"{verb!r} is not a verb of batch", hint=f"one of {', '.join(VERBS)}")
     defaults = {
         name: each.default for name, each in signatures.signature(VERBS[verb]).parameters.items()
     }
-    if verb == "convert":
-        defaults["exclude_tensors"] = defaults.pop("exclude")
     if verb == "validate":
         defaults["force"] = False
+    options = dict(options)
+    with_current_names(options, getattr(VERBS[verb], "former_names", {}))
     for name in options:
         if name not in defaults or name in _NOT_THEIRS:
-            raise UsageError(f"{verb} has no option {name!r} in a batch")
+            raise UsageError(f"batch {verb} has no option {name!r}")
     given = {
         name: _plain(value)
         for name, value in options.items()
@@ -60,10 +60,10 @@ def checked_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) 
         if "device_map" in given:
             given["device_map"] = dict(found.device_map)
         if bool(given.get("in_place")) == (dst is not None):
-            raise UsageError("either a destination is given, or in place")
+            raise UsageError("give either a destination or --in-place")
     elif verb == "convert":
         if dst is None:
-            raise UsageError("no destination is given")
+            raise UsageError("the destination is missing")
         check_options(given)
     return given
 

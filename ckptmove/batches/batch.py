@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StrPath, UsageError
+from ..errors import StrPath, UsageError, accept_former_names
 from ..verifier import Progress
 from .asking import absolute, from_root
 from .planning import plan_batch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 
+@accept_former_names(copy_others="copy_rest")
 def batch(
     verb: str,
     src: StrPath,
@@ -25,7 +26,7 @@ def batch(
     *,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
-    copy_others: bool = False,
+    copy_rest: bool = False,
     jobs: int | None = None,
     executor: Executor | None = None,
     ray: str | None = None,
@@ -57,7 +58,7 @@ def batch(
             for slashes, and a glob without one may match the last part alone. One that starts with
             a slash has to match the whole name, or that of a folder above. A folder that is
             excluded is not looked into.
-        copy_others: copy also what is no checkpoint.
+        copy_rest: copy also what is no checkpoint.
         jobs: how many processes; by default as many as there are cores.
         executor: who does the work instead: threads, processes, or another machine. Calls of
             `executor.submit` with what can be pickled are all that it has to take; it stays open.
@@ -83,11 +84,11 @@ def batch(
         WriteError: a folder can't be made.
     """
     if jobs is not None and jobs < 1:
-        raise UsageError("there must be at least one job")
+        raise UsageError("jobs must be at least 1")
     if executor is None:
         _refuse_memory(src, dst)
     if ray is not None and (executor is not None or jobs is not None):
-        raise UsageError("a Ray cluster takes neither jobs nor an executor")
+        raise UsageError("ray cannot be combined with jobs or an executor")
     if executor is not None or ray is not None:  # they may be in another folder
         src, dst = absolute(src), None if dst is None else absolute(dst)
         options = from_root(options)
@@ -101,7 +102,7 @@ def batch(
             dst,
             include=(include,) if isinstance(include, str) else tuple(include),
             exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
-            copy_others=copy_others,
+            copy_rest=copy_rest,
             shard_of=shard_of,
             retry=retry,
             verify=verify,
@@ -117,7 +118,7 @@ def _refuse_memory(*trees: StrPath | None) -> None:
     for tree in trees:
         if isinstance(tree, str) and tree.startswith("memory:"):
             hint = "executor=concurrent.futures.ThreadPoolExecutor()"
-            raise UsageError("other processes do not see it", path=tree, hint=hint)
+            raise UsageError("other processes cannot read memory: URLs", path=tree, hint=hint)
 
 
 def _joined(address: str) -> Cluster:

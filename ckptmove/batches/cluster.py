@@ -98,7 +98,7 @@ class Cluster(Executor):
         self._thread.start()
 
     def _join(self, address: str) -> None:
-        why, hint = "nothing answers as a cluster does", None
+        why, hint = "no Ray cluster answers there", None
         with contextlib.suppress(EOFError):
             if self._pipe.poll(_CONNECTING):
                 kind, *said = self._pipe.recv()
@@ -107,7 +107,7 @@ class Cluster(Executor):
                     return
                 why, hint = said
                 raise UsageError(why, hint=hint)
-        raise UsageError(f"no Ray cluster is reached at {address!r}: {why}", hint=hint)
+        raise UsageError(f"cannot reach a Ray cluster at {address!r}: {why}", hint=hint)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As `Executor.submit`, but for keywords; the first argument is a task of a batch.
@@ -115,7 +115,7 @@ class Cluster(Executor):
         Raises:
             RefusedError, WriteError: its ledger can't be written.
         """
-        assert not kwargs, "nobody has needed them"
+        assert not kwargs, "no longer needed"
         large = args[0].item.nbytes >= max(_LARGE, self.nbytes // self._cpus)
         call = Call(fn, args, *self._mark(args[0]), _PART if large else 0)
         future: Future[Any] = Future()
@@ -213,11 +213,17 @@ def _settle(future: Future[Any], answer: bytes) -> None:
     if kind == "returned":
         future.set_result(value)
     elif kind == "unfit":
-        hint = "all nodes need the same ckptmove, and one file system; what is done stays done"
+        hint = (
+            "every node needs the same version of ckptmove and a shared file system; "
+            "finished items stay finished"
+        )
         future.set_exception(UsageError(value, hint=hint))
     else:
         future.set_exception(value)
 
 
 def _gone() -> WriteError:
-    return WriteError("the Ray cluster is gone", hint="run it again; what is done stays done")
+    return WriteError(
+        "the connection to the Ray cluster is lost",
+        hint="run the same command again; finished items stay finished",
+    )

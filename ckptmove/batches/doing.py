@@ -28,7 +28,7 @@ from .room import existing_of, refuse_long_name
 
 #: Who wants to know of progress within an item.
 LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
-_ANOTHER = "the destination exists, and is not what would be written"
+_ANOTHER = "the destination exists and differs from what would be written"
 
 
 class Made(NamedTuple):
@@ -135,7 +135,7 @@ def _made(task: Task, output: str, *, force: bool) -> Made:
         raise _unreadable(task.item)
     if kind == "other" or (kind == "index" and task.verb == "relocate"):
         if task.options.get("strict"):
-            refuse_unknown_in(task.item.path, otherwise="without --strict it is copied untouched")
+            refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
         return _copied(task.item, output, force)
     if task.verb == "relocate":
         return _relocated(task, output, force)
@@ -154,7 +154,6 @@ def _relocated(task: Task, output: str, force: bool) -> Made:
 def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:
     options = dict(task.options)
     as_folder = _is_folder(task)
-    options["exclude"] = options.pop("exclude_tensors", ())
     options["force"] = force
     dst = f"{output}/" if as_folder else output
     return convert(task.item.path, dst, dry_run=dry_run, progress=LISTENER.get(), **options)
@@ -212,4 +211,4 @@ def _unreadable(item: Item) -> InputError:
         return error
     except OSError as error:
         return InputError(f"can't be read: {error.strerror}", path=item.path)
-    return InputError("could not be read when the tree was looked through", path=item.path)
+    return InputError("could not be read when the tree was scanned", path=item.path)

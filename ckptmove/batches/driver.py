@@ -73,8 +73,8 @@ def serve(fd: int, address: str) -> None:
     except (Exception, SystemExit) as error:
         said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
         why = said.splitlines()[0]
-        hint = "ray status tells of the one on this machine"
-        pipe.send(("unconnected", f"no Ray cluster is reached at {address!r}: {why}", hint))
+        hint = "ray status shows the cluster of this machine"
+        pipe.send(("unconnected", f"cannot reach a Ray cluster at {address!r}: {why}", hint))
         return
     driver.run()
 
@@ -141,12 +141,12 @@ class _Tasks:
     def _why(self, error: Exception, tries: int) -> tuple[str, str | None]:
         errors, times = self._ray.exceptions, f", {tries} times"
         if isinstance(error, errors.OutOfMemoryError):
-            return f"its worker was killed{times}", "the node had not enough memory"
+            return f"its worker was killed{times}", "the node ran out of memory"
         if isinstance(error, errors.NodeDiedError):
             return f"its node died{times}", None
         if isinstance(error, errors.WorkerCrashedError):
-            return f"its worker died{times}", "was there not enough memory?"
-        return f"it was lost{times}: {_line(error)}", None
+            return f"its worker died{times}", "perhaps the machine ran out of memory"
+        return f"its result was lost{times}: {_line(error)}", None
 
     def break_off(self) -> None:
         """Have all clean up and end."""
@@ -324,7 +324,9 @@ def _written_elsewhere(
             for kind, key, *said in tasks.ended(_LONG):
                 if kind != "answered":
                     why = said[0] if said else "its Ray task was cancelled"
-                    raise WriteError(f"a part of it was not written: {why}", path=parts[key].path)
+                    raise WriteError(
+                        f"a part of the file was not written: {why}", path=parts[key].path
+                    )
                 outcome, value = pickle.loads(said[0])
                 if outcome == "unfit":
                     raise WriteError(value, path=parts[key].path)

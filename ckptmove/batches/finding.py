@@ -113,13 +113,15 @@ def _folders(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
             if entry.kind == FOLDER:
                 folders.append(_Folder(name, entry.path, n))
             elif entry.kind == LINKED:
-                found.notes.append(f"{name} is a link to a folder, and was not followed")
+                found.notes.append(f"{name} is a link to a folder and was not followed")
             elif entry.kind == NAMELESS:
-                found.notes.append(f"{name!r} has no name for a file, and was left out")
+                found.notes.append(
+                    f"{name!r} has a name that is not valid for a file, and was left out"
+                )
             elif entry.kind in (FILE, UNREADABLE):
                 folder.files.append(entry)
             else:
-                found.notes.append(f"{name} is no file, or a link that leads nowhere")
+                found.notes.append(f"{name} is not a regular file, or is a broken link")
     return folders
 
 
@@ -214,5 +216,5 @@ def once(items: Iterable[Item], notes: list[str]) -> list[Item]:
             continue
         first = found.setdefault((about.st_dev, about.st_ino), item)
         if first is not item:
-            notes.append(f"{item.name} is the same file as {first.name}, and is changed with it")
+            notes.append(f"{item.name} is the same file as {first.name} and changes with it")
     return sorted([*found.values(), *rest])

@@ -111,7 +111,7 @@ class Ledger:
                 raise RefusedError(
                     f"the ledger has {about.st_size:,} bytes, and {_MOST:,} are the most",
                     path=self.path,
-                    hint="without it, what is there is compared; remove it",
+                    hint="remove it; then ckptmove compares the existing outputs instead",
                 )
             if about.st_size > self._at:
                 file.seek(self._at)
@@ -151,7 +151,9 @@ class Ledger:
 
     def _trap(self) -> RefusedError:
         return RefusedError(
-            "the ledger is a link, has several names, or is no file", path=self.path, hint="rm it"
+            "the ledger is a link, has several hard links, or is not a regular file",
+            path=self.path,
+            hint="rm it",
         )
 
     def add(self, entry: Entry, *, synced: bool = False) -> None:

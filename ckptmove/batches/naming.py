@@ -72,5 +72,5 @@ def refuse_clashes(items: Iterable[Item]) -> None:
         told += f"; and {more:,} more" if more > 0 else ""
         raise RefusedError(
             f"would have the same name in the destination: {told}",
-            hint="--exclude all of them but one",
+            hint="use --exclude to leave out all but one",
         )

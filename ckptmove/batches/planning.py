@@ -35,7 +35,7 @@ class BatchPlan:
         destination: where the other tree goes; None if nothing is written elsewhere.
         tasks: what there is to do, the biggest first.
         done: what is done already.
-        others: how many files are left alone, since they are no checkpoints.
+        others: how many files are left out, since they are no checkpoints.
         nbytes: how much there is to read.
         free_nbytes: what is free in the destination, or None if nothing is written there.
         notes: what the user should know, a sentence each.
@@ -84,7 +84,7 @@ def plan_batch(
     *,
     include: Iterable[str],
     exclude: Iterable[str],
-    copy_others: bool,
+    copy_rest: bool,
     shard_of: str | None,
     retry: StrPath | None,
     verify: bool,
@@ -105,23 +105,25 @@ def plan_batch(
     options = checked_options(verb, dst, options)
     in_place = bool(options.get("in_place"))
     if in_place and is_url(source):
-        raise RefusedError("is in a store: nothing there can be changed in place", path=source)
-    if copy_others and (dst is None or verb == "validate"):
-        raise UsageError("other files are copied only where a new tree is written")
+        raise RefusedError(
+            "is in an object store, where files cannot be changed in place", path=source
+        )
+    if copy_rest and (dst is None or verb == "validate"):
+        raise UsageError("--copy-rest needs a destination")
     shard = share_of(shard_of)
     only = None if retry is None else names_to_retry(retry)
     if not is_folder(source):
-        raise InputError("is no directory", path=source, hint=f"ckptmove {verb}")
+        raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:
         check_apart(source, os.fspath(dst))
         check_store(dst)
         if not is_url(dst) and os.path.lexists(dst) and not os.path.isdir(dst):
-            raise RefusedError("exists, and is no directory", path=dst)
+            raise RefusedError("exists, and is not a directory", path=dst)
     root = os.fspath(dst) if dst is not None else source if in_place else None
     found = find(source, Wanted(include, exclude), whole=verb != "relocate")
     if in_place:
         found.items = once(found.items, found.notes)
-    copied = _copied(found, all=copy_others, indices=verb == "relocate" and not in_place)
+    copied = _copied(found, all=copy_rest, indices=verb == "relocate" and not in_place)
     left = len(found.others) - len(copied)
     named = naming(verb, root, options)
     items = [item._replace(output=named(item)) for item in found.items]

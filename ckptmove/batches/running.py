@@ -39,7 +39,7 @@ class BatchReport:
         outcomes: how many items are `done`, `skipped`, `refused` and `failed`.
         failures: results of those that were refused or failed.
         remaining: names of items of which nothing is known, since the run was broken off.
-        others: how many files are no checkpoints, and were left alone.
+        others: how many files are no checkpoints, and were left out.
         nbytes: the size of what was read.
         bytes_written: how much was written.
         seconds: how long it took.
@@ -315,7 +315,9 @@ class _Run:
             except FileNotFoundError:  # what was in it is gone, as what was only compared
                 continue
             except OSError as error:
-                self._notes.append(f"{folder} may lose names in a power cut: {error.strerror}")
+                self._notes.append(
+                    f"{folder} may lose file names in a power failure: {error.strerror}"
+                )
         written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]
         if plan.destination is not None and written:
             with contextlib.suppress(CkptmoveError, OSError):

@@ -87,7 +87,7 @@ def names_to_retry(log: StrPath) -> frozenset[str]:
     except OSError as error:
         raise InputError(f"the log can't be read: {error.strerror}", path=log) from error
     if not outcomes and os.path.getsize(log):
-        raise InputError("is no log of a batch", path=log)
+        raise InputError("is not a log of ckptmove batch", path=log)
     return frozenset(name for name, outcome in outcomes.items() if outcome not in _SETTLED)
 
 
@@ -101,7 +101,7 @@ def share_of(text: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise UsageError(f"{text!r} is not of the form i/N with i from 1 to N", hint="e.g. 1/8")
+        raise UsageError(f"{text!r} does not have the form I/N with I from 1 to N", hint="e.g. 1/8")
     return int(found[1]), int(found[2])
 
 

@@ -47,13 +47,17 @@ class WorkerDied(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-        self.hint = "was there not enough memory?" if code == -signal.SIGKILL else None
+        self.hint = "perhaps the machine ran out of memory" if code == -signal.SIGKILL else None
 
     def __str__(self) -> str:
         if self.code < 0:
             with contextlib.suppress(ValueError):
                 return f"its worker was killed by {signal.Signals(-self.code).name}"
-        return f"its worker ended with {self.code}" if self.code else "its worker was told to end"
+        return (
+            f"its worker process exited with code {self.code}"
+            if self.code
+            else "its worker process was stopped"
+        )
 
 
 class Workers(Executor):

@@ -17,7 +17,10 @@ from .marks import Book, book_at
 from .places import at
 
 _REFUSALS = (RefusedError, UnsupportedError, UntrustedError, UsageError)
-_MAYBE = "its devices are as they were changed to: it may be the same file, with another time"
+_MAYBE = (
+    "its devices are already those of the earlier change: it may be the same file with "
+    "a new modification time"
+)
 _LEDGERS = 4  # that a process remembers what it has read of
 
 
@@ -35,7 +38,7 @@ def _outcome_of(task: Task) -> Result:
     try:
         if not task.ledger:
             made = made_or_there(task, None)
-            assert made is not None, "it is there, where nothing is written"
+            assert made is not None, "it exists already"
             return _result(item, made)
         ledger = _ledger(task.ledger, task.since)
         with ledger.held(item.name, patient=task.patient) as held:
@@ -86,7 +89,7 @@ def _entered(task: Task, ledger: Book) -> Result:
         _add(ledger, _entry(task, key, DONE if made is None or made.ok else FAILED), notes)
     if made is None:
         how = "changed" if task.in_place else "there"
-        return result_of(item, SKIPPED, f"it was {how} already", output=item.output)
+        return result_of(item, SKIPPED, f"it was already {how}", output=item.output)
     result = _result(item, made)
     if notes and result.report is not None:
         told = [*notes, *result.report.get("warnings", ())]
@@ -111,7 +114,7 @@ def _made_by_tags(task: Task, ledger: Book, known: Entry | None) -> Made | None:
         if known.tags != begun.tags:
             return None
     elif _may_be_changed(known, begun) and not task.options.get("force"):
-        raise RefusedError(_MAYBE, hint="--force changes it")
+        raise RefusedError(_MAYBE, hint="--force changes it again")
     try:
         ledger.add(begun, synced=True)
     except OSError as error:
@@ -129,7 +132,7 @@ def _add(ledger: Book, entry: Entry, notes: list[str]) -> None:
         ledger.add(entry)
     except (OSError, CkptmoveError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        notes.append(f"it is done, but could not be entered as such: {why}")
+        notes.append(f"it is done, but the ledger could not record that: {why}")
 
 
 def _entry(task: Task, key: str, outcome: str) -> Entry:

@@ -27,17 +27,15 @@ _ISSUES = "please report it, with the output of the same command and -v"
 
 #: The commands in the order of the help, and how the docstring of each begins.
 COMMANDS = {
-    "batch": "Relocate, convert or validate all checkpoints of a tree.",
-    "convert": "Write a checkpoint in another form, losing nothing.",
-    "diff": "Say what is not the same in two checkpoints, of whatever formats;"
-    " exit 1 if anything is.",
-    "doctor": "Say why a model trains on the CPU, or fails on the GPU, and what to do;"
-    " exit 1 if it does.",
-    "inspect": "Show what is in a checkpoint, and on which device.",
-    "recover": "Undo a change in place that was interrupted.",
+    "batch": "Relocate, convert or validate all checkpoints of a folder tree.",
+    "convert": "Convert a checkpoint to safetensors, or back to a file of torch.save.",
+    "diff": "Show what differs between two checkpoints of any formats; exit 1 if they differ.",
+    "doctor": "Find out why a model trains on the CPU or fails on the GPU, and how to fix it.",
+    "inspect": "Show what a checkpoint holds, and on which devices.",
+    "recover": "Undo an interrupted relocate --in-place.",
     "relocate": "Rewrite a checkpoint for another device.",
-    "validate": "Prove that a checkpoint is whole, equal to its source, loads, and trains;"
-    " exit 1 if not.",
+    "validate": "Check that a checkpoint is intact, equals its source, loads and trains; "
+    "exit 1 if not.",
 }
 
 
@@ -65,7 +63,7 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     invoke_without_command=True,
-    epilog="Exit codes: 0 done and true, 1 a check came out negative, 2 usage, 3 the input can't "
+    epilog="Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the input can't "
     "be read or is refused, 4 refused before writing, 5 writing or verifying failed, 70 a bug, "
     "128+n a signal.",
 )

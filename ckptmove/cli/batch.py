@@ -21,7 +21,17 @@ from ..errors import CheckFailed, WriteError
 from ..render.batch import Again, batch_line, batch_plan, batch_summary
 from ..render.text import cut, printable
 from .convert import convert_asked, convert_options
-from .options import Function, emit, emit_json, needs_source, output_options, warn, with_options
+from .options import (
+    Command,
+    Function,
+    emit,
+    emit_json,
+    needs_source,
+    option,
+    output_options,
+    warn,
+    with_options,
+)
 from .relocate import relocate_asked, relocate_options
 from .streams import Signalled
 from .validate import validate_options
@@ -31,24 +41,24 @@ _OFTEN = 0.1  # seconds between two looks at what is being done
 _LONGEST_NAME = 40
 
 
-class _Remembering(click.Command):
-    """A command that knows how it was asked for."""
+class _Remembering(Command):
+    """A command that remembers the words of its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click has it."""
+        """Remember the words, then parse them."""
         ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 
 
 def _again(log: str | None) -> Again:
-    """How this command was asked for."""
+    """Return this command line, for a message that says how to run it again."""
     context = click.get_current_context()
     words: tuple[str, ...] = context.meta[_WORDS]
     valued = {
         name
-        for option in context.command.params
-        if isinstance(option, click.Option) and not option.is_flag
-        for name in option.opts
+        for each in context.command.params
+        if isinstance(each, click.Option) and not each.is_flag
+        for name in each.opts
     }
     narrowed, rest = list[str](), iter(words)
     for word in rest:
@@ -65,64 +75,96 @@ def _again(log: str | None) -> Again:
 
 
 def _batch_options(command: Function) -> Function:
-    """What is the same for every verb."""
+    """Add the options that every verb of a batch has."""
+    items, run = "Which items", "How to run"
     return with_options(
         command,
         click.argument("src", type=click.Path(), required=False),
         click.argument("dst", type=click.Path(), required=False),
-        click.option(
+        option(
             "--include",
+            group=items,
             multiple=True,
             metavar="GLOB",
-            help="Only items so called; with a leading /, by the whole name. Repeatable.",
+            help="Do only items whose name matches GLOB. Repeatable.",
         ),
-        click.option(
+        option(
             "--exclude",
+            group=items,
             multiple=True,
             metavar="GLOB",
-            help="No items so called, and nothing in folders so called. Repeatable.",
+            help="Leave out items and folders whose name matches GLOB. Repeatable.",
         ),
-        click.option(
-            "-j", "--jobs", type=click.IntRange(1), help="Processes; by default one a core."
+        option(
+            "--shard-of",
+            group=items,
+            metavar="I/N",
+            help="Divide the items into N shares and do only share I; I counts from 1.",
         ),
-        click.option(
-            "--ray",
-            metavar="ADDRESS",
-            help="Have a Ray cluster do it; auto is the one that this machine belongs to.",
+        option(
+            "--retry",
+            group=items,
+            metavar="FILE",
+            help="Do only the items that failed or were refused in this log (see --log).",
         ),
-        click.option(
-            "--shard-of", metavar="I/N", help="Only the I-th of N shares of the tree, from 1."
-        ),
-        click.option(
+        option(
             "--verify",
+            group=items,
             is_flag=True,
-            help="Read again the outputs that are done, to see they hold.",
+            help="Read finished outputs again, to check that they have not changed.",
         ),
-        click.option("--log", metavar="FILE", help="Add a line of JSON for each item to FILE."),
-        click.option("--retry", metavar="FILE", help="Only what was not done, by such a log."),
-        click.option(
+        option(
+            "-j",
+            "--jobs",
+            group=run,
+            type=click.IntRange(1),
+            metavar="N",
+            show_default="one per core",
+            help="Number of processes.",
+        ),
+        option(
+            "--ray",
+            group=run,
+            metavar="ADDRESS",
+            help="Run on a Ray cluster. auto is the cluster that this machine belongs to.",
+        ),
+        option(
+            "--log",
+            group=run,
+            metavar="FILE",
+            help="Append one line of JSON for each item to FILE.",
+        ),
+        option(
             "--dry-run",
+            group=run,
             is_flag=True,
-            help="Print the plan, do nothing; each item is checked when it is done.",
+            help="Show the plan and do nothing. Each item is checked only when it is done.",
         ),
     )
 
 
-_copy_others = click.option("--copy-others", is_flag=True, help="Copy also what is no checkpoint.")
+_copy_rest = option(
+    "--copy-rest",
+    group="Which items",
+    former=["--copy-others"],
+    is_flag=True,
+    help="Also copy files that are not checkpoints.",
+)
 
 
 @click.group()
 def batch() -> None:
-    """Relocate, convert or validate all checkpoints of a tree.
+    """Relocate, convert or validate all checkpoints of a folder tree.
 
-    They are found by content, whatever they are called. A folder of a model, or an index with its
-    files, is converted and validated as one. All is planned first; what fails stops no other, and
-    is told at the end. What was killed, or broken off by Ctrl-C, goes on where it was if the same
-    command is run again; two at once share the work. Links to files are followed, links to folders
-    are not.
+    ckptmove finds checkpoints by their content, not by their names. It converts and validates a
+    model folder, or an index with its files, as one item. It plans everything first. If an item
+    fails, the others still run, and the summary lists the failures. After kill -9 or Ctrl-C, run
+    the same command again to resume. Two runs at the same time share the work. Links to files are
+    followed, links to folders are not.
 
-    A GLOB is matched with names in the tree, such as runs/1/last.ckpt: * also stands for slashes,
-    and a GLOB without any may match the last part alone. /last.ckpt is only the one at the top.
+    GLOB matches names in the tree, such as runs/1/last.ckpt. * matches slashes too. A GLOB without
+    a slash may also match the last part of a name alone. A GLOB that starts with a slash must match
+    the whole name: /last.ckpt is only the file at the top.
 
     \b
     ckptmove batch convert runs/ out/ --format safetensors
@@ -135,14 +177,14 @@ def batch() -> None:
 
 @batch.command(cls=_Remembering)
 @_batch_options
-@_copy_others
+@_copy_rest
 @relocate_options
 @output_options
 def relocate(src: str | None, dst: str | None, **given: Any) -> None:
     """Relocate every checkpoint in SRC to the same name in DST, or in place.
 
-    The options are those of ckptmove relocate. What has no devices, such as safetensors, is
-    refused: --exclude it.
+    The options are those of ckptmove relocate. Files without devices, such as safetensors, are
+    refused; leave them out with --exclude.
 
     \b
     ckptmove batch relocate runs/ out/ --to cpu
@@ -152,14 +194,14 @@ def relocate(src: str | None, dst: str | None, **given: Any) -> None:
 
 @batch.command(cls=_Remembering)
 @_batch_options
-@_copy_others
-@convert_options("--exclude-tensors")
+@_copy_rest
+@convert_options()
 @output_options
 def convert(src: str | None, dst: str | None, **given: Any) -> None:
-    """Convert every checkpoint in SRC, to a file of the same name in DST with another suffix.
+    """Convert every checkpoint in SRC to the same name in DST, with another suffix.
 
-    The options are those of ckptmove convert; its --exclude is --exclude-tensors here. Without
-    --format it is safetensors.
+    The options are those of ckptmove convert; see ckptmove convert -h for names, GLOB and the
+    presets. Without --format, the outputs are safetensors.
 
     \b
     ckptmove batch convert runs/ out/ --format safetensors
@@ -170,13 +212,19 @@ def convert(src: str | None, dst: str | None, **given: Any) -> None:
 @batch.command(cls=_Remembering)
 @_batch_options
 @validate_options
-@click.option("--force", is_flag=True, help="Replace reports that others wrote.")
+@option(
+    "--force",
+    group="Destination",
+    is_flag=True,
+    help="Replace reports in DST that this command did not write.",
+)
 @output_options
 def validate(src: str | None, dst: str | None, **given: Any) -> None:
-    """Validate every checkpoint in SRC; with DST, a report of each goes there as JSON.
+    """Validate every checkpoint in SRC; with DST, write a JSON report of each there.
 
-    The options are those of ckptmove validate. OTHER is a tree, too: of each item, what has the
-    same name there, or that with another suffix.
+    The options are those of ckptmove validate; see ckptmove validate -h for FACTORY and SPEC. OTHER
+    is a folder tree too: each item is compared with the checkpoint of the same name in it, or with
+    the only one that differs just in the suffix.
 
     \b
     ckptmove batch validate out/ --against runs/
@@ -199,12 +247,10 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
         name: given.pop(name)
         for name in (
             *("include", "exclude", "jobs", "ray", "shard_of", "retry", "verify"),
-            "copy_others",
+            "copy_rest",
         )
         if name in given
     }
-    if verb == "convert":
-        given["exclude_tensors"] = given.get("exclude_tensors", ())
     shown = _Shown(bar and not quiet and not verbose and sys.stderr.isatty())
     options = asked(given)
     work = run_batch(verb, src, dst, **ours, dry_run=dry_run, progress=shown.advance, **options)
@@ -309,7 +355,7 @@ def _is_torn(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         if file.read(1) != b"{":
-            raise OSError(errno.EINVAL, "it is no log of a batch")
+            raise OSError(errno.EINVAL, "it is not a log of ckptmove batch")
         file.seek(-1, 2)
         return file.read(1) != b"\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,11 +14,14 @@ from ..verbs.convert import PRESETS
 from ..verbs.convert import convert as convert_checkpoint
 from ..words import which_loading_runs
 from .options import (
+    Command,
     Function,
+    dry_run_option,
     emit,
     emit_json,
     follow_links_option,
     needs_source,
+    option,
     output_options,
     progress_bar,
     source_argument,
@@ -28,103 +31,147 @@ from .options import (
 )
 
 
-def convert_options(exclude: str = "--exclude") -> Callable[[Function], Function]:
-    """What says how to convert: the same for a file and for a tree.
+def convert_options(former_excludes: Sequence[str] = ()) -> Callable[[Function], Function]:
+    """Add the options that say how to convert: the same for a file and for a tree.
 
     Args:
-        exclude: the name of the option that leaves out tensors.
+        former_excludes: former names of `--exclude-tensors` that the command still accepts.
     """
+    what, how, names, types = "What to write", "Format", "Keys of state dicts", "Dtype and device"
     options = (
-        click.option(
-            "--format",
-            metavar="FORMAT",
-            help="safetensors, torch-zip or zip-bundle; else by DST's suffix.",
-        ),
-        click.option(
-            "--preset",
-            metavar="NAME",
-            help=f"Options by name: {', '.join(PRESETS)}; see convert -h.",
-        ),
-        click.option(
+        option(
             "--select",
+            group=what,
             multiple=True,
             metavar="GLOB",
-            help="Only what is so called, and below. Repeatable.",
+            help="Write only entries whose name matches GLOB, and everything below them. "
+            "Repeatable.",
         ),
-        click.option(
-            exclude, multiple=True, metavar="GLOB", help="All but what is so called. Repeatable."
+        option(
+            "--exclude-tensors",
+            group=what,
+            former=former_excludes,
+            multiple=True,
+            metavar="GLOB",
+            help="Exclude entries whose name matches GLOB, and everything below them. Repeatable.",
         ),
-        click.option("--root", metavar="NAME", help="Make what has this name all there is."),
-        click.option(
+        option(
+            "--root",
+            group=what,
+            metavar="NAME",
+            help="Write only the entry with this name, as the top of the new checkpoint.",
+        ),
+        option(
             "--weights",
+            group=what,
             type=click.Choice(WEIGHTS),
-            help="The state dict of one model alone, or its averages (EMA, SWA).",
+            help="Write only the state dict of one model, or its averaged weights (EMA, SWA).",
         ),
-        click.option(
-            "--rename",
-            multiple=True,
-            metavar="s/OLD/NEW/",
-            help="Substitute in the keys of state dicts. Repeatable, in turn.",
+        option(
+            "--preset",
+            group=what,
+            metavar="NAME",
+            help=f"Use a set of options: {', '.join(PRESETS)}.",
         ),
-        click.option(
-            "--strip-prefix", metavar="PREFIX", help="Take it from the keys of state dicts."
+        option(
+            "--format",
+            group=how,
+            metavar="FORMAT",
+            help="safetensors, torch-zip or zip-bundle.  [default: by the suffix of DST]",
         ),
-        click.option(
-            "--add-prefix", metavar="PREFIX", help="Put it before the keys of state dicts."
-        ),
-        click.option(
-            "--dtype",
-            "dtypes",
-            multiple=True,
-            metavar="[GLOB=]DTYPE",
-            help="Cast the model's floating tensors, or those of these names. Repeatable.",
-        ),
-        click.option(
-            "--keep-dtype", multiple=True, metavar="GLOB", help="Never cast these. Repeatable."
-        ),
-        click.option("--to", metavar="DEVICE", help="Tag tensors with a device, as relocate does."),
-        click.option(
+        option(
             "--shared",
+            group=how,
             type=click.Choice(["keep", "duplicate", "error"]),
-            help="What becomes of shared bytes: written once (the default), under each name, "
-            "or refused.",
+            help="What to do with bytes that tensors share: write them once and note the other "
+            "names, write them under each name, or refuse.  [default: keep]",
         ),
-        click.option(
-            "--bare", is_flag=True, default=None, help="Tensors alone, no tree to lead back."
+        option(
+            "--bare",
+            group=how,
+            is_flag=True,
+            default=None,
+            help="Write tensors only; the result cannot be converted back.",
         ),
-        click.option(
+        option(
             "--metadata",
+            group=how,
             multiple=True,
             metavar="KEY=VALUE",
-            help="Further text in the header. Repeatable.",
+            help="Add text to the header of safetensors. Repeatable.",
         ),
-        click.option(
-            "--max-shard-size", metavar="SIZE", help="A folder of files of at most, e.g., 5GB."
+        option(
+            "--max-shard-size",
+            group=how,
+            metavar="SIZE",
+            help="Write a folder of files of at most SIZE, for example 5GB.",
         ),
-        click.option(
-            "--drop", multiple=True, metavar="GLOB", help="Accept these losses. Repeatable."
+        option(
+            "--rename",
+            group=names,
+            multiple=True,
+            metavar="s/OLD/NEW/",
+            help="Substitute in keys. OLD is a regular expression. Repeatable, applied in order.",
+        ),
+        option(
+            "--strip-prefix", group=names, metavar="PREFIX", help="Remove this prefix from keys."
+        ),
+        option("--add-prefix", group=names, metavar="PREFIX", help="Add this prefix to keys."),
+        option(
+            "--dtype",
+            "dtypes",
+            group=types,
+            multiple=True,
+            metavar="[GLOB=]DTYPE",
+            help="Cast the model's floating-point tensors, or those whose name matches GLOB. "
+            "Repeatable.",
+        ),
+        option(
+            "--keep-dtype",
+            group=types,
+            multiple=True,
+            metavar="GLOB",
+            help="Do not cast tensors whose name matches GLOB. Repeatable.",
+        ),
+        option(
+            "--to",
+            group=types,
+            metavar="DEVICE",
+            help="Tag the tensors with a device, as relocate does.",
+        ),
+        option(
+            "--drop",
+            group="Safety",
+            multiple=True,
+            metavar="GLOB",
+            help="Drop entries whose name matches GLOB if the target cannot store them. "
+            "Repeatable.",
         ),
         strict_option,
-        click.option(
+        option(
             "--trust-objects",
+            group="Safety",
             is_flag=True,
-            help="Write into a pickle what SRC could only name, such as classes of yours.",
+            help="Allow the new pickle to name callables not known to be harmless, such as "
+            "your own classes, when SRC is a format that runs nothing.",
         ),
         follow_links_option,
-        click.option(
+        option(
             "--force",
+            group="Destination",
             is_flag=True,
-            help="Replace an existing destination; allow more than eight times SRC's size.",
+            help="Replace an existing destination; allow a result more than eight times the size "
+            "of SRC.",
         ),
     )
     return lambda command: with_options(command, *options)
 
 
 def convert_asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """These options, as the verb takes them.
+    """Turn the values of these options into arguments of the verb.
 
     Raises:
-        UsageError: one is malformed.
+        UsageError: a value is malformed.
     """
     asked = dict(given)
     dtypes = (text.rpartition("=") for text in asked.pop("dtypes"))
@@ -133,11 +180,11 @@ def convert_asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-@click.command()
+@click.command(cls=Command)
 @source_argument
 @click.argument("dst", type=click.Path(), required=False)
-@convert_options()
-@click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
+@convert_options(former_excludes=["--exclude"])
+@dry_run_option
 @output_options
 def convert(
     src: str | None,
@@ -149,22 +196,21 @@ def convert(
     no_progress: bool,
     **given: Any,
 ) -> None:
-    """Write a checkpoint in another form, losing nothing.
+    """Convert a checkpoint to safetensors, or back to a file of torch.save.
 
-    That is safetensors, or what torch.save writes. Nothing in the file is executed. In safetensors
-    the tensors of a model have the names that it
-    gives them. All else (optimizer settings, epochs, objects, what shares memory) is kept as text
-    in the header, so that the way back gives the same checkpoint. SRC is not changed; DST appears
-    whole and verified, or not at all.
+    Nothing in the file is executed. In safetensors, the tensors of a model keep the names that the
+    model gives them. Everything else (optimizer settings, epochs, objects, which tensors share
+    memory) goes as text into the header, so that you can convert back to the same checkpoint. SRC
+    is not changed. DST appears complete and verified, or not at all.
 
-    SRC may be a folder of a model, or an index of several files: they are read as one. From a
-    folder to a folder all is converted: what else is in it is copied, but for links to folders.
-    Both may be in a store: s3://bucket/run.pt. There a folder appears file by file, once all was
-    verified, its index last.
+    SRC may be a model folder, or an index of several files: they are read as one checkpoint. From
+    folder to folder, the other files are copied too, except links to folders. SRC and DST may be in
+    an object store: s3://bucket/run.pt. There, the files of a folder appear one by one after all
+    are verified, the index last.
 
-    GLOB speaks of dotted names, and of all that is below them; the name of a section (model, ema,
-    optimizer, scheduler, rng) speaks of that too. Names whose keys hold dots are quoted where
-    others would be the same.
+    GLOB matches dotted names as inspect --tensors lists them, and everything below a match. If no
+    name matches, it may be the name of a section: model, ema, optimizer, scheduler, rng. A key that
+    contains a dot is quoted where its name would otherwise be ambiguous.
 
     \b
     --preset lightning   --root state_dict --strip-prefix model
@@ -183,7 +229,7 @@ def convert(
     """
     path = needs_source(src)
     if dst is None:
-        raise UsageError("no destination is given", hint="ckptmove convert SRC DST")
+        raise UsageError("the destination is missing", hint="ckptmove convert SRC DST")
     shown = not (quiet or no_progress or dry_run)
     with progress_bar("convert", path, shown=shown) as progress:
         report = convert_checkpoint(
@@ -204,5 +250,5 @@ def convert(
 def _metadata(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UsageError(f"--metadata {text!r} is not of the form KEY=VALUE")
+        raise UsageError(f"--metadata {text!r} does not have the form KEY=VALUE")
     return key, value

@@ -10,31 +10,59 @@ from ..render.text import printable
 from ..stores import masked
 from ..verbs.diff import diff as diff_checkpoints
 from .options import (
+    Command,
     emit,
     emit_json,
     follow_links_option,
     needs_source,
+    option,
     output_options,
     progress_bar,
     strict_option,
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("a", type=click.Path(), required=False)
 @click.argument("b", type=click.Path(), required=False)
-@click.option(
-    "--select", multiple=True, metavar="GLOB", help="Only what is so called, and below. Repeatable."
+@option(
+    "--select",
+    group="Comparison",
+    multiple=True,
+    metavar="GLOB",
+    help="Compare only entries whose name matches GLOB, and everything below them. Repeatable.",
 )
-@click.option("--atol", type=float, default=0.0, metavar="X", help="How far floats may be apart.")
-@click.option("--rtol", type=float, default=0.0, metavar="X", help="The same, relative to A.")
-@click.option("--ignore-devices", is_flag=True, help="Let pass that they name other devices.")
-@click.option(
+@option(
+    "--atol",
+    group="Comparison",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="X",
+    help="Accept floating-point values that differ by at most X.",
+)
+@option(
+    "--rtol",
+    group="Comparison",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="X",
+    help="Accept floating-point values that differ by at most X times the value in A.",
+)
+@option("--ignore-devices", group="Comparison", is_flag=True, help="Accept other devices.")
+@option(
     "--ignore-code",
+    group="Comparison",
     is_flag=True,
-    help="Ignore other code and classes of programs, and what cannot be compared.",
+    help="Accept other code and classes of programs, and what cannot be compared.",
 )
-@click.option("--cast", is_flag=True, help="Compare floats of A as cast to the dtype of B.")
+@option(
+    "--cast",
+    group="Comparison",
+    is_flag=True,
+    help="Cast floating-point tensors of A to the dtype of B, then compare.",
+)
 @strict_option
 @follow_links_option
 @output_options
@@ -54,12 +82,12 @@ def diff(
     verbose: bool,
     no_progress: bool,
 ) -> None:
-    """Say what is not the same in two checkpoints, of whatever formats; exit 1 if anything is.
+    """Show what differs between two checkpoints of any formats; exit 1 if they differ.
 
-    Nothing in the files is executed. Elements are compared by their bits, tensors by what they
-    show, all else by what it is made of. A tensor with the same bytes and another name is renamed.
-    Code and other files in a checkpoint count: what only one of two formats can hold is named as
-    not compared, and the exit code is 1.
+    Nothing in the files is executed. Numbers are compared bit by bit. Tensors are compared by their
+    elements, everything else by its content. A tensor with the same bytes under another name counts
+    as renamed. Code and other files inside a checkpoint count too. If only one of the two formats
+    can hold something, the result lists it as not compared, and the exit code is 1.
 
     \b
     ckptmove diff before.pt after.pt
@@ -69,7 +97,7 @@ def diff(
     """
     first = needs_source(a)
     if b is None:
-        raise UsageError("no second checkpoint is given", hint="ckptmove diff A B")
+        raise UsageError("the second checkpoint is missing", hint="ckptmove diff A B")
     with progress_bar("diff", first, shown=not (quiet or no_progress)) as progress:
         found = diff_checkpoints(
             first,

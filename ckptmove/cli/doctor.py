@@ -7,29 +7,63 @@ import click
 from ..errors import CheckFailed
 from ..render.doctor import diagnosis
 from ..verbs.doctor import doctor as examine
-from .options import emit, emit_json, output_options
+from .options import Command, emit, emit_json, option, output_options
 from .streams import stdout_kept
 
 
-@click.command()
-@click.option("--model", metavar="FACTORY", help="What makes the model; see below.")
-@click.option(
-    "--input", multiple=True, metavar="SPEC", help="What goes into the model. Repeatable, in turn."
+@click.command(cls=Command)
+@option(
+    "--model",
+    group="What to run",
+    metavar="FACTORY",
+    help="Build, move and train the model that FACTORY makes.",
 )
-@click.option("--optimizer", metavar="CLASS", help="What trains the model; AdamW.")
-@click.option("--script", metavar="FILE", help="Run this training script, and watch it.")
-@click.option("--steps", type=int, metavar="N", help="Steps the script is watched for; 2.")
-@click.option(
+@option(
+    "--input",
+    group="What to run",
+    multiple=True,
+    metavar="SPEC",
+    help="An input of the model. Repeatable, in order.",
+)
+@option(
+    "--optimizer",
+    group="What to run",
+    metavar="CLASS",
+    help="Train the model with this optimizer.  [default: torch.optim:AdamW]",
+)
+@option(
+    "--script", group="What to run", metavar="FILE", help="Run this training script and watch it."
+)
+@option(
+    "--steps",
+    group="What to run",
+    type=int,
+    metavar="N",
+    help="Watch this many steps of the script.  [default: 2]",
+)
+@option(
     "--timeout",
-    default=600.0,
-    show_default="600",
+    group="What to run",
+    type=float,
+    default=600,
+    show_default=True,
     metavar="SECONDS",
-    help="How long a script, or a simulation, may take.",
+    help="Stop a script or a simulation after this time.",
 )
-@click.option(
-    "--device", default="auto", metavar="DEVICE", help="Where; auto: the best the machine has."
+@option(
+    "--device",
+    group="What to run",
+    default="auto",
+    show_default=True,
+    metavar="DEVICE",
+    help="The device to train on; auto is the best one of this machine.",
 )
-@click.option("--simulate", is_flag=True, help="Play the device if this machine lacks it.")
+@option(
+    "--simulate",
+    group="What to run",
+    is_flag=True,
+    help="Simulate the device if this machine does not have it.",
+)
 @output_options
 @click.argument("args", nargs=-1)
 def doctor(
@@ -47,16 +81,21 @@ def doctor(
     verbose: bool,
     no_progress: bool,
 ) -> None:
-    """Say why a model trains on the CPU, or fails on the GPU, and what to do; exit 1 if it does.
+    """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
 
-    Looks at the machine and the build of torch; then a model is built, moved and stepped, or your
-    training script is run for some steps, while every operation is watched: what is where, what is
-    copied, what the host waits for. Each root cause comes with its fix. A run that ends before all
-    was watched says so, and is wrong if the script failed. ckptmove writes nothing.
+    Without options, doctor checks the machine and the build of torch. With --model, it builds the
+    model, moves it to the device and trains it for one step. With --script, it runs your training
+    script for some steps. It watches every operation: which device it runs on, what is copied
+    between devices, and when the host waits. Each root cause comes with its fix. If a run ends
+    early, the result says so.
+
+    The exit code is 1 if something is wrong, or if the script failed. ckptmove itself writes
+    nothing.
 
     FACTORY is package.module:name, path/to/file.py:name or a Hugging Face folder. SPEC is
-    float32[8,3,224,224], int64[2,128]<1000 or NAME=…, or the name of a function. What follows --
-    goes to the script; what it prints goes to stderr.
+    float32[8,3,224,224], int64[2,128]<1000 (values below 1000), NAME=SPEC, or the name of a
+    function that returns the inputs. Arguments after -- go to the script. The output of the script
+    goes to stderr.
 
     \b
     ckptmove doctor

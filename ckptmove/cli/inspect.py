@@ -9,25 +9,32 @@ from ..errors import UsageError
 from ..render import inspect as render
 from ..verbs.inspect import inspect as inspect_checkpoint
 from .options import (
+    Command,
     emit,
     emit_json,
     follow_links_option,
     needs_source,
+    option,
     output_options,
     source_argument,
     warn,
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @source_argument
-@click.option("--tensors", is_flag=True, help="List every tensor.")
-@click.option("--tree", is_flag=True, help="Show the saved object as a tree.")
-@click.option("--select", multiple=True, metavar="GLOB", help="Only names that match; repeatable.")
-@click.option(
+@option("--tensors", is_flag=True, help="List every tensor.")
+@option("--tree", is_flag=True, help="Show the saved object as a tree.")
+@option(
+    "--select",
+    multiple=True,
+    metavar="GLOB",
+    help="Show only tensors whose name matches GLOB. Repeatable.",
+)
+@option(
     "--require",
     metavar="DEVICE",
-    help="Exit 1 unless everything is on DEVICE, or where torch keeps it for DEVICE.",
+    help="Exit 1 if a tensor is not on DEVICE; tensors that torch keeps on the CPU may stay there.",
 )
 @follow_links_option
 @output_options
@@ -43,9 +50,9 @@ def inspect(
     verbose: bool,
     no_progress: bool,
 ) -> None:
-    """Show what is in a checkpoint, and on which device.
+    """Show what a checkpoint holds, and on which devices.
 
-    Nothing in the file is executed and no tensor is read.
+    Nothing in the file is executed, and no tensor is read.
 
     \b
     ckptmove inspect run.pt
@@ -54,7 +61,7 @@ def inspect(
     """
     path = needs_source(src)
     if sum((tensors, tree, as_json)) > 1:
-        raise UsageError("--tensors, --tree and --json exclude each other")
+        raise UsageError("--tensors, --tree and --json cannot be used together")
     device = None if require is None else parse(require)
     whole = inspect_checkpoint(path, follow_links=follow_links)
     manifest = whole.select(select) if select else whole
@@ -70,6 +77,6 @@ def inspect(
     if not quiet:
         warn(path, manifest.warnings)
         if select and not manifest.tensors:
-            warn(path, ["no tensor's name matches the selection"])
+            warn(path, ["no tensor has a name that matches --select"])
     if device is not None:
         manifest.require(device)

@@ -6,21 +6,22 @@ import click
 
 from ..render.recover import recovery
 from ..verbs.recover import recover as recover_files
-from .options import emit, emit_json, needs_source, output_options
+from .options import Command, emit, emit_json, needs_source, output_options
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("path", type=click.Path(), required=False)
 @output_options
 def recover(path: str | None, as_json: bool, quiet: bool, verbose: bool, no_progress: bool) -> None:
-    """Undo a change in place that was interrupted.
+    """Undo an interrupted relocate --in-place.
 
-    What relocate --in-place is about to change is in a journal beside the file until it is done.
-    Where a journal was left, by a crash or kill -9, the file becomes again what it was, byte for
-    byte. A journal that is not that of the file as it is now is refused and kept.
+    Before relocate --in-place changes a file, it saves the old bytes in a journal beside the file.
+    A crash or kill -9 leaves the journal there. recover then restores the file, byte for byte, and
+    removes the journal. If a journal does not belong to the file as it is now, recover refuses and
+    keeps the journal.
 
-    PATH is a file, or a directory for all that is in it and below. Every other command does the
-    same first, for the file it is given.
+    PATH is a file, or a folder: then recover looks at everything in it. Every other command does
+    the same first for the file that you give it.
 
     \b
     ckptmove recover run.pt

@@ -12,10 +12,13 @@ from ..render.relocate import relocation
 from ..verbs.relocate import relocate as relocate_checkpoint
 from ..words import which_loading_runs
 from .options import (
+    Command,
     Function,
+    dry_run_option,
     emit,
     emit_json,
     needs_source,
+    option,
     output_options,
     progress_bar,
     source_argument,
@@ -26,54 +29,73 @@ from .options import (
 
 
 def relocate_options(command: Function) -> Function:
-    """What says how to relocate: the same for a file and for a tree."""
+    """Add the options that say how to relocate: the same for a file and for a tree."""
+    devices, destination = "Devices", "Destination"
     return with_options(
         command,
-        click.option(
-            "--to", metavar="DEVICE", help="The device for everything, e.g. cuda:0 or cpu."
+        option(
+            "--to",
+            group=devices,
+            metavar="DEVICE",
+            help="Put every tensor on this device, for example cuda:0 or cpu.",
         ),
-        click.option(
+        option(
             "--map",
             "maps",
+            group=devices,
             multiple=True,
             metavar="A=B",
-            help="What is on A goes to B; A may be cuda:* or *. Repeatable.",
+            help="Move tensors from device A to device B. A may be cuda:* or *. Repeatable.",
         ),
-        click.option(
+        option(
             "--place",
             "places",
+            group=devices,
             multiple=True,
             metavar="GLOB=DEVICE",
-            help="Tensors whose names match go to DEVICE. Repeatable; the last that matches "
-            "decides.",
+            help="Put tensors whose name matches GLOB on DEVICE. Repeatable; the last match wins.",
         ),
-        click.option(
+        option(
             "--device-map",
+            group=devices,
             metavar="FILE",
-            help="JSON of module names and devices, as accelerate's: the longest name decides.",
+            help="A JSON file with a device for each module name, as accelerate writes it; the "
+            "longest matching name wins.",
         ),
-        click.option("--all", is_flag=True, help="Move also what torch keeps on the CPU."),
-        click.option(
-            "--values", is_flag=True, help="Rewrite also values of yours that name a moved device."
+        option(
+            "--all",
+            group=devices,
+            is_flag=True,
+            help="Also move tensors that torch keeps on the CPU.",
+        ),
+        option(
+            "--values",
+            group=devices,
+            is_flag=True,
+            help="Also rewrite your own values that name a moved device.",
+        ),
+        option(
+            "--in-place",
+            group=destination,
+            is_flag=True,
+            help="Change the device tags in SRC itself; write no new file.",
+        ),
+        option(
+            "--force",
+            group=destination,
+            is_flag=True,
+            help="Replace an existing destination. With --in-place: also change a symbolic link, "
+            "a file with several hard links, or a file that another process has open for writing.",
         ),
         strict_option,
-        click.option(
-            "--in-place", is_flag=True, help="Change the tags in SRC itself; see recover."
-        ),
-        click.option(
-            "--force",
-            is_flag=True,
-            help="Replace an existing destination; change in place also a symbolic link, a file "
-            "with several names, or one that is open for writing elsewhere.",
-        ),
     )
 
 
 def relocate_asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """These options, as the verb takes them.
+    """Turn the values of these options into arguments of the verb.
 
     Raises:
-        UsageError: one is malformed.
+        UsageError: a value is malformed.
     """
     asked = dict(given)
     asked["map"] = _pairs("--map", asked.pop("maps"))
@@ -81,12 +103,12 @@ def relocate_asked(given: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-@click.command()
+@click.command(cls=Command)
 @source_argument
 @click.argument("dst", type=click.Path(), required=False)
-@click.option("-o", "--output", metavar="DST", help="The same as DST.")
+@option("-o", "--output", group="Destination", metavar="DST", help="The same as DST.")
 @relocate_options
-@click.option("--dry-run", is_flag=True, help="Decide everything, write nothing.")
+@dry_run_option
 @output_options
 def relocate(
     src: str | None,
@@ -101,21 +123,22 @@ def relocate(
 ) -> None:
     """Rewrite a checkpoint for another device.
 
-    Nothing in the file is executed, no tensor is loaded, and neither torch nor the device is
-    needed. SRC is not changed; the new file appears whole and verified, or not at all. What
-    torch keeps on the CPU whatever the device (RNG states, optimizer steps) stays there.
+    Nothing in the file is executed, and no tensor is loaded. Neither torch nor the device is
+    needed. SRC is not changed. The new file appears complete and verified, or not at all. RNG
+    states and optimizer steps stay on the CPU, because torch keeps them there for every device.
 
-    SRC and DST may be objects in a store: s3://bucket/run.pt.
+    SRC and DST may be in an object store: s3://bucket/run.pt.
 
-    Without DST the new file is beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0, and
-    run.relocated.pt without --to.
+    Without DST, the new file is written beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0,
+    and run.relocated.pt without --to.
 
-    With --in-place there is no new file: only the tags are written, in SRC, after a journal beside
-    it is on disk. If that is interrupted, the next command that meets SRC undoes it, and so does
-    ckptmove recover. Tensors are not written: who has SRC mapped notices nothing, who reads its
-    pickle in that moment may fail, or find old tags and new ones.
+    With --in-place there is no new file: ckptmove changes only the device tags, inside SRC. First
+    it saves the old bytes in a journal beside SRC. If it is interrupted, the next ckptmove command
+    on SRC undoes the change; so does ckptmove recover. The bytes of tensors stay as they are, so
+    processes that have SRC mapped are not affected. A process that reads the pickle during the
+    change may fail, or see old and new tags.
 
-    Of several rules the first that speaks for a tensor decides: --place, --device-map, --map, --to.
+    If several rules match a tensor, the first of these wins: --place, --device-map, --map, --to.
 
     \b
     ckptmove relocate run.pt --to cuda:0
@@ -126,7 +149,7 @@ def relocate(
     """
     path = needs_source(src)
     if dst is not None and output is not None:
-        raise UsageError("the destination is given twice")
+        raise UsageError("the destination is given twice, as DST and by -o")
     shown = not (quiet or no_progress or dry_run or given["in_place"])
     with progress_bar("relocate", path, shown=shown) as progress:
         report = relocate_checkpoint(
@@ -149,7 +172,7 @@ def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         left, equals, right = text.rpartition("=")
         if not equals or not left:
-            raise UsageError(f"{option} {text!r} is not of the form A=B")
+            raise UsageError(f"{option} {text!r} does not have the form A=B")
         pairs.pop(left, None)  # given again, it counts from here
         pairs[left] = right
     return pairs

@@ -10,11 +10,13 @@ from ..errors import CheckFailed
 from ..render.validate import validation
 from ..verbs.validate import validate as validate_checkpoint
 from .options import (
+    Command,
     Function,
     emit,
     emit_json,
     follow_links_option,
     needs_source,
+    option,
     output_options,
     progress_bar,
     source_argument,
@@ -26,56 +28,89 @@ from .streams import stdout_kept
 
 
 def validate_options(command: Function) -> Function:
-    """What says what to check: the same for a file and for a tree."""
+    """Add the options that say what to check: the same for a file and for a tree."""
     return with_options(
         command,
-        click.option(
-            "--against", metavar="OTHER", help="What it must be equal to, but for devices."
+        option(
+            "--against",
+            group="Comparison",
+            metavar="OTHER",
+            help="Require that SRC equals this checkpoint; devices may differ.",
         ),
-        click.option(
-            "--ignore-code", is_flag=True, help="Its code may differ from OTHER's, or be missing."
+        option(
+            "--subset",
+            group="Comparison",
+            former=["--part"],
+            is_flag=True,
+            help="Allow SRC to hold only a part of OTHER, under other names.",
         ),
-        click.option(
-            "--part", is_flag=True, help="It may hold less than OTHER, under other names."
+        option(
+            "--ignore-code",
+            group="Comparison",
+            is_flag=True,
+            help="Allow the code in SRC to differ from OTHER's, or to be missing.",
         ),
-        click.option("--model", metavar="FACTORY", help="What makes the model; see below."),
-        click.option(
+        option(
+            "--model",
+            group="Model",
+            metavar="FACTORY",
+            help="Load the weights into the model that FACTORY makes.",
+        ),
+        option(
             "--input",
+            group="Model",
             multiple=True,
             metavar="SPEC",
-            help="What goes into the model. Repeatable, in turn.",
+            help="An input of the model. Repeatable, in order.",
         ),
-        click.option(
-            "--step", type=click.Choice(["forward", "train"]), help="Take a step of this kind."
+        option(
+            "--step",
+            group="Model",
+            type=click.Choice(["forward", "train"]),
+            help="Run one step of this kind.",
         ),
-        click.option(
-            "--optimizer", metavar="CLASS", help="Its class, if its state shouldn't tell."
+        option(
+            "--optimizer",
+            group="Model",
+            metavar="CLASS",
+            help="The class of the optimizer, if it cannot be recognized from its state.",
         ),
-        click.option(
+        option(
             "--device",
+            group="Model",
             default="auto",
+            show_default=True,
             metavar="DEVICE",
-            help="Where; auto: where the checkpoint says.",
+            help="Load and run on this device; auto is the device that the checkpoint names, or "
+            "the CPU if this machine does not have it.",
         ),
-        click.option("--simulate", is_flag=True, help="Play the device if this machine lacks it."),
-        click.option(
-            "--trust-pickle",
+        option(
+            "--simulate",
+            group="Model",
             is_flag=True,
-            help="Unpickle what the file holds, running whatever it says.",
+            help="Simulate the device if this machine does not have it.",
         ),
-        click.option(
+        option(
+            "--trust-pickle",
+            group="Safety",
+            is_flag=True,
+            help="Allow unpickling the file, which runs any code that it holds.",
+        ),
+        option(
             "--timeout",
-            default=600.0,
-            show_default="600",
+            group="Model",
+            type=float,
+            default=600,
+            show_default=True,
             metavar="SECONDS",
-            help="How long a model made of a file, or a simulation, may take.",
+            help="Stop a model made from a file, or a simulation, after this time.",
         ),
         strict_option,
         follow_links_option,
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @source_argument
 @validate_options
 @output_options
@@ -87,19 +122,27 @@ def validate(
     no_progress: bool,
     **given: Any,
 ) -> None:
-    """Prove that a checkpoint is whole, equal to its source, loads, and trains; exit 1 if not.
+    """Check that a checkpoint is intact, equals its source, loads and trains; exit 1 if not.
 
-    The checks, each passed, failed or skipped with its reason: every checksum of the file; equal to
-    OTHER; loaded by torch itself; taken by the model, strictly; a step; and what that step did on
-    which device. Nothing in the file is executed unless it is a program, TorchScript or .pt2, and
-    asked for a step: one of torch's operators over tensors is run, and what holds anything else is
-    refused, as pickles are, but for --trust-pickle. A model made of a file, trusted or not, runs in
-    a process of its own, which is ended if it starts a process, opens a socket or writes a file
-    outside of its temporary folder. FACTORY that is code of yours is run as it is.
+    There are six checks. Each one passes, fails, or is skipped for a stated reason.
+
+    \b
+    container  every checksum of the file is right
+    against    the checkpoint equals OTHER
+    reload     torch itself loads it
+    model      the model takes every tensor, by name and shape
+    step       one step of inference or training works
+    trace      in that step, no operation ran on another device
+
+    Nothing in the file is executed, with one exception: a step of a program (TorchScript or .pt2)
+    runs the program. It runs only if it holds nothing but operators of torch over tensors;
+    otherwise it is refused unless you give --trust-pickle. A model made from a file runs in its own
+    process. That process is stopped if it starts another process, opens a socket, or writes outside
+    its temporary folder. A FACTORY in your own code runs without these limits.
 
     FACTORY is package.module:name, path/to/file.py:name, a Hugging Face folder, a TorchScript file
-    or a .pt2. SPEC is float32[8,3,224,224], int64[2,128]<1000 or NAME=…, or the name of a function;
-    Hugging Face's models get theirs by themselves.
+    or a .pt2 file. SPEC is float32[8,3,224,224], int64[2,128]<1000 (values below 1000), NAME=SPEC,
+    or the name of a function that returns the inputs. Models of Hugging Face need no SPEC.
 
     \b
     ckptmove validate moved.pt --against run.pt

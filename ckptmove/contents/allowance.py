@@ -35,14 +35,14 @@ class Allowance:
         """
         self.room_for_names -= characters
         if self.room_for_names < 0:
-            raise CorruptError("the names in the checkpoint take too much memory")
+            raise CorruptError("the names in the checkpoint would take too much memory")
 
     def take_tensors(self, *, again: bool) -> None:
         """Count a tensor, or a named device; raises CorruptError where there are far too many."""
         self.room_for_tensors -= 1
         self.room_for_repeats -= again
         if self.room_for_tensors < 0 or self.room_for_repeats < 0:
-            raise CorruptError("it shows far more tensors or devices than it can hold")
+            raise CorruptError("it lists far more tensors or devices than its size allows")
 
     def take_place(self) -> None:
         """Count a place of a container that was met before.
@@ -52,7 +52,7 @@ class Allowance:
         """
         self.room_for_places -= 1
         if self.room_for_places < 0:
-            raise CorruptError("it has the same things in far too many places")
+            raise CorruptError("the same objects appear in far too many places")
 
     def take_steps(self, steps: int) -> None:
         """Count steps from one node to another.
@@ -62,4 +62,4 @@ class Allowance:
         """
         self.room -= steps
         if self.room < 0:
-            raise CorruptError("the checkpoint leads to the same things in too many ways")
+            raise CorruptError("the same objects are reached on too many paths")

@@ -59,7 +59,7 @@ def literals(record: str, text: str) -> Iterator[Literal]:
     line, counted, before = 1, 0, 0
     for token in _TOKEN.finditer(text):
         if token["open"]:
-            raise CorruptError(f"the code in {record!r} can't be taken apart")
+            raise CorruptError(f"the code in {record!r} can't be parsed")
         value = token["double"] or token["single"] or ""
         start = token.start()
         prefixed = text[start - 1 : start].isalnum()  # r"", b"", f"": none that torch prints

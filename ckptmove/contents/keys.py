@@ -63,7 +63,7 @@ def _check(keys: Sequence[Node]) -> None:
         if counts[hash(value)] > _MOST_ALIKE:
             alike[hash(value)].add(_text(value))
     if any(len(each) > _MOST_ALIKE for each in alike.values()):
-        raise CorruptError("a dict has so many keys of one hash that it would take for ever")
+        raise CorruptError("a dict has too many keys with the same hash")
 
 
 def _value(node: Node) -> object:
@@ -89,7 +89,7 @@ def _value(node: Node) -> object:
         else:
             flat.append(_value(each))
         if len(flat) + len(todo) > _LARGEST_KEY:
-            raise CorruptError("a key is absurdly large")
+            raise CorruptError("a key is too large")
     return tuple(flat)
 
 

@@ -102,7 +102,7 @@ def state_of(module: Call) -> Iterator[tuple[str, Node]]:
         modules = list(_pairs_of(attributes, "_modules"))
         room -= len(modules)
         if room < 0:
-            raise RefusedError("its modules are there under too many names")
+            raise RefusedError("its modules have too many names")
         inner = (*above, id(node))
         todo.extend((f"{prefix}{key}.", child, inner) for key, child in reversed(modules))
 

@@ -93,7 +93,7 @@ def _names_class(node: Persistent) -> bool:
 def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> StorageId:
     items = node.pid.items if isinstance(node.pid, Tuple) else []
     if not 5 <= len(items) <= longest or items[0] != "storage":
-        raise CorruptError("the pickle refers to something outside that is no storage")
+        raise CorruptError("the pickle refers to something outside the file that is not a storage")
     _, cls, key, location, numel = items[:5]
     if (
         not isinstance(cls, Global)
@@ -103,7 +103,7 @@ def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> 
     ):
         raise CorruptError("the pickle refers to a storage in a malformed way")
     if len(str(key)) > _LONGEST or len(location) > _LONGEST:
-        raise CorruptError("the pickle names a storage at absurd length")
+        raise CorruptError("the pickle has a storage name that is too long")
     assert isinstance(numel, int)
     dtype = STORAGE_CLASSES.get(cls.name)
     if dtype is None and cls.name != "UntypedStorage":
@@ -125,7 +125,7 @@ def _view(view: Node, numel: int) -> tuple[int, int]:
     if not isinstance(start, int) or not isinstance(count, int):
         raise CorruptError("the pickle refers to a part of a storage in a malformed way")
     if not is_size(start) or not is_size(count) or start + count > numel:
-        raise CorruptError("the pickle refers to more of a storage than there is")
+        raise CorruptError("the pickle refers to more bytes of a storage than it has")
     return start, count
 
 
@@ -155,18 +155,18 @@ def storages_of(
         for each in same[1:]:
             if str(each.location) != str(first.location):
                 raise CorruptError(
-                    f"the storage {first.key!r} is said to be on {str(first.location)!r} and on "
+                    f"the storage {first.key!r} is listed on {str(first.location)!r} and on "
                     f"{str(each.location)!r}"
                 )
             if each.whole_nbytes != first.whole_nbytes:
                 raise CorruptError(
-                    f"the storage {first.key!r} is said to be {first.whole_nbytes:,} bytes long, "
-                    f"and {each.whole_nbytes:,}"
+                    f"the storage {first.key!r} is listed with "
+                    f"{first.whole_nbytes:,} bytes and with {each.whole_nbytes:,}"
                 )
         several = len({each.dtype for each in same if each.dtype is not None}) > 1
         # torch saves and loads an empty storage under as many dtypes as look at it
         if several and not retyped and first.whole_nbytes:
-            raise CorruptError(f"the storage {first.key!r} is said to be of several dtypes")
+            raise CorruptError(f"the storage {first.key!r} is listed with several dtypes")
         lies, location = extent(first), str(first.location)
         nbytes = first.whole_nbytes if lies is None else lies.nbytes
         dtype = None if several else first.dtype

@@ -118,5 +118,5 @@ def count_of(shape: tuple[int, ...]) -> int:
     """
     numel = prod(shape)
     if numel >= 1 << 59:  # so that bytes can be counted too
-        raise CorruptError("a tensor claims more elements than there can be")
+        raise CorruptError("a tensor claims more elements than are possible")
     return numel

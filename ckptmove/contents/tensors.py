@@ -413,6 +413,6 @@ def _attributes(state: Node) -> tuple[Child, ...]:
     pairs = [pair for part in parts if isinstance(part, Dict) for pair in part.pairs]
     named = tuple(Child(str(key), value) for key, value in pairs if isinstance(key, str))
     if any(child.key in _NOT_ATTRIBUTES for child in named):
-        raise CorruptError("a tensor is given other data after it was rebuilt")
+        raise CorruptError("the data of a tensor is replaced after it was rebuilt")
     rest = tuple(Child("<state>", p) for p in parts if p is not None and not isinstance(p, Dict))
     return named + rest

@@ -76,7 +76,7 @@ def places_of(root: Node, judge: Judge) -> Iterator[Place]:
             name = f"{prefix}.{key}" if prefix else key
             room -= len(name)
             if room < 0:
-                raise RefusedError("it names unknown callables in too many places")
+                raise RefusedError("it uses unknown callables in too many places")
             if _is_whole(child, own, tainted):
                 yield Place(name, tainted[id(child)], holder, slot)
             elif id(child) not in met:
@@ -89,7 +89,7 @@ def leave_out(places: Sequence[Place]) -> None:
     """Take what is in these places out of their graph."""
     for place in sorted(places, key=lambda place: -place.slot):
         if place.holder is None:
-            raise RefusedError("nothing of it is left: all of it is made by an unknown callable")
+            raise RefusedError("nothing would be left: an unknown callable makes all of it")
         del place.holder[place.slot]
 
 

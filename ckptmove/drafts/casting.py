@@ -97,7 +97,7 @@ def casts_of(dtype: Mapping[str, Dtype] | Dtype | None, keep: Iterable[str]) -> 
     model = known.pop("", None)
     casts = Casts(model, tuple(known.items()), tuple(keep))
     if casts.keep and not casts:
-        raise UsageError("--keep-dtype without --dtype: nothing is cast", hint="e.g. --dtype bf16")
+        raise UsageError("--keep-dtype needs --dtype", hint="e.g. --dtype bf16")
     return casts
 
 
@@ -106,7 +106,7 @@ def _dtype(given: Dtype) -> str:
     full = _SHORT.get(name) or ALIASES.get(name) or name
     if full not in _TARGETS:
         raise UsageError(
-            f"{name!r} is no dtype to cast to", hint=f"one of bf16, fp16, {', '.join(_TARGETS)}"
+            f"{name!r} is not a dtype to cast to", hint=f"one of bf16, fp16, {', '.join(_TARGETS)}"
         )
     return full
 
@@ -142,11 +142,11 @@ def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
         before, name = wanted.setdefault(entry.storage, (dtype, entry.name))
         if before != dtype:
             raise RefusedError(
-                f"{name!r} and {entry.name!r} share a storage: they can't be of different dtypes",
-                hint="--keep-dtype both, or neither",
+                f"{name!r} and {entry.name!r} share a storage, so they can't have different dtypes",
+                hint="use --keep-dtype for both or for neither",
             )
         if dtype is not None and dtypes.setdefault(entry.storage, entry.dtype) != entry.dtype:
-            raise RefusedError(f"{name!r} can't be cast: its bytes are seen in several dtypes")
+            raise RefusedError(f"{name!r} can't be cast: tensors of several dtypes use its bytes")
         if dtype not in (None, entry.dtype):
             counts[f"{entry.dtype}→{dtype}"] = counts.get(f"{entry.dtype}→{dtype}", 0) + 1
             users.setdefault(entry.storage, []).extend(c for c in plain if isinstance(c, Call))
@@ -166,7 +166,7 @@ def _retype(
     found = [(call, recogniser.tensor(call)) for call in calls]
     (old,) = {tensor.dtype for _, tensor in found if tensor is not None}
     if stored.nbytes * 8 % BITS[old]:
-        raise RefusedError(f"{name!r} can't be cast: its storage ends within a number")
+        raise RefusedError(f"{name!r} can't be cast: its storage ends in the middle of an element")
     nbytes = stored.nbytes * BITS[dtype] // BITS[old]
     draft.stored[id] = stored._replace(dtype=dtype, nbytes=nbytes, cast_from=old)
     graph = draft.graph

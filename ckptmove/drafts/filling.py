@@ -24,7 +24,7 @@ def fill(draft: Draft) -> None:
             room -= window.nbytes
             if room < 0:
                 raise UnsupportedError(
-                    f"it holds more than {MAX_NBYTES:,} bytes besides its tensors"
+                    f"it holds more than {MAX_NBYTES:,} bytes apart from its tensors"
                 )
             held.content = window.read(0, window.nbytes)
 

@@ -35,7 +35,7 @@ def flatten(draft: Draft) -> list[str]:
         raise RefusedError(
             f"no tensor would be left: its module does not hold {listed[0][0].name!r} in its "
             "state dict",
-            hint="without --bare and new names it is converted",
+            hint="convert it without --bare and without new names",
         )
     return [
         entry.name

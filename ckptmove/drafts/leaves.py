@@ -161,9 +161,9 @@ class Reader:
         """
         kind, name = term.get("$"), term.get("of")
         if not isinstance(name, str):
-            raise CorruptError("its tree names a tensor by something that is no name")
+            raise CorruptError("its tree names a tensor by something that is not a string")
         if name not in self.entries:
-            raise MissingTensor(f"its tree speaks of a tensor {name!r} that it doesn't have")
+            raise MissingTensor(f"its tree mentions a tensor {name!r} that is missing")
         self.used.add(name)
         said = {key: value for key, value in term.items() if key not in ("$", "of")}
         if kind == "tensor" and said.keys() <= _TENSOR:
@@ -278,7 +278,7 @@ class Reader:
         return node
 
     def _malformed(self, name: str) -> CorruptError:
-        return CorruptError(f"its tree says of {name!r} what can't be understood")
+        return CorruptError(f"its tree describes {name!r} in an unknown way")
 
 
 def _is_among(name: object, names: Container[str]) -> bool:

@@ -255,7 +255,7 @@ class _Pairing:
             self.counted = True
             self.room += 4 * (self.old.breadth + self.new.breadth)
         if self.room < 0:
-            raise CorruptError("the checkpoints lead to the same things in too many ways")
+            raise CorruptError("the same objects are reached on too many paths")
 
     def differ(self, kind: Kind, where: Where, old: Term = None, new: Term = None) -> None:
         if where.chosen:

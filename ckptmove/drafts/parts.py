@@ -286,7 +286,8 @@ class _Division:
         if self.mode == "error" and len(names) > 1:
             raise RefusedError(
                 f"{names[0]!r} and {names[1]!r} share their bytes",
-                hint="--shared keep writes them once, --shared duplicate under each name",
+                hint="--shared keep writes them once; --shared duplicate writes them "
+                "under each name",
             )
 
     def note_shared(self, stored: Stored, use: Use, part: str, owns: bool) -> None:
@@ -312,9 +313,9 @@ class _Division:
         nbytes = nbytes_of(prod(view.shape), view.dtype)
         if nbytes > max(_LARGEST_EXPANDED, _MOST_EXPANDED * stored.nbytes):
             raise RefusedError(
-                f"{name!r} is expanded: it would take {nbytes:,} bytes to write the "
-                f"{stored.nbytes:,} that it shows",
-                hint=f"--exclude '{name}' leaves it out",
+                f"{name!r} is expanded: written out, its {stored.nbytes:,} bytes "
+                f"would take {nbytes:,}",
+                hint=f"leave it out: --exclude-tensors '{name}'",
             )
         plain = _is_contiguous(view) and not (view.conj or view.neg)
         part = Part(

@@ -24,7 +24,7 @@ def covers(pattern: str, name: str) -> bool:
 
 def unheard(pattern: str) -> RefusedError:
     """A pattern speaks of nothing."""
-    return RefusedError(f"nothing in it is called {pattern!r}", hint="ckptmove inspect lists names")
+    return RefusedError(f"no name in it matches {pattern!r}", hint="ckptmove inspect lists names")
 
 
 def is_name(pattern: str) -> bool:

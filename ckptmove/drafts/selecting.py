@@ -201,7 +201,7 @@ class _Pruning:
             again += len(found) - begin if id(node) in met else 0
             met.add(id(node))
             if again > _MOST_AGAIN:
-                raise RefusedError("its parts lie in too many places to be chosen from")
+                raise RefusedError("its entries are in too many places to select from")
         return found
 
     def section(self, node: Node, name: str, around: Section) -> Section:
@@ -220,7 +220,9 @@ class _Pruning:
     def cut(self, edges: list[_Edge]) -> list[str]:
         kept = [edge.chosen and not edge.excluded for edge in edges]
         if edges and not any(kept):
-            raise RefusedError("nothing of it is left: what is selected is excluded too")
+            raise RefusedError(
+                "nothing is left: --exclude-tensors matches everything that is selected"
+            )
         for n in range(len(edges) - 1, -1, -1):
             if kept[n] and edges[n].parent >= 0:
                 kept[edges[n].parent] = True
@@ -234,8 +236,8 @@ class _Pruning:
             first = places.setdefault((id(edge.holder), edge.slot), n)
             if kept[first] != kept[n]:
                 raise RefusedError(
-                    f"{edges[first].name!r} and {edge.name!r} are one object: "
-                    "it can't stay in one place and go from the other",
+                    f"{edges[first].name!r} and {edge.name!r} are the same object: "
+                    "it can't be kept under one name and left out under the other",
                     hint="select both, or neither",
                 )
             if not kept[n]:

@@ -59,7 +59,7 @@ def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
     if len(found) > 1:
         names = [spell_apart(_path_of(way)) for way in found.values()]
         raise RefusedError(
-            f"there are several things under {name!r}", hint=f"quote keys: {' or '.join(names)}"
+            f"several entries are called {name!r}", hint=f"quote keys: {' or '.join(names)}"
         )
     for taken in found.values():
         node, keys = taken[-1]
@@ -169,7 +169,9 @@ def renaming(
 def _substitution(text: str) -> _Rename:
     found = _SED.fullmatch(text)
     if found is None:
-        raise UsageError(f"{text!r} is not of the form s/old/new/", hint="e.g. 's/^module\\.//'")
+        raise UsageError(
+            f"{text!r} does not have the form s/OLD/NEW/", hint="e.g. 's/^module\\.//'"
+        )
     end = found["end"]
     old, new = (found[part].replace(f"\\{end}", end) for part in ("old", "new"))
     try:
@@ -217,7 +219,7 @@ def _rename_pairs(node: MappingNode, renamed: _Rename) -> int:
             name = renamed(str(key))
             other = taken.setdefault(name, str(key))
             if other != key:
-                raise RefusedError(f"{other!r} and {str(key)!r} would both be called {name!r}")
+                raise RefusedError(f"{other!r} and {str(key)!r} would both get the name {name!r}")
             if name != key:
                 new = Text(name, key.at if isinstance(key, Text) else 0)
                 changed += 1

@@ -89,7 +89,7 @@ def _told(entries: Mapping[str, Held], text: str) -> tuple[Reader, Node]:
     strays = entries.keys() - reader.used - set(duplicates)
     if strays or not set(duplicates) <= entries.keys():
         stray = sorted(strays or set(duplicates) - entries.keys())[0]
-        raise MissingTensor(f"its tree does not fit its tensors, e.g. {stray!r}")
+        raise MissingTensor(f"its tree does not match its tensors, for example {stray!r}")
     reader.check_arrays(root)
     reader.graph.root = root
     reader.terms = True

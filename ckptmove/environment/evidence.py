@@ -110,7 +110,7 @@ def no_such(tag: str, count: int, facts: Facts) -> Verdict:
     last = f" to {kind}:{count - 1}" if count > 1 else ""
     return Verdict(
         "no-such-index",
-        f"there is no {tag}: {'devices go' if count > 1 else 'the only one is'} "
+        f"{tag} does not exist: {'devices go' if count > 1 else 'the only one is'} "
         f"{'from ' if count > 1 else ''}{kind}:0{last}",
         f'use one that is there: `model.to("{kind}:{count - 1}")`',
         gpu_lines(facts),

@@ -87,16 +87,21 @@ _PARTS: tuple[Nestable, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), Pl
 _HEAD_NBYTES = 512
 #: What else a user may hand us, by how it starts; a hint says what to do with it.
 _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
-    (0, b"\x1f\x8b", "is compressed by gzip", "decompress it first"),
+    (0, b"\x1f\x8b", "is compressed with gzip", "decompress it first"),
     (0, b"7z\xbc\xaf\x27\x1c", "is a 7z archive", "unpack it first"),
-    (0, b"BZh", "is compressed by bzip2", "decompress it first"),
-    (0, b"\xfd7zXZ", "is compressed by xz", "decompress it first"),
-    (0, b"\x28\xb5\x2f\xfd", "is compressed by zstd", "decompress it first"),
+    (0, b"BZh", "is compressed with bzip2", "decompress it first"),
+    (0, b"\xfd7zXZ", "is compressed with xz", "decompress it first"),
+    (0, b"\x28\xb5\x2f\xfd", "is compressed with zstd", "decompress it first"),
     (0, JOURNAL_MAGIC, "is a journal of ckptmove", "ckptmove recover {file}"),
     (0, b"GGUF", "is a GGUF file", None),
     (0, b"\x89HDF", "is an HDF5 file", None),
-    (0, b"version https://git-lfs", "is a pointer of Git LFS, not the file", "git lfs pull"),
-    (8, b'{"', "looks like safetensors, of which only the beginning is there", "fetch it again"),
+    (0, b"version https://git-lfs", "is a Git LFS pointer, not the file itself", "git lfs pull"),
+    (
+        8,
+        b'{"',
+        "looks like the beginning of a safetensors file; the rest is missing",
+        "download it again",
+    ),
 )
 
 
@@ -206,7 +211,9 @@ def _refuse_pickle(glimpse: Glimpse) -> None:
     """
     found = list(not_surely_harmless(names_reached(glimpse.source)))
     if found:
-        raise CorruptError(f"unpickled from its first byte, it would run {found[0]!r:.100}")
+        raise CorruptError(
+            f"if it were unpickled from its first byte, it would run {found[0]!r:.100}"
+        )
 
 
 def _is_one(format: Format, glimpse: Glimpse) -> bool:
@@ -323,7 +330,7 @@ def _read_shards(index: Index, sources: Mapping[str, Source]) -> Checkpoint:
         for format in SHARDED:
             if format.fits(shards):
                 return format.read(index, shards)
-    raise UnsupportedError("its files are of several formats")
+    raise UnsupportedError("its files have different formats")
 
 
 def _read_part(source: Source, opening: Opening) -> Container:
@@ -364,13 +371,13 @@ def _head(source: Readable) -> bytes:
 def _stranger(glimpse: Glimpse) -> UnsupportedError:
     if is_json(glimpse.head):
         return UnsupportedError(
-            "is JSON: an index only stands for the files that it names",
-            hint="name one of these files",
+            "is JSON: an index without the files that it names",
+            hint="give one of those files instead",
         )
     if glimpse.archive is not None:
         return UnsupportedError("is a zip file, but not one that torch.save wrote")
     for at, magic, what, hint in _STRANGERS:
         if glimpse.head[at:].startswith(magic):
-            file = file_of(glimpse.source.path) or "FILE, the one that it was beside"
+            file = file_of(glimpse.source.path) or "FILE, where FILE is the file that it was beside"
             return UnsupportedError(what, hint=hint and hint.format(file=file))
-    return UnsupportedError("is not a checkpoint that ckptmove knows")
+    return UnsupportedError("is not a checkpoint in a format that ckptmove knows")

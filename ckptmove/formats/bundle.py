@@ -122,8 +122,8 @@ class BundleContainer(RecordsContainer):
             )
         if large:
             self.warnings.append(
-                f"{large:,} of its records are compressed and too large to be looked into: "
-                "they stay as they are"
+                f"{large:,} of its records are compressed and too large to search "
+                "for checkpoints; they stay as they are"
             )
 
     def _look_into_text(self, record: Record) -> None:

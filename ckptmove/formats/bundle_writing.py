@@ -40,8 +40,8 @@ _PICKLES = (".pkl", ".pickle")
 _BY_TORCH = (".data/", "data.pkl", "archive_format", "model.json")
 _HEAD_NBYTES = 64  # of a record
 _LONGEST_NAME = 0xFFFF  # bytes
-_NO_CHECKPOINT = "it is no dict of files, one of them a checkpoint"
-_HINT = "write a .pt or .safetensors instead"
+_NO_CHECKPOINT = "it is not a dict of files with at least one checkpoint"
+_HINT = "write .pt or .safetensors instead"
 
 
 class _Part(NamedTuple):
@@ -77,7 +77,7 @@ def losses_of(draft: Draft, manner: Manner) -> list[Loss]:
     losses: list[Loss] = []
     if draft.metadata:
         named = ", ".join(map(repr, sorted(draft.metadata)))
-        losses.append(Loss("<metadata>", f"has no place in a zip of files ({named:.200})"))
+        losses.append(Loss("<metadata>", f"cannot be stored in a zip of files ({named:.200})"))
     owners: dict[int, str] = {}
     for name, node in _records_of(draft):
         held = [each for each in nodes_of(node) if isinstance(each, Persistent) or is_mutable(each)]
@@ -86,7 +86,7 @@ def losses_of(draft: Draft, manner: Manner) -> list[Loss]:
         if first is not None and manner.shared != "duplicate":
             losses.append(Loss(name, f"shares objects or tensors with {first!r}, another record"))
         if name.endswith(_PICKLES) and any(isinstance(each, Persistent) for each in held):
-            losses.append(Loss(name, "holds tensors: it would become a file of torch.save"))
+            losses.append(Loss(name, "holds tensors, so it would become a file of torch.save"))
     return losses
 
 
@@ -315,11 +315,11 @@ def _check(source: Readable, parts: Sequence[_Part]) -> None:
     archive = Archive(source)
     archive.check_layout()
     if list(archive.records) != [part.name for part in parts]:
-        raise WriteError("what was written has other records than it should")
+        raise WriteError("the written file has other records than planned")
     for part in parts:
         record = archive.records[part.name]
         window = source.window(archive.data_at(record), record.nbytes)
         if part.writing is not None:
             part.writing.check({"": window})
         elif part.content is not None and archive.read(record, at_most=part.nbytes) != part.content:
-            raise WriteError(f"what was written holds another {part.name!r} than it should")
+            raise WriteError(f"the written file has another {part.name!r} than planned")

@@ -96,8 +96,8 @@ class PickledCheckpoint:
         unread = sum(stream.unread for stream in self.container.streams)
         if unread:
             yield (
-                f"{unread:,} of the byte strings within look like checkpoints, can't be read, and "
-                "stay as they are"
+                f"{unread:,} of its byte strings look like checkpoints but can't be "
+                "read; they stay as they are"
             )
 
     def _nested(self) -> dict[int, list[tuple[Path, Node]]]:
@@ -174,7 +174,7 @@ class PickledCheckpoint:
         if packed > MAX_NBYTES:
             raise UnsupportedError(
                 f"{packed:,} bytes of its storages are compressed: too many to hold in memory",
-                hint="unpack it and save it anew",
+                hint="unpack it and save it again",
             )
         return Draft(
             path=container.source.path,
@@ -185,9 +185,9 @@ class PickledCheckpoint:
             section=container.section,
             blobs=self._blobs(),
             metadata=container.metadata,
-            losses=[Loss(f"<{each}>", "has no place in other formats") for each in beside]
+            losses=[Loss(f"<{each}>", "cannot be stored in other formats") for each in beside]
             + [
-                Loss(f"<record {held.record.name}>", "has no place in other formats")
+                Loss(f"<record {held.record.name}>", "cannot be stored in other formats")
                 for held in records
                 if held.record.kind is RecordKind.DATA
             ],
@@ -256,15 +256,15 @@ class PickledCheckpoint:
             WriteError: they differ in more than the moves.
         """
         if not isinstance(other, PickledCheckpoint) or other.format != self.format:
-            raise WriteError("what was written is of another format than the source")
+            raise WriteError("the written file has another format than the source")
         spelling = self._spell(moves)
         mine, theirs = self.whole, other.whole
         if len(mine.streams) != len(theirs.streams):
-            raise WriteError("what was written differs from the source in the number of pickles")
+            raise WriteError("the written file differs from the source in the number of pickles")
         for old, new in zip(mine.streams, theirs.streams, strict=True):
             found = _difference(old, new, spelling)
             if found is not None:
-                raise WriteError(f"what was written differs from the source in {found}")
+                raise WriteError(f"the written file differs from the source in {found}")
         same = list(mine.storages) == list(theirs.storages) and all(
             theirs.storages[key].nbytes == storage.nbytes
             and theirs.storages[key].location == moves.storages.get(key, storage.location)
@@ -272,7 +272,7 @@ class PickledCheckpoint:
         )
         frames = [each.frame(spelling) for each in self.container.everything()]
         if not same or frames != [each.frame() for each in other.container.everything()]:
-            raise WriteError("what was written has other storages than the source")
+            raise WriteError("the written file has other storages than the source")
 
 
 def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage]) -> Call:
@@ -317,8 +317,8 @@ def _stored(container: Container, storage: Storage) -> Stored:
 def _parts_cut(graph: Graph) -> Iterator[str]:
     if graph.cut:
         yield (
-            f"{len(graph.cut):,} parts of storages are used as storages: each becomes one of its "
-            "own, and shares its bytes with none"
+            f"{len(graph.cut):,} parts of storages are used as storages: each "
+            "becomes a separate storage"
         )
 
 
@@ -340,6 +340,6 @@ def _cut(
 def _difference(old: Stream, new: Stream, spelling: Spelling) -> str | None:
     """The first difference of two pickles but for the spelling, and for what is nested."""
     if len(old.nested) != len(new.nested):
-        return "the number of checkpoints within its bytes"
+        return "the number of checkpoints in its byte strings"
     nested = {id(a.node): b.node for a, b in zip(old.nested, new.nested, strict=True)}
     return difference(old.pickle, new.pickle, spelling.texts, spelling.devices, nested)

@@ -100,7 +100,7 @@ class ExportContainer(RecordsContainer):
         for part in self.parts.values():
             for each in part.everything():
                 if any(name.qualname == _FAKE for s in each.streams for name in s.pickle.globals):
-                    self.riddles.append("it holds tensors without data, pickled")
+                    self.riddles.append("it holds pickled tensors without data")
         self.riddles = list(dict.fromkeys(self.riddles))
 
     def short(self, record: Record) -> str:
@@ -169,7 +169,7 @@ class ExportContainer(RecordsContainer):
 
     def _note_compiled(self, record: Record, short: str) -> None:
         """What AOTInductor compiled, and for what kind of device."""
-        self.riddles.append(f"it holds what is compiled for its device, in {_COMPILED!r}")
+        self.riddles.append(f"it holds code compiled for its device, in {_COMPILED!r}")
         if short.endswith("_metadata.json"):
             metadata = self.read_document(record).root
             kind = metadata.get("AOTI_DEVICE_KEY") if isinstance(metadata, dict) else None
@@ -211,7 +211,7 @@ class ExportContainer(RecordsContainer):
             where = f"the description of {name!r}"
             file = member(payload, "path_name", str, where)
             if posixpath.basename(file) != file or file in ("", ".", ".."):
-                raise CorruptError(f"{where} leads out of its folder, to {file[:40]!r}")
+                raise CorruptError(f"{where} points outside its folder, to {file[:40]!r}")
             content = self.record(f"{self.prefix}{folder}{file}")
             meta = payload.get("tensor_meta")
             if not member(payload, "use_pickle", bool, where):
@@ -242,7 +242,7 @@ class ExportContainer(RecordsContainer):
         meta = member(payload, "tensor_meta", dict, where)
         dtype = _DTYPES.get(member(meta, "dtype", int, where))
         if dtype is None or member(meta, "layout", int, where) != _STRIDED:
-            raise UnsupportedError(f"{where} has a dtype or layout that is not known")
+            raise UnsupportedError(f"{where} has an unknown dtype or layout")
         shape, stride = (
             tuple(_size(each, where) for each in member(meta, key, list, where))
             for key in ("sizes", "strides")
@@ -276,5 +276,5 @@ class ExportContainer(RecordsContainer):
 def _size(node: Json, where: str) -> int:
     found: int = member(node, "as_int", int, where)
     if found < 0 or found.bit_length() > 62:
-        raise CorruptError(f"{where} has a size that makes no sense")
+        raise CorruptError(f"{where} has an invalid size")
     return found

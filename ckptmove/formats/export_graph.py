@@ -202,7 +202,7 @@ class _Walker:
         if kind == "words":
             return self.words(node, at)
         if kind == "riddle":
-            return self.riddle(at, "something that can't be understood")
+            return self.riddle(at, "something unknown")
         if kind == "Device":
             return self.device(node, at)
         if kind[0] == "[" and isinstance(node, list):
@@ -249,7 +249,7 @@ class _Walker:
         kind = first["as_string"]
         if not isinstance(kind, str) or not kind.isidentifier():
             return False
-        fixed = "" if "as_scalar_type" in second else "it names no dtype, so that the device does"
+        fixed = "" if "as_scalar_type" in second else "it has no dtype, so the device decides it"
         self.program.places.append(Place(at, first, kind, "autocast", fixed))
         return True
 

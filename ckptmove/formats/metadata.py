@@ -47,7 +47,7 @@ def read_metadata(archive: Archive, prefix: str) -> dict[str, str]:
         raise UnsupportedError(f"{_WHAT} was written by a newer version of ckptmove")
     metadata = said["metadata"]
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
-        raise CorruptError(f"{_WHAT} holds no object of strings")
+        raise CorruptError(f"{_WHAT} is not a JSON object of strings")
     return metadata
 
 

@@ -48,17 +48,17 @@ _STRANGERS: tuple[tuple[str, str, str | None], ...] = (
     (
         r"(bf16_|fp16_)?zero_pp_rank_\d+_.*|mp_rank_\d+_model_states\.pt|global_step\d+",
         "a checkpoint of DeepSpeed",
-        "its zero_to_fp32.py makes a file of it",
+        "its script zero_to_fp32.py converts it to one file",
     ),
-    (r"pytorch_model_fsdp_\d+", "a checkpoint of FSDP, in parts", "accelerate merge-weights"),
+    (r"pytorch_model_fsdp_\d+", "a sharded checkpoint of FSDP", "accelerate merge-weights"),
     (r"latest_checkpointed_iteration\.txt|mp_rank_\d+", "a checkpoint of Megatron-LM", None),
     (r"\.snapshot_metadata", "a snapshot of torchsnapshot", None),
     (r"_CHECKPOINT_METADATA|_METADATA", "a checkpoint of Orbax", None),
     (r"saved_model\.pb", "a SavedModel of TensorFlow", None),
-    (r"model_index\.json", "a pipeline of diffusers", "convert its folders, one by one"),
+    (r"model_index\.json", "a pipeline of diffusers", "convert each of its folders separately"),
     (r"snapshots", "a repository in the cache of the Hub", "name a folder within snapshots/"),
-    (r"data\.pkl", "an unpacked checkpoint of torch.save", "zip it again, uncompressed"),
-    (r"checkpoint-\d+", "a folder of checkpoints", "name one of them"),
+    (r"data\.pkl", "an unpacked checkpoint of torch.save", "zip it again without compression"),
+    (r"checkpoint-\d+", "a folder of checkpoints", "give one of them"),
 )
 
 
@@ -103,7 +103,9 @@ def weights_of(folder: StrPath) -> Weights:
     warnings = []
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
-        warnings.append(f"{found} is taken for the weights, {others[0]}{more} for the same again")
+        warnings.append(
+            f"{found} is used as the weights; {others[0]}{more} seems to hold the same weights"
+        )
     stem = whole.rpartition(".")[0] or whole
     return Weights(joined(path, found), stem, tuple(others), tuple(warnings))
 
@@ -151,12 +153,12 @@ def _only_one(path: str, names: list[str], inside: list[str]) -> str:
         raise UnsupportedError(
             f"is a directory with {len(found):,} files that may be checkpoints",
             path=path,
-            hint=f"name one of them, e.g. {found[0]}",
+            hint=f"give one of them, e.g. {found[0]}",
         )
     if not found:
         raise UnsupportedError(
-            "is a directory without a file that is known to hold weights",
+            "is a directory without any file that usually holds weights",
             path=path,
-            hint="name one file inside it",
+            hint="give one file in it",
         )
     return found[0]

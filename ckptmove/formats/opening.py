@@ -12,7 +12,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..source import Readable
 
 _DEEPEST = 8  # checkpoints within the bytes of each other
-_NO_STORAGE = "the pickle loads a storage from bytes that are no storage"
+_NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
 
 
 class Opening:
@@ -75,7 +75,7 @@ class Opening:
         if pickle.globals or pickle.calls or pickle.persistents:
             name = pickle.globals[0].qualname if pickle.globals else "an object"
             raise CorruptError(
-                f"a pickle that should hold plain data is malformed: it names {name!r:.100}, "
+                f"a pickle that should hold only plain data names {name!r:.100}, "
                 "which torch would import"
             )
         return stream

@@ -84,7 +84,7 @@ class PickleContainer(Container):
                 self.reached = names_reached(self.source, at)
                 break
             if stream.pickle.persistents:
-                raise UnsupportedError("its pickle refers to things that were kept outside of it")
+                raise UnsupportedError("its pickle refers to objects outside the file")
             self.streams.append(stream)
             roots.append(stream.pickle.root)
             at += stream.nbytes

@@ -105,10 +105,12 @@ class RecordsContainer(ArchiveContainer):
         if reach > record.nbytes and (record.nbytes or not fake):
             raise CorruptError(f"{where} reaches outside the record {record.name!r}")
         if record.nbytes % nbytes_of(1, view.dtype):
-            raise CorruptError(f"the record {record.name!r} holds no whole number of {view.dtype}s")
+            raise CorruptError(
+                f"the record {record.name!r} has a size that is not a multiple of {view.dtype}"
+            )
         known = self.storages.get(key)
         if known is not None and (known.location, known.dtype) != (view.device, view.dtype):
-            raise CorruptError(f"the record {record.name!r} is described in two ways")
+            raise CorruptError(f"the record {record.name!r} is described twice, differently")
         self._held[key] = record
         extent = None
         if self.source.start is not None and record.method == STORED:

@@ -92,7 +92,7 @@ class SafetensorsFile(PickledFormat):
         for entry in draft.listed().tensors:
             what = entry.dtype if entry.layout == "strided" else entry.layout
             if entry.part_of is None and (what in CARRIERS or what == entry.layout):
-                losses.append(Loss(entry.name, f"is {what}, which only the tree can tell"))
+                losses.append(Loss(entry.name, f"is {what}, which only the tree can express"))
         return losses
 
     def plan_write(self, draft: Draft, manner: Manner) -> Writing:
@@ -213,8 +213,8 @@ class TensorsContainer(Container):
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            "safetensors carry no devices",
-            hint="ckptmove convert --to gives a checkpoint that does",
+            "safetensors files store no devices",
+            hint="ckptmove convert --to writes a .pt file with devices",
         )
 
 

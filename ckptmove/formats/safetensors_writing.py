@@ -78,13 +78,13 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         for name, laid in expected.items():
             header = read_header(written[name])
             if header.entries != laid or header.metadata != metadata:
-                raise WriteError("what was written has another header than it should")
+                raise WriteError("the written file has another header than planned")
             entries.update(header.entries)
         if told is not None:
             warnings: list[str] = []
             reader, _ = read_tree(entries, told, warnings)
             if warnings or fingerprint(reader.graph) != fingerprint(draft.graph):
-                raise WriteError("what was written has another tree than the source")
+                raise WriteError("the written file has another tree than the source")
 
     return Writing(files, len(parts.parts), parts.shared, tuple(parts.duplicates), check)
 
@@ -137,4 +137,4 @@ def _index(names: Sequence[str], shards: Sequence[Sequence[Part]], told: str | N
     try:
         return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode("utf-8")
     except UnicodeEncodeError as error:  # a name was checked by `lay_out`; metadata are ours
-        raise UnsupportedError("a name has no form in JSON") from error
+        raise UnsupportedError("a name cannot be written as JSON") from error

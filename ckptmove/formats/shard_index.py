@@ -66,18 +66,18 @@ def read_index(source: Source) -> Index:
         UnsupportedError: it is JSON of another kind.
     """
     if source.nbytes > LONGEST:
-        raise UnsupportedError(f"is text of {source.nbytes:,} bytes, and no checkpoint")
+        raise UnsupportedError(f"is text of {source.nbytes:,} bytes, not a checkpoint")
     said = read_json(source.read(0, source.nbytes), "it")
     where = said.get("weight_map") if isinstance(said, dict) else None
     if where is None:
         raise UnsupportedError("is JSON, but not the index of a checkpoint")
     if not isinstance(where, dict) or not all(type(file) is str for file in where.values()):
-        raise CorruptError("its weight_map does not say in which file each tensor is")
+        raise CorruptError("its weight_map does not give the file of each tensor")
     for file in sorted(set(where.values())):
         if not is_plain_name(file):
-            raise CorruptError(f"it names {shown(file)}, which is no file beside it")
+            raise CorruptError(f"it names {shown(file)}, which is not a file in the same folder")
     if not where:
-        raise CorruptError("it names no file")
+        raise CorruptError("it lists no files")
     about = said.get("metadata")
     tree = about.get(TREE) if isinstance(about, dict) else None
     if tree is not None and not isinstance(tree, str):
@@ -131,10 +131,11 @@ def _without(name: str, count: int, error: InputError) -> InputError:
     """What to say of a file that can't be opened."""
     number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
     if number == errno.ENOENT or isinstance(error, Missing):
-        return InputError(f"its file {shown(name)} is missing", hint="fetch it again")
+        return InputError(f"its file {shown(name)} is missing", hint="download it again")
     if number in (errno.EMFILE, errno.ENFILE):
         return InputError(
-            f"its {count:,} files can't all be open at once", hint=f"ulimit -n {2 * count + _FEW}"
+            f"its {count:,} files can't all be opened at the same time",
+            hint=f"ulimit -n {2 * count + _FEW}",
         )
     return error
 
@@ -157,10 +158,10 @@ def check_shards(index: Index, held: Mapping[str, Iterable[str]], warnings: list
                 raise CorruptError(f"{shown(name)} is both in {found[name]} and in {file}")
     for name, file in index.where.items():
         if found.get(name) != file:
-            raise CorruptError(f"{shown(name)} should be in {file}, which lacks it")
+            raise CorruptError(f"{shown(name)} should be in {file}, but is not")
     unlisted = sorted(found.keys() - index.where.keys())
     if unlisted:
         warnings.append(
             f"its files hold {len(unlisted):,} tensors that the index does not list, "
-            f"e.g. {shown(unlisted[0])}: they count as well"
+            f"for example {shown(unlisted[0])}: they count as well"
         )

@@ -113,12 +113,14 @@ class _ShardedTensors(TensorsContainer):
         warnings: list[str] = []
         check_shards(index, headers, warnings)
         if own:
-            warnings.append(f"the tree that {own[0]} tells of is that of one file: it is ignored")
+            warnings.append(f"the tree in {own[0]} describes that one file only; it is ignored")
         metadata: dict[str, str] = {}
         for shard in shards:
             for key, said in shard.container.metadata.items():
                 if metadata.setdefault(key, said) != said:
-                    warnings.append(f"its files differ in their metadata {key!r}: one is kept")
+                    warnings.append(
+                        f"its files have different values for the metadata {key!r}; one is kept"
+                    )
         super().__init__(index.source, placed, index.tree, described, metadata)
         self.warnings = [*dict.fromkeys(warnings), *self.warnings]
         self.writer = self.writer or shards[0].container.writer
@@ -179,7 +181,7 @@ class _ShardedPickles(Container):
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError("is several files", hint="relocate each file")
+        raise UnsupportedError("consists of several files", hint="relocate each file separately")
 
 
 def _nbytes_of(index: Index, shards: Sequence[Shard]) -> int:
@@ -196,10 +198,10 @@ def _dict_of(shard: Shard) -> Dict | Call:
     root = roots[0][1] if len(roots) == 1 and not roots[0][0] else None
     plain = isinstance(root, Dict) or (isinstance(root, Call) and root.qualname == _ORDERED)
     if shard.container.program or not plain or not isinstance(root, MappingNode):
-        raise UnsupportedError(f"{shard.name} holds something else than a dict of tensors")
+        raise UnsupportedError(f"{shard.name} does not hold a dict of tensors")
     for key, _ in root.pairs:
         if not isinstance(key, Text):
-            raise UnsupportedError(f"{shard.name} holds a dict with a key that is no name")
+            raise UnsupportedError(f"{shard.name} holds a dict with a key that is not a string")
     names = {str(key) for key, _ in root.pairs}
     if len(names) != len(root.pairs):
         raise CorruptError(f"{shard.name} holds a dict that names a tensor twice")

@@ -124,18 +124,20 @@ class ExportCheckpoint(PickledCheckpoint):
         ]
         kinds = [place for place, device in changed if kind_of(place.device) != kind_of(device)]
         reasons += [
-            f"the autocast region at {spell(place.path)!r} is for one kind of device: {place.fixed}"
+            f"the autocast region at {spell(place.path)!r} works on one kind of "
+            f"device only: {place.fixed}"
             for place in kinds
             if place.fixed
         ]
         if kinds and self.container.bound:
             bound = self.container.bound[0]
-            reasons.append(f"the operator {bound!r} is for one kind of device")
+            reasons.append(f"the operator {bound!r} works on one kind of device only")
         if reasons:
             more = len(reasons) - _MOST_REASONS
             told = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more:,} more" if more > 0 else "")
             raise UnsupportedError(
-                f"the program can't be relocated: {told}", hint="export it anew on the other device"
+                f"the program can't be relocated: {told}",
+                hint="export it again on the other device",
             )
 
     def _pickled(self, moves: Moves) -> Moves:
@@ -179,4 +181,4 @@ class ExportCheckpoint(PickledCheckpoint):
         for name, document in self.container.documents.items():
             changes: Changes = all_changes.get(name, {})
             if document.differs(other.container.documents[name], changes):
-                raise WriteError(f"what was written differs from the source in {name!r}")
+                raise WriteError(f"the written file differs from the source in {name!r}")

@@ -139,7 +139,7 @@ class LegacyContainer(Container):
         stream = opening.stream(self.source, machine.start + machine.nbytes)
         keys = opening.plain(self.source, stream.start + stream.nbytes)
         if stream.pickle.textual:
-            raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
+            raise UnsupportedError("its pickle has protocol 0, which torch can't load")
         self.streams.append(stream)
         self.roots.append(((), stream.pickle.root))
         ids = storage_ids(stream.pickle.persistents, folder, legacy=True)
@@ -150,7 +150,7 @@ class LegacyContainer(Container):
         """Note where the bytes of each storage lie; gives where the last of them ends."""
         root = keys.pickle.root
         if not isinstance(root, List):
-            raise CorruptError("the list of storages is none")
+            raise CorruptError("the list of storages is not a list")
         at, listed = keys.start + keys.nbytes, set[str]()
         for key in root.items:
             if not isinstance(key, Text) or str(key) in listed:
@@ -158,13 +158,13 @@ class LegacyContainer(Container):
             listed.add(str(key))
             storage = by_key.get(str(key))
             if storage is None:
-                raise CorruptError(f"the storage {str(key)!r} is listed, and nothing refers to it")
+                raise CorruptError(f"the storage {str(key)!r} is listed but never used")
             numel = int.from_bytes(self.source.read(at, _COUNT_NBYTES), "little", signed=True)
             element = 1 if storage.dtype is None else storage_element_nbytes(storage.dtype)
             if numel < 0 or numel * element != storage.whole_nbytes:
                 raise CorruptError(
-                    f"the storage {storage.key!r} should be {storage.whole_nbytes:,} bytes long, "
-                    f"and is {numel * element:,}"
+                    f"the storage {storage.key!r} should have "
+                    f"{storage.whole_nbytes:,} bytes and has {numel * element:,}"
                 )
             at += _COUNT_NBYTES
             if at + storage.whole_nbytes > self.source.nbytes:

@@ -92,7 +92,8 @@ class PackageContainer(ZipContainer):
         if self.made:
             names = ", ".join(dict.fromkeys(self.made))
             self.warnings.append(
-                f"what is in {len(self.made):,} of its objects is not shown: made by {names}"
+                f"the contents of {len(self.made):,} of its objects are not shown; "
+                f"they are made by {names}"
             )
         self.writer = self._writer()
 

@@ -82,11 +82,11 @@ class TarContainer(Container):
         missing = [name for name in _NEEDED if name not in self.members]
         if len(missing) == len(_NEEDED):
             raise UnsupportedError(
-                "is a tar archive", hint="unpack it first, if it holds checkpoints"
+                "is a tar archive", hint="if it holds checkpoints, unpack it first"
             )
         if missing:
             raise UnsupportedError(
-                f"is a tar without the member {missing[0]!r}, which all that torch wrote have"
+                f"is a tar archive without the member {missing[0]!r}, which torch always writes"
             )
         self._storages: dict[int, StorageId] = {}
         self._tensors: dict[int, TensorId] = {}
@@ -106,7 +106,7 @@ class TarContainer(Container):
             stream = self._stream(member, at)
             number, location, cls = _items(stream.pickle.root, 3)
             if not isinstance(location, Text):
-                raise CorruptError("the location of a storage is no text")
+                raise CorruptError("the device tag of a storage is not a string")
             dtype = _dtype(cls, "Storage")
             at = stream.start + stream.nbytes
             (numel,) = self._int64s(member, at, 1)
@@ -121,7 +121,7 @@ class TarContainer(Container):
             at += nbytes
         views = self._stream(member, at)
         if not isinstance(views.pickle.root, List):
-            raise CorruptError("the list of parts of storages is none")
+            raise CorruptError("the list of parts of storages is not a list")
         for view in views.pickle.root.items:
             self._read_view(view)
         self._check_end(member, views.start + views.nbytes)
@@ -135,7 +135,7 @@ class TarContainer(Container):
         element = storage_element_nbytes(whole.dtype or "uint8")
         start, nbytes = _size(start), _size(count) * element
         if start * element + nbytes > whole.nbytes:
-            raise CorruptError(f"a part of the storage {root!r} is larger than it")
+            raise CorruptError(f"a part of the storage {root!r} is larger than the storage")
         view_at = whole.view_at + start
         self._storages[self._new(number)] = whole._replace(nbytes=nbytes, view_at=view_at)
 
@@ -149,7 +149,7 @@ class TarContainer(Container):
             if on is None:
                 raise CorruptError(f"the storage {storage!r} of a tensor is missing")
             if _dtype(cls, "Tensor") != on.dtype:
-                raise CorruptError(f"a tensor is of another type than its storage {storage!r}")
+                raise CorruptError(f"a tensor has another type than its storage {storage!r}")
             at = stream.start + stream.nbytes
             (dimensions,) = self._int64s(member, at, 1)
             dimensions = (dimensions + (1 << 31)) % (1 << 32) - (1 << 31)  # 4 bytes mean nothing
@@ -196,18 +196,20 @@ class TarContainer(Container):
         """A number that nothing has yet."""
         number = _size(number)
         if number in self._storages or number in self._tensors:
-            raise CorruptError(f"two things in the tar have the number {number}")
+            raise CorruptError(f"two objects in the tar have the number {number}")
         return number
 
     def _check_end(self, member: Member, at: int) -> None:
         if at < member.end:
             rest = member.end - at
-            self.warnings.append(f"{rest:,} bytes follow what torch reads of {member.name!r}")
+            self.warnings.append(
+                f"{rest:,} bytes follow the part that torch reads of {member.name!r}"
+            )
 
     def _warn(self, end: int) -> None:
         strange = [name for name in self.members if name not in (*_NEEDED, "sys_info")]
         if strange:
-            self.warnings.append(f"torch reads nothing of its member {strange[0]!r}")
+            self.warnings.append(f"torch does not read its member {strange[0]!r}")
         if self.source.nbytes - end > _USUAL_END:
             self.warnings.append(f"{self.source.nbytes - end:,} bytes follow the end of the tar")
 
@@ -258,14 +260,14 @@ def _items(node: Node, count: int) -> list[Node]:
 
 def _size(node: Node) -> int:
     if not isinstance(node, int) or not is_size(node):
-        raise CorruptError("a number in a table of the tar is none")
+        raise CorruptError("a number in a table of the tar is not an integer")
     return node
 
 
 def _dtype(cls: Node, kind: str) -> str:
     """The dtype of a type that is named, e.g. `torch.FloatStorage` or `torch.cuda.FloatTensor`."""
     if not isinstance(cls, Global) or cls.module not in ("torch", "torch.cuda"):
-        raise CorruptError("a type in a table of the tar is none")
+        raise CorruptError("a type in a table of the tar is not a class")
     dtype = STORAGE_CLASSES.get(cls.name.removesuffix(kind) + "Storage")
     if dtype is None or not cls.name.endswith(kind):
         raise UnsupportedError(f"the type {cls.qualname} is not known")

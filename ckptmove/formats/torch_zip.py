@@ -142,7 +142,7 @@ def _numbered(draft: Draft) -> list[Stored]:
             node.pid.items[2] = graph.text(str(len(stored)))
             stored.append(draft.stored[found.id])
         elif isinstance(node, Persistent):
-            raise UnsupportedError("it refers to something outside that is no storage")
+            raise UnsupportedError("it refers to something outside the file that is not a storage")
     return stored
 
 
@@ -191,9 +191,9 @@ def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None
     record = archive.records[f"{prefix}data.pkl"]
     archive.check_layout()
     if read_metadata(archive, prefix) != metadata:
-        raise WriteError("what was written holds other metadata than it should")
+        raise WriteError("the written file has other metadata than planned")
     if archive.read(record, at_most=len(pickle)) != pickle:
-        raise WriteError("what was written holds another pickle than it should")
+        raise WriteError("the written file has another pickle than planned")
 
 
 class TorchZipContainer(ZipContainer):

@@ -130,7 +130,9 @@ class ScriptV1Container(RecordsContainer):
         self.names += [(("CONSTANTS", f"c{n}"), n) for n in unnamed]  # as the code calls them
         self._read_code()
         self.writer = "torch 1.0 to 1.3"
-        self.warnings.append("torch loads TorchScript of this age no longer: 1.3 was the last to")
+        self.warnings.append(
+            "torch no longer loads TorchScript this old; torch 1.3 was the last version that did"
+        )
 
     def short(self, record: Record) -> str:
         """As `ArchiveContainer.short`."""
@@ -151,14 +153,14 @@ class ScriptV1Container(RecordsContainer):
         if not isinstance(node, dict):
             raise CorruptError(f"{where} is no JSON object")
         for key in node.keys() - known:
-            self.riddles.append(f"{where} has {key[:40]!r}, which is not known")
+            self.riddles.append(f"{where} has {key[:40]!r}, which is unknown")
 
     def _tensor(self, n: int, node: Json) -> _Described:
         where = f"the tensor {n}"
         self._check_keys(node, _TENSOR, where)
         dtype = _DTYPES.get(member(node, "dataType", str, where))
         if dtype is None or node.get("isQuantized"):
-            raise UnsupportedError(f"{where} has a dtype that is not known")
+            raise UnsupportedError(f"{where} has an unknown dtype")
         shape = tuple(_number(each, where) for each in _listed(node, "dims"))
         stride = tuple(_number(each, where) for each in _listed(node, "strides"))
         offset = _number(node.get("offset", "0"), where)
@@ -168,7 +170,7 @@ class ScriptV1Container(RecordsContainer):
         if not isinstance(device, str) or not (names_device(device) or device == "meta"):
             raise CorruptError(f"{where} has no proper 'device'")
         if "device" not in node:
-            self.riddles.append(f"{where} says no device")
+            self.riddles.append(f"{where} has no device")
         view = View(dtype, shape, stride, offset, device)
         self.add_raw(key, record, view, where, fake=False)
         entry = TensorEntry(
@@ -312,7 +314,7 @@ class ScriptV1Checkpoint(PickledCheckpoint):
         mine, theirs = self.container, other.container
         old, new = mine.documents[mine.model], theirs.documents[theirs.model]
         if old.differs(new, self._changes(moves)):
-            raise WriteError("what was written differs from the source in 'model.json'")
+            raise WriteError("the written file differs from the source in 'model.json'")
 
 
 def _modules(main: dict[str, Json]) -> Iterator[tuple[Path, dict[str, Json]]]:
@@ -337,5 +339,5 @@ def _listed(node: Json, key: str) -> list[Json]:
 def _number(node: Json, where: str) -> int:
     """A number as protobuf spells it in JSON."""
     if not isinstance(node, str) or not node.isascii() or not node.isdigit() or len(node) > 18:
-        raise CorruptError(f"{where} has a number that makes no sense")
+        raise CorruptError(f"{where} has an invalid number")
     return int(node)

@@ -92,7 +92,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     found = dict(metadata or {})
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise UsageError(f"metadata are text: {key!r} is not")
+            raise UsageError(f"metadata must be strings; {key!r} is not")
         if key == TREE:
-            raise UsageError(f"the metadata {key!r} is ckptmove's own")
+            raise UsageError(f"the metadata key {key!r} is reserved for ckptmove")
     return found

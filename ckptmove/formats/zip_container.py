@@ -136,7 +136,9 @@ class ZipContainer(ArchiveContainer):
                 raise CorruptError(f"the record {name!r} is outside {prefix!r}")
         version = records.get(f"{prefix}version") or records.get(f"{prefix}.data/version")
         if version is None:
-            raise CorruptError("the record 'version' is missing, without which torch loads nothing")
+            raise CorruptError(
+                "the record 'version' is missing; torch cannot load the file without it"
+            )
         self._version = version
         text = self.archive.read(version, at_most=64).strip()
         if not text.isdigit() or not 1 <= int(text) <= _NEWEST_VERSION:
@@ -148,7 +150,7 @@ class ZipContainer(ArchiveContainer):
             for found in records:
                 wanted = f"{prefix}{name}"
                 if found != wanted and found.casefold() == wanted.casefold():
-                    raise CorruptError(f"torch would take the record {found!r} for {name!r}")
+                    raise CorruptError(f"torch would read the record {found!r} instead of {name!r}")
 
     def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
         """Read a pickle and the storages it names.
@@ -168,7 +170,7 @@ class ZipContainer(ArchiveContainer):
         content = Memory(self.archive.read_parsed(record), self.source.path)
         stream = self.opening.stream(content)
         if stream.pickle.textual:
-            raise UnsupportedError("its pickle is of protocol 0, which torch itself can't load")
+            raise UnsupportedError("its pickle has protocol 0, which torch can't load")
         self.streams.append(stream)
         self.pickled.append(record)
         self.roots.append((path, stream.pickle.root))
@@ -189,8 +191,8 @@ class ZipContainer(ArchiveContainer):
             raise CorruptError(f"the storage {storage.key!r} is missing")
         if storage.whole_nbytes != record.nbytes and not self.may_be_left_out(storage, record):
             raise CorruptError(
-                f"the storage {storage.key!r} should be {storage.whole_nbytes:,} bytes long, "
-                f"and is {record.nbytes:,}"
+                f"the storage {storage.key!r} should have {storage.whole_nbytes:,} "
+                f"bytes and has {record.nbytes:,}"
             )
         self._held[storage.id] = record
         if self.source.start is None or record.method != STORED:
@@ -207,8 +209,8 @@ class ZipContainer(ArchiveContainer):
         packed = [r for r in records if r.method != STORED and not self.is_text(r)]
         if packed:
             warnings.append(
-                f"{len(packed):,} of its records are compressed: torch.load(mmap=True) would take "
-                "compressed bytes for tensors"
+                f"{len(packed):,} of its records are compressed: "
+                "torch.load(mmap=True) would read the compressed bytes as tensors"
             )
         order = self.archive.records.get(f"{self.prefix}byteorder")
         self.big_endian = order is not None and self.archive.read(order, at_most=64) == b"big"
@@ -254,7 +256,7 @@ class ZipContainer(ArchiveContainer):
             return ALIGNMENT
         text = self.archive.read(record, at_most=64).strip()
         if not text.isdigit() or not 1 <= int(text) <= _LARGEST_ALIGNMENT:
-            raise CorruptError("the record '.storage_alignment' is not a number that makes sense")
+            raise CorruptError("the record '.storage_alignment' is not a valid number")
         return int(text)
 
     def frame(self, spelling: Spelling | None = None) -> object:

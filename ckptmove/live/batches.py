@@ -81,8 +81,8 @@ def delivered(
     for each in going.values():
         if isinstance(each, torch.nn.Module):
             raise UsageError(
-                f"a model ({type(each).__name__}) is no batch",
-                hint="ckptmove.move brings a model to a device, and all that belongs to it",
+                f"a model ({type(each).__name__}) is a model, not a batch",
+                hint="use ckptmove.move to move a model and everything that belongs to it",
             )
     away = {key: each for key, each in tensors.items() if each.device != device}
     copying = Copying(device, non_blocking=non_blocking, pin=pin)
@@ -125,8 +125,8 @@ def patterns_of(keep: Any) -> tuple[str, ...]:
             return found
         what = f"{what} with {wrong[0]!r} in it"
     raise UsageError(
-        f"keep is no pattern on names, and no list of them, but a {what}",
-        hint="for instance keep='lengths', or keep=['lengths', '*.words']",
+        f"keep must be a pattern on names, or a list of patterns, not a {what}",
+        hint="for example keep='lengths', or keep=['lengths', '*.words']",
     )
 
 
@@ -306,7 +306,7 @@ def _is_asked(mover: Any, within: bool) -> bool:
 def _refused(name: str, mover: Any, device: torch.device, error: Exception) -> UsageError:
     kind = type(mover).__name__
     why = f"{type(error).__name__}: {first_line(error)}"
-    hint = f"leave it where it is, with keep={name!r}" if name else "move what is in it"
+    hint = f"use keep={name!r}" if name else "move what is in it"
     what = f"{name or 'the batch'}, a {kind},"
     return UsageError(f"{what} can't move itself to {device}: {why}", hint=hint)
 

@@ -63,8 +63,8 @@ def causes(
         found += _waits(case)
     if failed is not None and not any(each.severity != SLOW for each in found):
         where = f": {trace.error}" if trace is not None and trace.error is not None else ""
-        title = "the step failed, for a reason that has nothing to do with devices"
-        found.append(Verdict("step-failed", title, "see the exception", (f"{failed}{where}",)))
+        title = "the step failed for a reason that has nothing to do with devices"
+        found.append(Verdict("step-failed", title, "read the exception", (f"{failed}{where}",)))
     return tuple(found)
 
 
@@ -78,8 +78,8 @@ def _model(case: Case) -> Iterator[Verdict]:
     if unborn and case.device != "meta":
         fix = f"model.to_empty(device={case.device!r}), then load the state dict"
         if len(unborn) < len(entries):  # to_empty would take the values of the others
-            fix = "give these values: load_state_dict(state, assign=True), or assign each anew"
-        title = f"{listed([e.name for e in unborn])}: on meta, without values"
+            fix = "give them values: load_state_dict(state, assign=True), or assign each one again"
+        title = f"{listed([e.name for e in unborn])}: on the meta device, without values"
         yield Verdict("no-values", title, fix)
         entries = [e for e in entries if e.device != "meta"]
     away = [e for e in entries if case.is_away(e.device)]
@@ -95,8 +95,8 @@ def _model(case: Case) -> Iterator[Verdict]:
         yield Verdict(
             "model-never-moved",
             f"the model{the} is on {where}: nothing moved {'it' if the else kind} to {case.device}",
-            f'{name}.to("{case.device}") before the optimizer is made; or, with all that belongs '
-            f'to it, ckptmove.move({name}, optimizer, to="{case.device}")',
+            f'{name}.to("{case.device}") before the optimizer is created; or move both: '
+            f'ckptmove.move({name}, optimizer, to="{case.device}")',
             tuple(lines),
             SLOW if most else WRONG,  # it was meant, perhaps
         )
@@ -109,10 +109,11 @@ def _model(case: Case) -> Iterator[Verdict]:
     case.explain(names)
     yield Verdict(
         "partly-moved",
-        f"a part of the model is on {where}: {listed(names)}",
+        f"part of the model is on {where}: {listed(names)}",
         f'model.to("{case.device}") moves all of it'
         if not same_kind
-        else "move what goes from one part to the next: x = x.to(next(part.parameters()).device)",
+        else "move the tensors that go from one part to the next: x = "
+        "x.to(next(part.parameters()).device)",
         tuple(f"{e.name} is on {e.device}" for e in away[:MOST_LINES]),
         SLOW if case.works else WRONG,
     )
@@ -150,9 +151,9 @@ def _dropped(case: Case) -> Iterator[Verdict]:
         mended = name if _variable(name) else "x"
         yield Verdict(
             "to-result-dropped",
-            f"the result of .to is dropped at {each.site.source or 'an unknown line'}: "
+            f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
             f"{mended} stays on {each.devices.partition('→')[0]}",
-            f'{mended} = {mended}.to("{case.device}"): a tensor is never moved in place',
+            f'{mended} = {mended}.to("{case.device}"); .to never moves a tensor in place',
             (str(each),),
         )
 
@@ -207,8 +208,7 @@ def _batch(case: Case) -> Iterator[Verdict]:
     yield Verdict(
         "batch-never-moved",
         f"the batch is on {where}: {listed(list(names))}",
-        f"{one}; or the whole batch, whatever its shape: "
-        f'batch = ckptmove.to_device(batch, "{case.device}")',
+        f'{one}; or the whole batch: batch = ckptmove.to_device(batch, "{case.device}")',
         tuple(lines[:MOST_LINES]) or ((case.failed,) if case.failed else ()),
     )
 
@@ -221,7 +221,7 @@ def _used(case: Case) -> Iterator[tuple[Operand, str, str]]:
     error = case.trace.error if case.trace is not None else None
     broken = {each.name for each in case.broken()}
     for operand in case.broken():
-        yield operand, f"{error} can't take it", WRONG
+        yield operand, f"{error} does not accept it", WRONG
     for each in case.happened("mixed", "stray"):
         for operand in each.operands:
             if operand.name in broken:  # what was computed of it before
@@ -231,7 +231,7 @@ def _used(case: Case) -> Iterator[tuple[Operand, str, str]]:
             continue
         for operand in each.operands:
             if operand.shape and each.devices.endswith(f"→{case.device}"):
-                yield operand, f"it is copied anew: {each}", SLOW
+                yield operand, f"it is copied again each time: {each}", SLOW
 
 
 def _hidden(case: Case) -> Iterator[Verdict]:
@@ -268,7 +268,7 @@ def _unregistered(
     lines: Sequence[str],
 ) -> Verdict:
     advice = {each.name: each.advice for each in case.belonging.unregistered}
-    fix = advice.get(names[0], f'bring it where the model is: .to("{case.device}")')
+    fix = advice.get(names[0], f'move it to the device of the model: .to("{case.device}")')
     where = "cpu" if entry is None else entry.device
     are = ("is", "its module", "it") if len(names) == 1 else ("are", "the model", "them")
     return Verdict(
@@ -298,12 +298,17 @@ def _made(case: Case) -> Iterator[Verdict]:
         op, _, source = name.removeprefix("what ").partition(" makes at ")
         made = operand.variable or "a tensor"
         known = op != UNNAMED
-        fix = f"give it the device of what it meets: {op}(…, device=x.device)"
+        fix = (
+            f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
+        )
         bring = f"{_variable(made) or 'it'}.to(x.device)"
         yield Verdict(
             "made-elsewhere",
             f"{op} at {source}{module} makes {made} on {operand.device}",
-            fix if known else f"make it where what it meets is, or bring it there: {bring}",
+            fix
+            if known
+            else "create it on the device of the tensor that it is used with, or move it "
+            f"there: {bring}",
             tuple(told[:MOST_LINES]),
             worst[name],
         )
@@ -319,7 +324,7 @@ def _elsewhere(case: Case) -> Iterator[Verdict]:
         error = case.trace.error if case.trace is not None else None
         yield Verdict(
             "operand-elsewhere",
-            f"{error} takes tensors of several devices: {listed([str(each) for each in broken])}",
+            f"{error} takes tensors on several devices: {listed([str(each) for each in broken])}",
             f'x = x.to("{case.device}") before',
             () if case.failed is None else (case.failed,),
         )
@@ -353,11 +358,12 @@ def _elsewhere(case: Case) -> Iterator[Verdict]:
     if back:
         line = back[0].site.source
         case.explain([line])
-        first = f"since what the model gives is copied there at {line}"
+        first = f"because the output of the model is copied there at {line}"
     yield Verdict(
         "computed-elsewhere",
         f"{ran} of the {phase} pass ran on {strays[0].devices}, {first}",
-        "keep the tensors where the model is: no .cpu() before the loss, device= for new ones",
+        "keep the tensors on the device of the model: no .cpu() before the loss, "
+        "and device= for new tensors",
         tuple(map(str, [*back, *strays][:MOST_LINES])),
         SLOW,
     )
@@ -384,8 +390,8 @@ def _waits(case: Case) -> Iterator[Verdict]:
     yield Verdict(
         "host-waits",
         f"the host waits for the device {times}, first at {syncs[0].site.source}",
-        "keep values on the device (loss.detach()), and ask for them (.item(), .cpu(), .tolist(), "
-        "if tensor:) every so many steps",
+        "keep values on the device (loss.detach()), and read them (.item(), .cpu(), "
+        ".tolist(), if tensor:) only once in many steps",
         tuple(lines[:MOST_LINES]),
         SLOW,
     )

@@ -105,6 +105,6 @@ def renew(weights: list[Computed], undoing: Callable[[Callable[[], None]], None]
             each.renew()
         except Exception as error:
             raise RefusedError(
-                f"{each.name!r} can't be computed there: {first_line(error)}",
+                f"{each.name!r} can't be computed on the new device: {first_line(error)}",
                 hint="nothing was moved",
             ) from error

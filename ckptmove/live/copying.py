@@ -65,8 +65,8 @@ class Copying:
         for index, tensor in enumerate(tensors):
             if tensor.is_meta:
                 raise UsageError(
-                    "a tensor on meta has no values that could be moved",
-                    hint="make it with values, or leave it where it is with keep",
+                    "a tensor on the meta device has no values to move",
+                    hint="create it with values, or leave it where it is with keep",
                 )
             if self._is_plain(tensor):
                 storages[tensor.untyped_storage()._cdata].append(index)

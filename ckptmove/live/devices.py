@@ -30,9 +30,9 @@ def reachable(device: Any) -> torch.device:
         return torch.empty(0, device=device).device
     except Exception as error:  # a type of its own for each kind of device
         why = first_line(error, _LONGEST_SAID).partition(". ")[0].rstrip(".")
-        hint = "`ckptmove doctor` says what is there, and why"
+        hint = "run `ckptmove doctor` to see which devices work, and why"
         if get_worker_info() is not None:
-            hint = "this is a DataLoader's worker: move batches in the loop that takes them"
+            hint = "this is a worker process of a DataLoader; move the batches in the training loop"
         raise DeviceError(f"'{device}' can't be used here: {why}", hint=hint) from error
 
 
@@ -43,6 +43,4 @@ def _spelled(device: Any) -> torch.device:
         except RuntimeError:
             pass
     tag = parse(device)  # says what is wrong
-    raise DeviceError(
-        f"this torch knows no device '{tag}'", hint="import the package that brings it"
-    )
+    raise DeviceError(f"this torch has no device '{tag}'", hint="import the package that adds it")

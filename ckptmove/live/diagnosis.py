@@ -32,7 +32,7 @@ class Diagnosis:
         notes: what else should be said, a sentence each; how a run ended, if it is not complete.
         complete: whether everything that was asked for was watched. If not, that nothing is wrong
             means little.
-        unplayed: whether it is not because the device couldn't be played any further.
+        not_simulated: whether it is incomplete because the simulation could not continue.
     """
 
     subject: str
@@ -45,7 +45,7 @@ class Diagnosis:
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
     complete: bool = True
-    unplayed: bool = False
+    not_simulated: bool = False
 
     @property
     def ok(self) -> bool:
@@ -71,7 +71,8 @@ class Diagnosis:
             "simulated": self.simulated,
             "ok": self.ok,
             "complete": self.complete,
-            "unplayed": self.unplayed,
+            "not_simulated": self.not_simulated,
+            "unplayed": self.not_simulated,  # its former name
             "verdicts": [each.to_json() for each in self.verdicts],
             "facts": dict(self.facts),
             "report": None if self.report is None else dict(self.report),
@@ -102,13 +103,13 @@ class Diagnosis:
                 ),
                 notes=tuple(data["notes"]),
                 complete=data["complete"],
-                unplayed=data["unplayed"],
+                not_simulated=data["not_simulated"],
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no diagnosis: {error!r}") from error
         texts = (found.subject, found.device, *found.placed, *found.notes)
         texts += tuple(text for each in found.verdicts for text in (each.title, each.fix))
-        switches = (found.simulated, found.complete, found.unplayed)
+        switches = (found.simulated, found.complete, found.not_simulated)
         mappings = (found.facts, {} if found.report is None else found.report)
         for values, kind in ((texts, str), (switches, bool), (mappings, Mapping)):
             if not all(isinstance(each, kind) for each in values):

@@ -23,7 +23,7 @@ from .swapping import Swap, check_free, is_plain, is_set, is_view, would_be_set
 
 #: How often a view uses its base at most: once for each direction of differentiation.
 _USES_BY_VIEW = 2
-_UNDONE = "nothing was moved; what was copied is free again"
+_UNDONE = "nothing was moved; the memory of the copies is free again"
 
 
 class Going(NamedTuple):
@@ -217,7 +217,7 @@ class Exchange:
             inner = tensor.detach()
             made = inner.to(device, copy=True) if inner.device == device else inner.to(device)
         if made.device != device or type(made) is not type(tensor.detach()):
-            raise RuntimeError(f"a {type(tensor).__name__} doesn't go to {device} by .to()")
+            raise RuntimeError(f"a {type(tensor).__name__} is not moved to {device} by its .to()")
         return made
 
     def _seen(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -228,7 +228,7 @@ class Exchange:
             nbytes = storage.nbytes()
             made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
             if storage.nbytes() != nbytes:
-                raise RuntimeError(f"it looks at more than the {nbytes:,} bytes of its storage")
+                raise RuntimeError(f"it reaches beyond the {nbytes:,} bytes of its storage")
             made = made.conj() if tensor.is_conj() else made
             return torch._neg_view(made) if tensor.is_neg() else made
 
@@ -314,10 +314,11 @@ def _refused(error: Exception, going: Going | None, nbytes: int) -> RefusedError
         return RefusedError(said, hint=_UNDONE)
     if _is_memory(error):
         return RefusedError(
-            f"{going.device} has no room for {going.name!r}, after {nbytes:,} bytes: {said}",
+            f"{going.device} has too little free memory for {going.name!r}, after "
+            f"{nbytes:,} bytes: {said}",
             hint=_UNDONE,
         )
-    return RefusedError(f"{going.name!r} can't go to {going.device}: {said}", hint=_UNDONE)
+    return RefusedError(f"{going.name!r} can't be moved to {going.device}: {said}", hint=_UNDONE)
 
 
 def _is_memory(error: Exception) -> bool:
@@ -331,12 +332,12 @@ def _stuck(going: Going, suspects: str) -> RefusedError:
         return RefusedError(f"{going.name!r} can't be exchanged: {held}", hint=instead)
     weak = bool(weakref.getweakrefs(going.tensor))
     held = (
-        "a weak reference leads to it" if weak else "torch itself holds it, for a graph or a view"
+        "a weak reference to it exists" if weak else "torch itself holds it, for a graph or a view"
     )
     drop = "the guards of a compiled model: torch._dynamo.reset()" if weak else "a loss, or a view"
     if suspects and not weak:
         drop = f"{suspects}, which is a result of it; else {drop}"
     return RefusedError(
         f"{going.name!r} can't be exchanged: {held}",
-        hint=f"nothing was moved; drop what that may be ({drop}) and try again",
+        hint=f"nothing was moved; delete what may hold it ({drop}) and try again",
     )

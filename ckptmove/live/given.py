@@ -25,8 +25,8 @@ def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
     if given is None:
         return {}
     if isinstance(given, Mapping) and {"state", "param_groups"} <= given.keys():
-        hint = "give the optimizer itself"
-        raise UsageError("a state dict of an optimizer is no torch.optim.Optimizer", hint=hint)
+        hint = "pass the optimizer itself"
+        raise UsageError("a state dict is not a torch.optim.Optimizer", hint=hint)
     several: dict[Path, Any]
     single = isinstance(given, (torch.Tensor, nn.Module, str, bytes, type, torch.optim.Optimizer))
     if isinstance(given, Mapping):
@@ -40,8 +40,8 @@ def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
     for each in several.values():
         if isinstance(each, type) or not isinstance(getattr(each, "param_groups", None), list):
             raise UsageError(
-                f"a {type(each).__name__} is no torch.optim.Optimizer",
-                hint="give the optimizer itself, or a list of several",
+                f"a {type(each).__name__} is not a torch.optim.Optimizer",
+                hint="pass the optimizer itself, or a list of optimizers",
             )
     return several
 
@@ -72,15 +72,16 @@ def check_others(
     for name, value in others.items():
         if name in taken:
             raise UsageError(
-                f"{name!r} is the name of a part of the model too",
-                hint="give it by another keyword",
+                f"{name!r} is also the name of a part of the model",
+                hint="use another keyword",
             )
         if is_words(value):
             close = difflib.get_close_matches(name, parameters, 1)
             meant = f"did you mean {close[0]!r}? " if close else ""
             raise UsageError(
-                f"{name}={_short(value)} holds no tensor and no module",
-                hint=f"{meant}keywords name what belongs to the model: ema=averages, scaler=scaler",
+                f"{name}={_short(value)} holds neither a tensor nor a module",
+                hint=f"{meant}keywords name other objects of the model: ema=averages, "
+                "scaler=scaler",
             )
 
 

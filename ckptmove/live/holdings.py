@@ -57,7 +57,7 @@ class Held(str, Enum):
     CLASS = "class attribute"
     STATE = "optimizer state"
     HYPERPARAMETER = "hyper-parameter"
-    FOREIGN = "parameter of the optimizer alone"
+    FOREIGN = "parameter of the optimizer only"
     OTHER = "other"
     BATCH = "batch"
 
@@ -160,8 +160,8 @@ def holdings(
     """
     if not isinstance(model, nn.Module):
         is_file = isinstance(model, (str, os.PathLike))
-        hint = "ckptmove.inspect tells of files" if is_file else "give the model itself"
-        raise UsageError(f"a {type(model).__name__} is no torch.nn.Module", hint=hint)
+        hint = "for files, use ckptmove.inspect" if is_file else "pass the model itself"
+        raise UsageError(f"a {type(model).__name__} is not a torch.nn.Module", hint=hint)
     others = {name: each for name, each in (others or {}).items() if each is not None}
     models = {name: each for name, each in others.items() if isinstance(each, nn.Module)}
     found = Holdings(optimizers=optimizers_at(optimizer, ("optimizer",)))

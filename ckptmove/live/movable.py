@@ -37,20 +37,20 @@ def _check_module(name: str, module: nn.Module) -> None:
     called = f"{name or 'the model'!r}" if name else "the model"
     if hasattr(module, "_hf_hook"):
         raise RefusedError(
-            f"{called} is dispatched by accelerate, whose hooks move it while it runs",
+            f"{called} is dispatched by accelerate, whose hooks move its tensors while it runs",
             hint="accelerate.hooks.remove_hook_from_submodules(model) first",
         )
     kinds = {kind.__name__ for kind in type(module).__mro__}
     wrapper = next((kind for kind in _WRAPPERS if kind in kinds), None)
     if wrapper is not None:
         raise RefusedError(
-            f"{called} is a {wrapper}, which has its devices from the start",
-            hint="move the model before it is wrapped",
+            f"{called} is a {wrapper}, whose devices are set when it is created",
+            hint="move the model, then wrap it",
         )
     if isinstance(module, nn.DataParallel) and module.device_ids:
         raise RefusedError(
-            f"{called} is a DataParallel, which starts from {module.src_device_obj}",
-            hint="move the model before it is wrapped",
+            f"{called} is a DataParallel; it starts from {module.src_device_obj}",
+            hint="move the model, then wrap it",
         )
 
 
@@ -58,15 +58,15 @@ def holder_of(module: nn.Module) -> tuple[str, str] | None:
     """What holds a module's tensors besides Python, and what to do about it, if anything does."""
     if isinstance(module, torch.jit.ScriptModule):
         return (
-            "TorchScript holds it in a module of its own",
-            "model.to() moves a scripted model; or load its file anew with "
+            "TorchScript holds it in its own module",
+            "model.to() moves a scripted model; or load its file again with "
             "torch.jit.load(path, map_location=...)",
         )
     if any(kind.__name__ == "_StatefulGraphModule" for kind in type(module).__mro__):
         return (
-            "it is of an exported program, whose guards refer to it",
-            "torch.export.passes.move_to_device_pass(program, device) moves the program, the "
-            "devices in its graph too; then take its module() anew",
+            "it belongs to an exported program, whose guards refer to it",
+            "torch.export.passes.move_to_device_pass(program, device) moves the "
+            "program and the devices in its graph; then call its module() again",
         )
     return None
 
@@ -83,9 +83,11 @@ def emptying(holding: Holding, found: Holdings, device: str) -> str:
                 inner = spell(holding.path[len(root) : n]) if n > len(root) else ""
                 owner = f'{start}.get_submodule("{inner}")' if inner else start
                 unsaved = [name for name, _ in module.named_buffers() if name not in _saved(module)]
-                rest = f", and set {listed(unsaved, 3)}, which none holds" if unsaved else ""
+                rest = (
+                    f", and set {listed(unsaved, 3)}, which no state dict holds" if unsaved else ""
+                )
                 return f'{owner}.to_empty(device="{device}"), then load its state dict{rest}'
-    return "assign it anew: it alone has none"
+    return "assign it again; no state dict holds it"
 
 
 def _saved(module: nn.Module) -> set[str]:
@@ -102,25 +104,25 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
     kind = type(tensor)
     if any(each.__name__ == "DTensor" for each in kind.__mro__):
         raise RefusedError(
-            f"{name!r} is a DTensor: its mesh decides where it is",
-            hint="move the model before it is distributed",
+            f"{name!r} is a DTensor: its mesh decides its device",
+            hint="move the model, then distribute it",
         )
     if isinstance(tensor, FakeTensor):
         raise RefusedError(
-            f"{name!r} is a fake tensor: it has no values that could move",
-            hint="make the model outside of FakeTensorMode",
+            f"{name!r} is a fake tensor: it has no values to move",
+            hint="create the model outside FakeTensorMode",
         )
     if is_lazy(tensor):
         raise RefusedError(
-            f"{name!r} is not initialised yet: it has no shape",
-            hint="run a batch through the model first, or let model.to() say where it will be",
+            f"{name!r} is not initialized yet: it has no shape",
+            hint="run a batch through the model first, or use model.to()",
         )
     own = next((each for each in kind.__mro__ if _moves_itself(each)), None)
     if own is not None and not is_traceable_wrapper_subclass(tensor):
         raise RefusedError(
             f"{name!r} is a {kind.__name__} of {own.__module__.partition('.')[0]}, "
-            "which moves in a way of its own",
-            hint="use its own .to(), as bitsandbytes quantizes while it moves",
+            "which has its own way to move",
+            hint="use its own .to(); bitsandbytes quantizes when it moves",
         )
 
 

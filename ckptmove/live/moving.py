@@ -57,7 +57,7 @@ def move(
     """
     started = time.monotonic()
     if to is None and not place and device_map is None:
-        raise UsageError("no device is given", hint='try to="cuda:0"')
+        raise UsageError("the device is missing", hint='for example to="cuda:0"')
     rules = rules_of(to=to, place=place, device_map=device_map, spelled=_spelled)
     found = holdings(model, optimizer, scheduler, batch, others)
     roots = [each for each in (model, *(others or {}).values()) if isinstance(each, nn.Module)]
@@ -84,7 +84,9 @@ def move(
     named = renaming(found.naming, pairs, values)
     warnings += [*moves.warnings, *_capturable(pairs, groups)]
     if found.full:
-        warnings.append("there is more in attributes than was looked at, and it stays")
+        warnings.append(
+            "the attributes hold more objects than ckptmove examines; the rest stays where it is"
+        )
     free = {each.name for each, entry, to in pairs if each.held in _FREE and to != entry.device}
     advice = {each.name: each.advice for each in unregistered(found) if each.name in free}
     exchange = Exchange(non_blocking=non_blocking, suspects=_some(results))
@@ -99,8 +101,8 @@ def move(
         values_naming_devices=tuple(named.staying),
         values_rewritten=tuple(named.rewritten),
         rewritten_to=tuple(named.rewritten_to),
-        values_could_follow=tuple(named.could_follow),
-        values_left_behind=tuple(named.left_behind),
+        values_rewritable=tuple(named.rewritable),
+        values_unchanged=tuple(named.unchanged),
         warnings=tuple(warnings),
         nbytes=sum(moved.nbytes for moved in totals.values()),
         seconds=time.monotonic() - started,
@@ -115,8 +117,9 @@ def _spelled(device: Device) -> str:
     tag = tag_of(reachable(device))
     if tag == "meta":
         raise UsageError(
-            "moving to meta would forget every value",
-            hint='model.to("meta") does that; to measure a model without memory, make it there',
+            "moving to meta would delete every value",
+            hint='model.to("meta") does that; to measure a model without using memory, '
+            "create it on meta",
         )
     return tag
 
@@ -131,8 +134,8 @@ def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Itera
             continue
         if each.held is Held.GRADIENT and not tensor.is_leaf:
             raise RefusedError(
-                f"{each.name!r} is itself a result that can be differentiated",
-                hint="optimizer.zero_grad() before moving",
+                f"{each.name!r} is itself the result of a differentiable computation",
+                hint="call optimizer.zero_grad() before moving",
             )
         if each.held in _GIVEN and id(tensor) in met:
             continue  # what it is of the model decides
@@ -144,17 +147,19 @@ def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Itera
     shared = [each.path for each in found.of(Held.CLASS)]
     if shared:
         warnings.append(
-            f"{_some(shared)}: of the class, not of this model alone; they stay where they are"
+            f"{_some(shared)}: they belong to the class, not to this model only, so "
+            "they stay where they are"
         )
     if foreign:
         warnings.append(
-            f"the optimizer has parameters that the model has not, {_some(foreign)}: with their "
-            "state they stay where they are, unless what they belong to is given too"
+            "the optimizer has parameters that the model does not have, "
+            f"{_some(foreign)}: they and their state stay where they are unless you also pass "
+            "the object that they belong to"
         )
     if results:
         warnings.append(
-            f"{_some(results)}: results of an earlier computation, to which autograd still leads; "
-            "they stay where they are until they are computed anew"
+            f"{_some(results)}: results of an earlier computation that autograd "
+            "still refers to; they stay where they are until they are computed again"
         )
 
 
@@ -227,7 +232,7 @@ def _check_valued(going: Holdings, entries: Iterable[TensorEntry], rules: Rules)
         wanted = rules.wanted(entry)
         if each.tensor.is_meta and wanted not in (None, "meta"):
             raise RefusedError(
-                f"{each.name!r} is on meta: it has no values that could move",
+                f"{each.name!r} is on the meta device: it has no values to move",
                 hint=emptying(each, going, wanted or "cpu"),
             )
 

@@ -35,8 +35,8 @@ def oddities(found: Holdings, entries: Sequence[TensorEntry], offloads: Offloads
     yield from _batch(found, held, offloads)
     if found.full:
         yield (
-            "there is more within the attributes of the modules than is looked at: tensors may be "
-            "missing here"
+            "the attributes of the modules hold more objects than ckptmove "
+            "examines; tensors may be missing from this list"
         )
 
 
@@ -66,8 +66,8 @@ def _packed(found: Holdings) -> Iterator[str]:
     ]
     if names:
         yield (
-            f"what is packed for the CPU is not listed, and stays there: {quoted(names)}; quantize "
-            "the model anew for another device"
+            "tensors packed for the CPU are not listed and stay there: "
+            f"{quoted(names)}; to use another device, quantize the model again"
         )
 
 
@@ -78,7 +78,7 @@ def _without_values(found: Holdings, held: Iterable[tuple[Holding, TensorEntry]]
     of_modules = [(each, entry) for each, entry in held if each.held in REGISTERED]
     lazy = [e.name for each, e in of_modules if nn.parameter.is_lazy(each.tensor)]
     if lazy:
-        yield f"{quoted(lazy)}: no shape yet; run the model once before it is moved or trained"
+        yield f"{quoted(lazy)}: no shape yet; run the model once before you move or train it"
     unlazy = [(each, e) for each, e in of_modules if not nn.parameter.is_lazy(each.tensor)]
     meta = [(each, e) for each, e in unlazy if e.device == "meta"]
     if not meta:
@@ -86,7 +86,10 @@ def _without_values(found: Holdings, held: Iterable[tuple[Holding, TensorEntry]]
     names = quoted([entry.name for _, entry in meta])
     nbytes = sum(entry.nbytes for _, entry in meta)
     valued = [each.path for each, e in of_modules if e.device != "meta"]
-    yield f"{names}: on meta, and without values ({nbytes:,} bytes): {_filled(found, meta, valued)}"
+    yield (
+        f"{names}: on the meta device, without values ({nbytes:,} bytes): "
+        f"{_filled(found, meta, valued)}"
+    )
 
 
 def _filled(
@@ -120,7 +123,7 @@ def _filled(
     if saved:
         said.append(f"load {quoted(saved)} by model.load_state_dict(…, assign=True)")
     if unsaved:
-        said.append(f"assign {quoted(unsaved)} anew, which no state dict has")
+        said.append(f"assign {quoted(unsaved)} again; no state dict has it")
     return "; ".join(said)
 
 
@@ -135,8 +138,9 @@ def _offloaded(
             devices.add(offloads.runs_on(each.path[:-1]) or "its device")
     for place, those in names.items():
         yield (
-            f"accelerate keeps the data of {quoted(those)} on {place}, and brings it to "
-            f"{' or '.join(sorted(devices))} whenever the module runs: torch shows meta meanwhile"
+            f"accelerate keeps the data of {quoted(those)} on {place}, and moves it "
+            f"to {' or '.join(sorted(devices))} whenever the module runs; "
+            "torch shows meta in between"
         )
 
 
@@ -149,7 +153,8 @@ def _optimizers(found: Holdings, together: Belonging) -> Iterator[str]:
         if foreign:
             yield (
                 f"the {spell(path)} holds parameters that the model does not have: "
-                f"{quoted(foreign)}; make it of model.parameters() after whatever replaces these"
+                f"{quoted(foreign)}; create it from model.parameters() after the "
+                "step that replaces them"
             )
     if together.untrained:
         names = [name for name, _ in together.untrained]
@@ -165,15 +170,15 @@ def _apart(together: Belonging) -> Iterator[str]:
     for (how, device, home, is_step), those in names.items():
         if is_step:
             yield (
-                f"optimizer steps on {device}, for each of which the host waits: {quoted(those)}; "
-                "ckptmove.move brings them to the CPU, or make the optimizer capturable or fused"
+                f"optimizer steps on {device}, and the host waits for each: {quoted(those)}; "
+                "ckptmove.move moves them to the CPU; or make the optimizer capturable or fused"
             )
             continue
         what = "gradients" if how is Held.GRADIENT else "optimizer state"
         remedy = (
             "zero_grad() drops them"
             if how is Held.GRADIENT
-            else "optimizer.load_state_dict(optimizer.state_dict()) brings it there"
+            else "optimizer.load_state_dict(optimizer.state_dict()) moves it there"
         )
         yield f"{what} on {device}, of parameters on {home}: {quoted(those)}; {remedy}"
 
@@ -193,4 +198,4 @@ def _batch(
     ]
     if away and home != "meta":
         names = quoted([entry.name for entry in away])
-        yield f"of the batch, {names} on {away[0].device}, and inputs go to {home}"
+        yield f"{names} of the batch on {away[0].device}, but inputs go to {home}"

@@ -161,14 +161,14 @@ def _check(loader: Any) -> None:
     """Refuse what gives no batches, which would else be said where the first is asked for."""
     if isinstance(loader, torch.nn.Module):  # some can be iterated
         raise UsageError(
-            f"a model ({type(loader).__name__}) is no loader of batches",
-            hint="ckptmove.move brings a model to a device; this takes what gives it batches",
+            f"a model ({type(loader).__name__}) is not a loader of batches",
+            hint="use ckptmove.move to move a model; prefetch takes the loader of its batches",
         )
     can = any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__"))
     if not can or isinstance(loader, (str, bytes, bytearray)):
         raise UsageError(
-            f"what is of type {type(loader).__name__} is no loader of batches",
-            hint="give a DataLoader, or any iterable of batches",
+            f"a {type(loader).__name__} is not a loader of batches",
+            hint="pass a DataLoader, or any iterable of batches",
         )
 
 

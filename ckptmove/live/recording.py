@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         if self._hooked is not None:
-            raise UsageError("this is recorded already")
+            raise UsageError("this block is already recorded")
         self._thread = threading.get_ident()
         with ExitStack() as stack:
             for handle in (

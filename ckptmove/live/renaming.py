@@ -25,16 +25,16 @@ class Renaming:
         going: those that are rewritten, with the new device.
         rewritten: the same, as reports have them.
         rewritten_to: the new device of each.
-        could_follow: those that would be, had it been asked for.
-        left_behind: those that aren't, though things left the device.
+        rewritable: those that would be, had it been asked for.
+        unchanged: those that aren't, though things left the device.
         staying: all that are left as they are.
     """
 
     going: list[tuple[Naming, str]] = field(default_factory=list)
     rewritten: list[NamedDevice] = field(default_factory=list)
     rewritten_to: list[str] = field(default_factory=list)
-    could_follow: list[NamedDevice] = field(default_factory=list)
-    left_behind: list[NamedDevice] = field(default_factory=list)
+    rewritable: list[NamedDevice] = field(default_factory=list)
+    unchanged: list[NamedDevice] = field(default_factory=list)
     staying: list[NamedDevice] = field(default_factory=list)
 
     def perform(self, undoing: Callable[[Callable[[], None]], None]) -> None:
@@ -87,9 +87,9 @@ def renaming(
             continue
         found.staying.append(named)
         if follows:
-            found.could_follow.append(named)
+            found.rewritable.append(named)
         elif leaves:
-            found.left_behind.append(named)
+            found.unchanged.append(named)
     return found
 
 

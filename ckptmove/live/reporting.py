@@ -107,7 +107,7 @@ def _inputs(offloads: Offloads, found: Holdings, manifest: Manifest) -> str:
     where = f"{where}, the first module with parameters"
     brought = offloads.runs_on(first.path[:-1])
     if brought is not None:
-        return f"inputs go to {brought} ({where}), and accelerate brings them there"
+        return f"inputs go to {brought} ({where}); accelerate moves them there"
     entry = next(each for each in manifest.tensors if each.held == Held.PARAMETER)
     return f"inputs go to {entry.device} ({where})"
 

@@ -22,17 +22,18 @@ def optimizer(case: Case) -> Iterator[Verdict]:
     if same or case.belonging.shared:
         yield Verdict(
             "optimizer-of-old-parameters",
-            f"the optimizer was built over old parameters: the model's are new objects, and "
+            "the optimizer holds old parameters: the model now has new ones, so "
             f"{listed(names)} will never change",
-            "make the optimizer after whatever replaces parameters: copying the model, "
+            "create the optimizer after the step that replaces parameters: copying the model, "
             "load_state_dict(assign=True), wrapping it, a new head",
             (told,),
         )
         return
     yield Verdict(
         "optimizer-of-other-parameters",
-        f"the optimizer holds other parameters than the model: {listed(names)} will never change",
-        f"make it of this model: optimizer = {case.belonging.kind}(model.parameters())",
+        f"the optimizer holds other parameters than the model, so {listed(names)} "
+        "will never change",
+        f"create it from this model: optimizer = {case.belonging.kind}(model.parameters())",
         (told,),
     )
 
@@ -55,8 +56,8 @@ def state(case: Case) -> Iterator[Verdict]:
         case.explain([each.name for each in steps])
         yield Verdict(
             "step-on-device",
-            f"{listed([each.name for each in steps])}: on {steps[0].device}, so the host waits "
-            "for each at every step",
+            f"{listed([each.name for each in steps])}: on {steps[0].device}, so the "
+            "host waits for each of them at every step",
             f"{fix}; or make the optimizer with capturable=True or fused=True",
             severity=SLOW,
         )

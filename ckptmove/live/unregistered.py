@@ -13,7 +13,7 @@ from ..paths import Path, spell
 from .holdings import Held, Holding, Holdings
 from .reaching import hooks
 
-_IN_HOOK = "let the hook take it from a buffer of the module"
+_IN_HOOK = "let the hook read it from a buffer of the module"
 
 
 class Unregistered(NamedTuple):
@@ -91,13 +91,13 @@ def _advice(holding: Holding, module: nn.Module, attribute: str) -> str | None:
     if value is None:  # it hangs on a parameter
         owner = {**module._parameters, **module._buffers}.get(attribute)
         plain = type(owner) in (torch.Tensor, nn.Parameter)
-        return "set it anew once the model is where it shall be" if plain else None
+        return "set it again after the model is moved" if plain else None
     kind = type(value)  # not isinstance, which asks the value for its __class__
     if issubclass(kind, torch.Tensor):
         if _is_set_by_hook(module, attribute):
             return None
         if value.grad_fn is not None:
-            return "compute it in forward, of parameters that went along"
+            return "compute it in forward, from parameters that move with the model"
         if isinstance(value, nn.Parameter):
             return f'self.register_parameter("{attribute}", …)'
         if value.requires_grad:

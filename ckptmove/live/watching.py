@@ -42,7 +42,7 @@ def diagnosed(
     call: Callable[[str], str] = str,
     notes: Sequence[str] = (),
     complete: bool = True,
-    unplayed: bool = False,
+    not_simulated: bool = False,
 ) -> ShownDiagnosis:
     """What a run comes to.
 
@@ -59,7 +59,7 @@ def diagnosed(
         fed: whether a parameter has, or had, a gradient.
         call: what to call a device, where some only stand in for others.
         notes: what else should be said.
-        complete, unplayed: see `Diagnosis`.
+        complete, not_simulated: see `Diagnosis`.
     """
     known = facts() if known is None else known
     verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
@@ -85,7 +85,7 @@ def diagnosed(
         verdicts=tuple(verdicts),
         notes=tuple(notes),
         complete=complete,
-        unplayed=unplayed,
+        not_simulated=not_simulated,
     )
 
 
@@ -139,7 +139,7 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._entered:
             raise UsageError(
-                "this block was watched already", hint="trace the model anew for another"
+                "this block is already watched", hint="call ckptmove.trace again for another block"
             )
         self._entered = True
         self._recorder.__enter__()
@@ -157,7 +157,7 @@ class Watch:
         except Exception as ours:
             if error is None:
                 raise
-            _add_note(error, f"ckptmove: it can't be told why: {said(ours)}")
+            _add_note(error, f"ckptmove: the cause can't be found: {said(ours)}")
 
     def _diagnose(self, error: BaseException | None) -> None:
         known = [*self._optimizers]
@@ -177,7 +177,7 @@ class Watch:
             _add_note(error, f"ckptmove: {each.title}. Fix: {each.fix}")
 
     def __str__(self) -> str:
-        return "nothing was watched yet" if self.diagnosis is None else str(self.diagnosis)
+        return "nothing has been watched yet" if self.diagnosis is None else str(self.diagnosis)
 
     @property
     def trace(self) -> Trace:

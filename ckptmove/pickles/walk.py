@@ -65,7 +65,7 @@ def walk(
     except (IndexError, struct.error) as error:
         raise machine.fault("the pickle is truncated or malformed") from error
     except UnicodeError as error:
-        raise machine.fault("the pickle holds text that is not text") from error
+        raise machine.fault("the pickle holds invalid text") from error
     return Pickle(
         root,
         tuple(machine.globals),

@@ -118,7 +118,7 @@ def apart(
         kind = getattr(errors, result["error"], errors.CkptmoveError)
         raise kind(result["message"], path=result["path"], hint=result["hint"])
     if code is None:
-        raise Lost(f"it wasn't done after {patience:g} s", latest=result)
+        raise Lost(f"it did not finish within {patience:g} s", latest=result)
     lines = said.decode(errors="replace").strip().splitlines()
     how = f"signal {-code}" if code < 0 else f"exit {code}"
     raise Lost(f"its process ended ({how})", *lines[-1:], code=code, latest=result)

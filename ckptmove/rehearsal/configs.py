@@ -16,7 +16,7 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-_CODE = "the model's code lies in its folder, and code of a checkpoint is never run"
+_CODE = "the code of the model is in its folder, and ckptmove never runs code of a checkpoint"
 _IMPLEMENTATION = re.compile(r"[a-z0-9_]*", re.ASCII)
 _IGNORED = re.compile(r"[\x00-\x20]")  # some of them, where a name is split as a URL
 _ELSEWHERE = re.compile(r"(hf-hub|hf_hub|local-dir):", re.IGNORECASE)
@@ -43,13 +43,13 @@ def danger(said: Mapping[str, Any], known: Container[object]) -> str | None:
                 if named is not None:
                     return f"the configuration names a file to load, {key}: {named[:60]!r}"
             if "configuration_files" in value:
-                return "the configuration names other files to be read in its place"
+                return "the configuration refers to other files to read instead"
             todo += ((str(key), each) for key, each in value.items())
         elif isinstance(value, list):
             todo += ((key, each) for each in value)
         elif isinstance(value, str):
             if "implementation" in key and not _IMPLEMENTATION.fullmatch(value):
-                return f"the configuration names code from elsewhere, {key}: {value[:60]!r}"
+                return f"the configuration refers to code elsewhere, {key}: {value[:60]!r}"
             if _ELSEWHERE.match(_IGNORED.sub("", value)):
-                return f"the configuration names a model elsewhere, {key[:40]}: {value[:60]!r}"
+                return f"the configuration refers to a model elsewhere, {key[:40]}: {value[:60]!r}"
     return None

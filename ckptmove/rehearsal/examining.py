@@ -23,8 +23,8 @@ from .simulation import Simulated
 from .stages import Stage
 from .steps import NoLoss
 
-_LIMIT = "it can't be simulated any further"
-_NO_INPUT = "no step was taken: say what the model takes, e.g. --input 'float32[8,3,224,224]'"
+_LIMIT = "the simulation can't continue"
+_NO_INPUT = "no step was run: describe the input, for example --input 'float32[8,3,224,224]'"
 
 
 def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,8 +66,8 @@ def examine(
             raise
         except SystemExit as error:
             raise UsageError(
-                f"{_called(model)} ends the process when it is imported: {error.code}",
-                hint="put what only a script should do under if __name__ == '__main__':",
+                f"{_called(model)} ends the process on import: {error.code}",
+                hint="put code that only a script should run under if __name__ == '__main__':",
             ) from error
         except Exception as error:
             return _unbuilt(_called(model), error, stage, known)
@@ -90,14 +90,14 @@ def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -
         simulated=not stage.values,
         subject=called.removeprefix("--model "),
         complete=False,
-        unplayed=excuse is not None,
+        not_simulated=excuse is not None,
         known=known,
         notes=() if excuse is None else (f"{_LIMIT}: {excuse}",),
     )
     if excuse is not None:
         return found
     title = f"the model can't be built: {stage.call(said(error))}"
-    return replace(found, verdicts=(Verdict("model-failed", title, "see the exception"),))
+    return replace(found, verdicts=(Verdict("model-failed", title, "read the exception"),))
 
 
 def _examined(
@@ -110,7 +110,7 @@ def _examined(
     notes: list[str] = []
     failed: str | None = None
     ended_by: BaseException | None = None
-    unplayed = False
+    not_simulated = False
     trainer: torch.optim.Optimizer | None = None
     recorder = Recorder(built.module, stage.device, call=stage.call)
     try:
@@ -120,8 +120,8 @@ def _examined(
         raise
     except (Exception, SystemExit) as error:
         excuse = stage.excuse(error)
-        unplayed = excuse is not None
-        if unplayed:
+        not_simulated = excuse is not None
+        if not_simulated:
             notes.append(f"{_LIMIT}: {excuse}")
         else:
             failed, ended_by = stage.call(said(error)), error
@@ -136,8 +136,11 @@ def _examined(
         simulated=not stage.values,
         call=stage.call,
         notes=notes,
-        complete=ended_by is None and not unplayed and ran and (recorder.steps > 0 or not learns),
-        unplayed=unplayed,
+        complete=ended_by is None
+        and not not_simulated
+        and ran
+        and (recorder.steps > 0 or not learns),
+        not_simulated=not_simulated,
         known=known,
     )
 

@@ -85,15 +85,15 @@ def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -
         return _huggingface(path.parent)
     if path.is_file() and path.suffix == ".py":
         raise UsageError(
-            f"--model {spec!r} is a file, of which anything might be the model",
-            hint=f"name what makes it: {spec}:Net",
+            f"--model {spec!r} is a file; the name of the model in it is missing",
+            hint=f"write {spec}:Net, where Net makes the model",
         )
     if path.is_file():
         return _file(path, trust_pickle, fmt)
     if not is_named(spec):
         raise UsageError(
-            f"--model {spec!r} is neither a file or folder nor a name in code",
-            hint="spell it package.module:factory, or path/to/file.py:factory",
+            f"--model {spec!r} is neither a file or folder nor a name in Python code",
+            hint="write package.module:factory, or path/to/file.py:factory",
         )
     return Built(_module(imported(spec, "--model"), f"--model {spec}"), "code")
 
@@ -102,12 +102,12 @@ def _module(factory: Any, what: str) -> torch.nn.Module:
     if isinstance(factory, torch.nn.Module):
         return factory
     if not callable(factory):
-        raise UsageError(f"{what} is a {type(factory).__name__}, and makes no model")
+        raise UsageError(f"{what} is a {type(factory).__name__}, which does not make a model")
     needed = _needed(factory)
     if needed:
         raise UsageError(
             f"{what} can't be called without arguments: it needs {', '.join(needed)}",
-            hint="name a function that returns the model",
+            hint="give a function that returns the model",
         )
     module = factory()
     if not isinstance(module, torch.nn.Module):
@@ -148,7 +148,7 @@ def _huggingface(folder: Path) -> Built:
     try:
         said = json.loads(file.read_bytes())
     except ValueError as error:
-        raise UsageError("config.json is no JSON", path=str(file)) from error
+        raise UsageError("config.json is not JSON", path=str(file)) from error
     if not isinstance(said, dict):
         raise UsageError("config.json holds no configuration", path=str(file))
     try:
@@ -162,7 +162,7 @@ def _huggingface(folder: Path) -> Built:
         raise UnsupportedError(
             found,
             path=str(file),
-            hint="name a factory of your own: --model path/to/file.py:factory",
+            hint="use your own factory: --model path/to/file.py:factory",
         )
     with _quiet():
         config = transformers.AutoConfig.from_pretrained(
@@ -205,14 +205,14 @@ def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
         return _exported(path, trust_pickle)
     if not trust_pickle:
         raise UnsupportedError(
-            "it could only be a model as a pickled module, and unpickling runs what it says",
+            "the file could only hold a pickled module, and unpickling it runs its code",
             path=str(path),
-            hint="name the model's code with --model, or trust the file with --trust-pickle",
+            hint="give the code of the model with --model, or trust the file with --trust-pickle",
         )
     made = torch.load(path, map_location="cpu", weights_only=False)
     if not isinstance(made, torch.nn.Module):
-        raise UsageError(f"the pickle holds a {type(made).__name__}, no model", path=str(path))
-    note = "the pickle was trusted, and run: it may have done anything"
+        raise UsageError(f"the pickle holds a {type(made).__name__}, not a model", path=str(path))
+    note = "the pickle was trusted and run, so it may have run any code"
     return Built(made, "pickle", notes=(note,))
 
 

@@ -68,7 +68,7 @@ class Fit:
     def title(self) -> str:
         """What is wrong, or that nothing is, in a line."""
         if self.ok:
-            return f"the model takes all {counted(self.matched, 'tensor')}"
+            return f"the model accepts all {counted(self.matched, 'tensor')}"
         wrong = [
             (len(self.missing), "key", "missing"),
             (len(self.unexpected), "key", "unexpected"),
@@ -86,18 +86,20 @@ class Fit:
         if self.unexpected:
             lines.append(f"unexpected: {listed(self.unexpected)}")
         lines += [
-            f"mis-shaped: {key} is {_shape(saved)}, the model's is {_shape(own)}"
+            f"wrong shape: {key} is {_shape(saved)}, the model's is {_shape(own)}"
             for key, own, saved in self.misshaped[:8]
         ]
         lines += [
             f"dtype: {key} is {saved}, the model's is {own}" for key, own, saved in self.retyped[:8]
         ]
         lines += [
-            f"untied: {key} and {other} are one tensor in the model, and differ in the checkpoint"
+            f"untied: {key} and {other} are one tensor in the model, but differ in the checkpoint"
             for key, other in self.untied[:8]
         ]
         if self.tied:
-            lines.append(f"tied: {listed(self.tied)} not stored, being the same as one that is")
+            lines.append(
+                f"tied: {listed(self.tied)} not stored, because they equal a stored tensor"
+            )
         lines += [f"cast: all {saved} tensors become the model's {own}" for own, saved in self.cast]
         return lines
 
@@ -116,9 +118,13 @@ class Fit:
                 f"ckptmove convert --add-prefix {added}"
             )
         if any(".lora_" in key or ".base_layer." in key for key in self.unexpected):
-            lines.append("keys of a LoRA or other PEFT adapter: merge it, or wrap the model so")
+            lines.append(
+                "keys of a LoRA or other PEFT adapter: merge it, or wrap the model with PEFT"
+            )
         if any(key.endswith(("weight_g", "weight_v", ".original0")) for key in self.unexpected):
-            lines.append("weight normalisation: the other of torch's two ways to spell it")
+            lines.append(
+                "weight normalization: torch has two key formats for it, and this is the other one"
+            )
         turned = [key for key, own, saved in self.misshaped if own == saved[::-1]]
         if turned:
             lines.append(
@@ -131,7 +137,7 @@ class Fit:
         ]
         if rows:
             lines.append(
-                f"another number of rows: {listed(rows)} (classes or vocabulary of another size)"
+                f"different number of rows: {listed(rows)} (number of classes, or vocabulary size)"
             )
         return lines
 
@@ -181,7 +187,7 @@ def chosen(module: torch.nn.Module, saved: Saved) -> tuple[State | None, list[St
     if len(same) > 1 and best > 0:
         names = listed([state.name for state in fitting])
         raise UsageError(
-            f"several state dicts fit the model alike: {names}",
+            f"several state dicts match the model equally well: {names}",
             hint=f"convert one of them first: ckptmove convert --root {fitting[0].name}",
         )
     return max(fitting, key=lambda state: len(state.content)), averages

@@ -41,8 +41,8 @@ def imported(spec: str, what: str) -> Any:
     place, _, name = spec.rpartition(":")
     if not is_named(spec):
         raise UsageError(
-            f"{what} {spec!r} names nothing in code",
-            hint="spell it package.module:name, or path/to/file.py:name",
+            f"{what} {spec!r} is not a name in Python code",
+            hint="write package.module:name, or path/to/file.py:name",
         )
     module = _of_file(place, what) if place.endswith(".py") else _of_package(place, what)
     found: Any = module
@@ -66,7 +66,7 @@ def _of_package(name: str, what: str) -> Any:
             raise
         raise UsageError(
             f"{what}: there is no module {missing!r}",
-            hint="run from the directory it lies in, or name a file: path/to/file.py:name",
+            hint="run ckptmove in the folder of the module, or give a file: path/to/file.py:name",
         ) from error
 
 

@@ -84,8 +84,8 @@ def parsed(spec: str) -> Spec:
     found = _SPEC.fullmatch(spec.strip())
     if found is None:
         raise UsageError(
-            f"--input {spec!r} is no input",
-            hint="spell it float32[8,3,224,224], int64[2,128]<1000, name=bool[4], or "
+            f"--input {spec!r} is not valid",
+            hint="write float32[8,3,224,224], int64[2,128]<1000, name=bool[4], or "
             "package.module:function",
         )
     dtype = getattr(torch, found["dtype"], None)
@@ -93,10 +93,10 @@ def parsed(spec: str) -> Spec:
         raise UsageError(f"--input {spec!r}: torch has no dtype {found['dtype']!r}")
     sizes = [size.strip() for size in found["shape"].split(",")] if found["shape"].strip() else []
     if not all(_SIZE.fullmatch(size) for size in sizes):
-        raise UsageError(f"--input {spec!r}: a size is missing, or absurd")
+        raise UsageError(f"--input {spec!r}: a size is missing or too large")
     limit = None if found["limit"] is None else int(found["limit"])
     if limit is not None and (limit < 1 or dtype.is_floating_point or dtype.is_complex):
-        raise UsageError(f"--input {spec!r}: a limit is for whole numbers, and above 0")
+        raise UsageError(f"--input {spec!r}: a limit must be above 0, and needs an integer dtype")
     return Spec(found["name"], dtype, tuple(map(int, sizes)), limit)
 
 
@@ -108,7 +108,9 @@ def check(specs: Sequence[str]) -> None:
     """
     named = [spec for spec in specs if is_named(spec)]
     if named and len(specs) > 1:
-        raise UsageError(f"--input {named[0]}: a function gives all inputs, so name nothing else")
+        raise UsageError(
+            f"--input {named[0]}: a function gives all inputs, so it must be the only --input"
+        )
     if not named:
         names = [parsed(spec).name for spec in specs]
         twice = {name for name in names if name is not None and names.count(name) > 1}
@@ -135,11 +137,13 @@ def batch(specs: Sequence[str], built: Built, *, train: bool) -> Batch:
         made = _configured(built)
     elif built.example is not None:
         args, kwargs = built.example
-        made = Batch(tuple(args), dict(kwargs), "the example that the program was traced with")
+        made = Batch(
+            tuple(args), dict(kwargs), "the example input that the program was traced with"
+        )
     else:
         raise UsageError(
-            "this model doesn't say what it takes",
-            hint="give --input, e.g. --input 'float32[8,3,224,224]'",
+            "the input of this model is not known",
+            hint="for example --input 'float32[8,3,224,224]'",
         )
     return _labelled(built, made) if train and built.config is not None else made
 
@@ -155,7 +159,7 @@ def _given(specs: Sequence[str]) -> Batch:
 
 
 def _called(made: Any, spec: str) -> Batch:
-    said = f"what {spec} gives"
+    said = f"the result of {spec}"
     if isinstance(made, Mapping):
         return Batch((), {str(key): value for key, value in made.items()}, said)
     if isinstance(made, (tuple, list)):
@@ -186,15 +190,16 @@ def _configured(built: Built) -> Batch:
             kwargs |= _pictures(config)
     else:
         raise UsageError(
-            f"{type(built.module).__name__} takes {main}, of which its config.json doesn't say all",
-            hint=f"give --input, e.g. --input '{main}=float32[2,80,3000]'",
+            f"{type(built.module).__name__} takes {main}; its config.json does not "
+            "describe it fully",
+            hint=f"for example --input '{main}=float32[2,80,3000]'",
         )
     floating = next((p.dtype for p in built.module.parameters() if p.is_floating_point()), None)
     for name, value in kwargs.items():
         if value.is_floating_point() and floating is not None:
             kwargs[name] = value.to(floating)
     said = ", ".join(f"{name} {_spell(value)}" for name, value in kwargs.items())
-    return Batch((), kwargs, f"{said}, by its config.json")
+    return Batch((), kwargs, f"{said}, from its config.json")
 
 
 def _pictures(config: Any) -> dict[str, torch.Tensor]:

@@ -88,7 +88,7 @@ def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]
     """
     if not state["param_groups"]:
         raise Misfit(
-            f"it has no parameter group, and {counted(len(state['state']), 'state')} of parameters"
+            f"it has no parameter group, but {counted(len(state['state']), 'state')} of parameters"
         )
     group = _hyper(state)
     slots = _slots(state)
@@ -121,7 +121,7 @@ def _adam(group: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]:
         return made, f"by decoupled_weight_decay={apart}"
     decays = group.get("weight_decay", 0)
     if decays:
-        return torch.optim.AdamW, f"or Adam: taken for AdamW, since weights decay by {decays:g}"
+        return torch.optim.AdamW, f"or Adam; AdamW is used because of the weight decay {decays:g}"
     return torch.optim.Adam, "or AdamW, which is the same without weight decay"
 
 
@@ -129,7 +129,9 @@ def _transformers_adafactor() -> type[torch.optim.Optimizer]:
     try:
         from transformers.optimization import Adafactor
     except ImportError as error:
-        raise Unrecognised("it is the Adafactor of transformers, which is not installed") from error
+        raise Unrecognised(
+            "it is the Adafactor of transformers, but transformers is not installed"
+        ) from error
     found: type[torch.optim.Optimizer] = Adafactor
     return found
 
@@ -179,9 +181,9 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
     trained = sum(p.requires_grad for p in own.values())
     if sum(sizes) not in (len(own), trained):
         raise Misfit(
-            f"it holds {counted(sum(sizes), 'parameter')}, and the model has {len(own):,}"
+            f"it holds {counted(sum(sizes), 'parameter')}; the model has {len(own):,}"
             + (f", {trained:,} to be trained" if trained < len(own) else "")
-            + "; what was frozen, the model's code must freeze: requires_grad_(False)"
+            + "; the code of the model must freeze the frozen ones: requires_grad_(False)"
         )
     for order in _orders(own):
         if len(order) == sum(sizes) and all(
@@ -198,7 +200,7 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
         for name, shape in zip(next(_orders(own)), shapes, strict=False)
         if shape is not None and shape != tuple(own[name].shape)
     ]
-    raise Misfit(f"its state doesn't have the shapes of the parameters: {listed(wrong, 3)}")
+    raise Misfit(f"the shapes of its state do not match the parameters: {listed(wrong, 3)}")
 
 
 def _shape_of(slots: Any) -> tuple[int, ...] | None:
@@ -309,9 +311,11 @@ def new(made: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.
     try:
         optimizer = made(params, lr=1e-3) if needs_lr else made(params)
     except TypeError as error:
-        raise UsageError(f"{made.__name__} can't be made of parameters alone: {error}") from error
+        raise UsageError(
+            f"{made.__name__} can't be created from parameters only: {error}"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"{made.__name__} makes no torch.optim.Optimizer")
+        raise UsageError(f"{made.__name__} does not make a torch.optim.Optimizer")
     return optimizer
 
 
@@ -367,7 +371,7 @@ def check(
     for key, slots in state["state"].items():
         name = names.get(key)
         if name is None:
-            problems.append(f"there is a state for parameter {key}, which is in no group")
+            problems.append(f"there is a state for parameter {key}, which is not in any group")
             continue
         if not isinstance(slots, Mapping) or not slots:
             continue

@@ -106,7 +106,7 @@ def report_failed_step(
         lines = [*([place] if place else []), *problems, *lines]
         found.find("step", SKIPPED, title, *lines, **data)
     else:
-        title = "an operand is on the wrong device" if mismatch else "the step failed"
+        title = "a tensor is on the wrong device" if mismatch else "the step failed"
         title = f"{title}: {what}" if what else title
         if problems and not mismatch:
             title, problems = problems[0], [title, *problems[1:]]
@@ -139,16 +139,16 @@ def report_trace(found: Performance, trace: Trace, broken: Mapping[str, Any] | N
         title = f"{counted(n, 'operation')} not on {trace.device}: {strays[0].site}"
         found.find("trace", FAILED, title, *lines, **data)
     elif broken:
-        title = f"{broken['operator'] or 'an operation'} met tensors of several devices"
+        title = f"{broken['operator'] or 'an operation'} got tensors on several devices"
         found.find("trace", FAILED, title, *lines, **data)
     elif broken is not None:
-        title = f"the step ended after {counted(total, 'operation')}"
+        title = f"the step stopped after {counted(total, 'operation')}"
         found.find("trace", SKIPPED, title, *lines, **data)
     else:
         syncs = sum(each.count for each in trace.of("sync"))
         copies = sum(each.count for each in trace.of("transfer"))
         title = (
-            f"{counted(total, 'operation')}, none on another device than {trace.device}; "
-            f"{counted(copies, 'transfer')}, {counted(syncs, 'host synchronisation')}"
+            f"{counted(total, 'operation')}, all on {trace.device}; "
+            f"{counted(copies, 'transfer')}, {counted(syncs, 'host synchronization')}"
         )
         found.find("trace", PASSED, title, *lines, **data)

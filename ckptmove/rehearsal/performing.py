@@ -75,13 +75,13 @@ def perform(
             found.skip_rest("there is no model")
             return found
         if not _adopt(request, stage, held, to, built, found):
-            found.skip_rest("the model didn't take the checkpoint")
+            found.skip_rest("the checkpoint does not fit the model")
             return found
         if request.step is None:
-            found.skip_rest("no step was asked for")
+            found.skip_rest("no --step was given")
             return found
         _take(request, stage, held, to, built, found, keep)
-    found.skip_rest("the step wasn't taken")
+    found.skip_rest("the step did not run")
     return found
 
 
@@ -106,9 +106,9 @@ def _is_itself(request: Request) -> bool:
 def _averages_told(state: State, averages: Sequence[State]) -> list[str]:
     """Of several state dicts that fit, which was taken."""
     if any(each is state for each in averages):
-        return [f"{state.name} holds averages of weights (EMA), and no other weights fit"]
+        return [f"{state.name} holds averaged weights (EMA); no other weights fit"]
     names = listed([each.name for each in averages])
-    return [f"not taken: {names}, averages of weights (EMA)"] if averages else []
+    return [f"not used: {names}, averaged weights (EMA)"] if averages else []
 
 
 def _adopt(
@@ -121,9 +121,9 @@ def _adopt(
         try:
             stage.moved(built.module)
         except _THEIRS as error:
-            report_error(found, "model", stage, error, "the model can't go to the device")
+            report_error(found, "model", stage, error, "the model can't be moved to the device")
             return False
-        found.find("model", PASSED, f"the checkpoint is itself the model: {kind}", *built.notes)
+        found.find("model", PASSED, f"the checkpoint itself is the model: {kind}", *built.notes)
         return True
     state, averages = fitting.chosen(built.module, held)
     if state is None:
@@ -141,11 +141,11 @@ def _adopt(
         if stage.values or not fit.loads:
             stage.load(built.module, fit)
         if not loads:
-            lines.append(f"its own hooks take what doesn't fit by name: {fit.title()}")
+            lines.append(f"its own hooks accept what does not fit by name: {fit.title()}")
         loads = True
     except _THEIRS as error:
         if fit.loads:  # not what could be seen from outside
-            report_error(found, "model", stage, error, f"{kind} refuses its state")
+            report_error(found, "model", stage, error, f"{kind} does not accept its state")
             return False
     away = _elsewhere(fit, held, to)
     data |= fit.to_json() | {"elsewhere": away}
@@ -156,7 +156,7 @@ def _adopt(
         there = sum(map(len, away.values()))
         title = f"{counted(there, 'tensor')} stored on {first}, not on {to.wanted}"
         lines += [f"stored on {device}: {listed(names)}" for device, names in away.items()]
-        lines.append(f"put them together: ckptmove relocate --to {to.wanted}")
+        lines.append(f"put them on one device: ckptmove relocate --to {to.wanted}")
     elif held.says_devices and not to.at_its_word and held.usual_device() != to.wanted:
         lines.append(f"stored on {held.usual_device()}: loaded with map_location='{to.wanted}'")
     outcome = PASSED if good and not away else FAILED
@@ -165,7 +165,7 @@ def _adopt(
         try:
             stage.moved(built.module, {key for keys in away.values() for key in keys})
         except _THEIRS as error:
-            report_error(found, "model", stage, error, f"{kind} can't go to {to.wanted}")
+            report_error(found, "model", stage, error, f"{kind} can't be moved to {to.wanted}")
             return False
     return loads
 
@@ -179,7 +179,7 @@ def _valued(request: Request, state: State) -> Mapping[Any, Any]:
 
 def _taken(fit: Fit, kind: str) -> str:
     where = f" of {fit.state.name}" if fit.state.path else ""
-    return f"{kind} takes all {counted(fit.matched, 'tensor')}{where}"
+    return f"{kind} accepts all {counted(fit.matched, 'tensor')}{where}"
 
 
 def _elsewhere(fit: Fit, held: Saved, to: Placing) -> dict[str, list[str]]:
@@ -219,11 +219,11 @@ def _take(
     except CkptmoveError:
         raise
     except optimizers.Unrecognised as error:
-        hint = "say which it is: --optimizer torch.optim:AdamW"
-        found.find("step", SKIPPED, "the optimizer isn't recognised", str(error), hint)
+        hint = "give its class, for example --optimizer torch.optim:AdamW"
+        found.find("step", SKIPPED, "the optimizer is not recognized", str(error), hint)
         return
     except optimizers.Misfit as error:
-        found.find("step", FAILED, "the optimizer's state is not that of the model", str(error))
+        found.find("step", FAILED, "the optimizer state does not match the model", str(error))
         return
     except _THEIRS as error:
         report_error(found, "step", stage, error, "the step can't be prepared")
@@ -268,7 +268,7 @@ def _take(
 def _step_title(step: Step, stage: Stage, train: bool) -> str:
     how = "simulated " if not stage.values else ""
     if not train:
-        finite = ", all it puts out is finite" if stage.values else ""
+        finite = ", all outputs are finite" if stage.values else ""
         return f"a {how}forward pass on {stage.name}{finite}"
     value = f", loss {step.value:.6g}" if step.value is not None else ""
     return f"a {how}training step on {stage.name}{value}"
@@ -287,7 +287,7 @@ def _optimizer(
         for group in fresh.param_groups:
             if not stage.values:
                 group["foreach"] = False
-        known = "a new one, since the checkpoint holds none"
+        known = "a new one, because the checkpoint holds none"
         name = f"{made.__name__} ({known})"
         return optimizers.Rebuilt(fresh, name, {}, frozenset(), []), [], name
     misfit: optimizers.Misfit | None = None
@@ -306,7 +306,9 @@ def _optimizer(
     assert misfit is not None
     if len(held.optimizers) > 1:
         n = counted(len(held.optimizers), "optimizer")
-        raise optimizers.Unrecognised(f"of {n}, none holds all parameters of the model") from misfit
+        raise optimizers.Unrecognised(
+            f"of {n}, but none holds all parameters of the model"
+        ) from misfit
     raise misfit
 
 
@@ -324,7 +326,6 @@ def _steps_elsewhere(
             if held.is_step(path) and label is not None and label != "cpu":
                 away.setdefault(label, []).append(f"{slot} of {rebuilt.names.get(key, key)}")
     return [
-        f"stored on {device}, where torch keeps it on cpu without capturable or fused: "
-        f"{listed(names, 3)}"
+        f"stored on {device}; torch keeps it on cpu unless capturable or fused: {listed(names, 3)}"
         for device, names in away.items()
     ]

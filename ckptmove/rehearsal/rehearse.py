@@ -72,10 +72,11 @@ def rehearse(
         InputError: a checkpoint can't be read, or would have to be trusted.
     """
     if step not in (None, *_STEPS):
-        raise UsageError(f"step {step!r} is neither forward nor train")
+        raise UsageError(f"step must be forward or train, not {step!r}")
     if optimizer is not None and not is_named(optimizer):
         raise UsageError(
-            f"--optimizer {optimizer!r} names nothing in code", hint="e.g. torch.optim:AdamW"
+            f"--optimizer {optimizer!r} is not a name in Python code",
+            hint="for example torch.optim:AdamW",
         )
     if not timeout > 0:
         raise UsageError("nothing can be run in no time", hint="give a --timeout in seconds")
@@ -115,8 +116,8 @@ def _device(path: StrPath, device: str, simulate: bool) -> str:
     tag = numbered(device)
     if not simulate and not is_there(tag):
         raise DeviceError(
-            f"{tag} is not there: torch {torch.__version__} can't use it on this machine",
-            hint="--simulate plays a device that isn't there",
+            f"{tag} can't be used: torch {torch.__version__} does not find it on this machine",
+            hint="--simulate simulates the device",
         )
     return tag
 
@@ -181,8 +182,8 @@ def _simulated(request: Request, against: StrPath | None, timeout: float) -> Reh
         name = spelled(model)
         if name is None:
             raise UsageError(
-                "a model is simulated in another process, which can't import this one",
-                hint="give a function or class of a module, by name or as it is",
+                "a simulation runs in another process, which can't import this model",
+                hint="give a function or class of a module that can be imported",
             )
         request = replace(request, model=name)
     elif model is not None:
@@ -210,14 +211,14 @@ def _compare(request: Request, against: str, device: str, found: Performance) ->
     if other.step is None:
         why = [each for each in other.listed() if each.outcome == FAILED]
         told = [f"{each.title}: {'; '.join(each.details)}" for each in why]
-        lines = [f"the step of {against} can't be taken", *told]
+        lines = [f"the step of {against} can't be run", *told]
         found.findings["step"] = _extended(mine, FAILED, lines, None)
         return
     difference = compared(found.step, other.step, found.dtypes | other.dtypes)
     alike = there == request.device and found.dtypes == other.dtypes
     where = f"on {there}" if there == request.device else f"on {request.device} and {there}"
     if difference.equal:
-        line = f"{against} gives the same {where}, bit by bit"
+        line = f"{against} gives the same {where}, bit for bit"
         found.findings["step"] = _extended(mine, mine.outcome, [line], difference)
     elif difference.close and not alike:
         line = f"{against} gives the same {where}, within {difference.tolerance:g}"
@@ -229,13 +230,13 @@ def _compare(request: Request, against: str, device: str, found: Performance) ->
             itself = compared(other.step, again.step, other.dtypes)
             if not itself.equal:
                 line = (
-                    f"{against} gives the same {where} within {difference.tolerance:g}; not bit by "
-                    "bit, but neither does it twice"
+                    f"{against} gives the same {where} within "
+                    f"{difference.tolerance:g}; not bit for bit, but two runs of it differ too"
                 )
                 found.findings["step"] = _extended(mine, mine.outcome, [line], difference)
                 return
-        bound = "bit by bit" if alike else f"within {difference.tolerance:g}"
-        line = f"{against} gives something else {where}, compared {bound}"
+        bound = "bit for bit" if alike else f"within {difference.tolerance:g}"
+        line = f"{against} gives a different result {where}, compared {bound}"
         lines = [line, *difference.lines]
         found.findings["step"] = _extended(mine, FAILED, lines, difference)
 

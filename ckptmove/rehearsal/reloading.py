@@ -48,11 +48,11 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
                 title = "torch.jit.load would run code of the file, its __setstate__"
                 return Finding("reload", SKIPPED, title)
             if format == "torchscript" and danger(file) is not None:
-                title = "torch.jit.load would make objects of the file that aren't known"
+                title = "torch.jit.load would create unknown objects of the file"
                 return Finding("reload", SKIPPED, title)
             by, found = _load(file, format, device)
             if by is None:
-                why = f"torch loads {format} only by running what it says"
+                why = f"torch can load {format} only by running its code"
                 return Finding("reload", SKIPPED, why)
             how = by
             for name, tensor in tensors_in(found):
@@ -65,7 +65,7 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
         return Finding("reload", FAILED, "torch can't load it", [told(error)])
     data = {"by": how, "device": device, "tensors": tensors, "elsewhere": stray}
     if stray:
-        title = f"{counted(len(stray), 'tensor')} of {tensors:,} did not land on {device}"
+        title = f"{counted(len(stray), 'tensor')} of {tensors:,} are not on {device} after loading"
         return Finding("reload", FAILED, title, [listed(stray)], data)
     title = f"{how} put {counted(tensors, 'tensor')} on {device}"
     return Finding("reload", PASSED, title, (), data)
@@ -75,7 +75,7 @@ def _why(error: BaseException) -> list[str]:
     """What torch's restricted unpickler does not take."""
     names = _GLOBAL.findall(str(error))
     refused = [f"it names {name}" for name in dict.fromkeys(names)]
-    return [*refused, "ckptmove.load gives what stands for such objects; convert keeps them"]
+    return [*refused, "ckptmove.load returns placeholders for such objects; convert keeps them"]
 
 
 def _load(path: str, format: str, device: str) -> tuple[str | None, Any]:

@@ -72,9 +72,9 @@ def danger(path: StrPath) -> str | None:
         for found_word in _WORD.finditer(plain):
             word = found_word.group()
             if word in _OTHER:
-                return f"code in {name[:80]!r} that runs while it is loaded may call {word!r}"
+                return f"code in {name[:80]!r} that runs during loading may call {word!r}"
             if word in ("ops", "classes") and not _is_strict(plain, found_word.start()):
-                return f"code in {name[:80]!r} that runs while it is loaded calls other libraries"
+                return f"code in {name[:80]!r} that runs during loading calls other libraries"
     return None
 
 
@@ -129,7 +129,7 @@ def loaded(path: StrPath, *, trust: bool) -> torch.nn.Module:
                 wrap: Any = torch.jit._recursive.wrap_cpp_module
                 made: torch.nn.Module = wrap(module)
                 return made
-    raise UnsupportedError(f"the program might run more than it shows: {found}", hint=_HINT)
+    raise UnsupportedError(f"the program might run code that is not visible: {found}", hint=_HINT)
 
 
 def _called(unit: Any) -> str | None:

@@ -31,8 +31,8 @@ from .simulation import excused
 #: As many calls without a step are looked at one by one; more, as often as takes little time.
 _FEW_CALLS = 16
 _SPARE = 10
-_LIMIT = "it can't be simulated any further"
-_MADE_UP = "values on a simulated device are made up"
+_LIMIT = "the simulation can't continue"
+_MADE_UP = "values on a simulated device are not real"
 #: What a script may come to by values that are made up.
 _OF_SCRIPT = ("step-failed", "script-failed")
 #: What is raised by the script's own doing, even if it reads as if it were of the simulation.
@@ -100,7 +100,7 @@ class _Run:
         except Exception as ours:  # the script can't help it
             if self.diagnosis is None:
                 self.diagnosis = ShownDiagnosis(self._script, self._device, self.simulated)
-            note = f"it can't be told what is the matter: {said(ours)}"
+            note = f"the cause can't be found: {said(ours)}"
             self.diagnosis = replace(self.diagnosis, complete=False, notes=(note,))
         tell_so_far(self.diagnosis.to_json())
         after = time.monotonic()
@@ -140,7 +140,7 @@ class _Run:
         rest = tuple(each for each in found.verdicts if each.cause not in _OF_SCRIPT)
         if len(rest) == len(found.verdicts):
             return found
-        found = replace(found, verdicts=rest, unplayed=True)
+        found = replace(found, verdicts=rest, not_simulated=True)
         return _noted(found, f"{_LIMIT}: {failed}; {_MADE_UP}")
 
     def _model(self, failed: str | None) -> torch.nn.Module | None:
@@ -204,7 +204,7 @@ class _Run:
         if self.recorder.steps >= self._wanted:
             return found
         waited = f"{self._patience:g} s and {self.recorder.calls:,} calls"
-        return _noted(found, f"the script was ended: no optimizer took a step in {waited}")
+        return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
     def raised(self, error: BaseException) -> ShownDiagnosis:
         """What it comes to that the script raised something."""
@@ -212,13 +212,13 @@ class _Run:
         made_up = bool(self.guesses.made_up)
         excuse = excused(error, self.cast.call, made_up=made_up) if simulated else None
         if excuse is not None:
-            return _noted(replace(self._latest(), unplayed=True), f"{_LIMIT}: {excuse}")
+            return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
         line = self.cast.call(said(error)) if self.simulated else said(error)
         found = self.diagnosed(line, error) if self.recorder.calls else self._latest()
-        if not found.ok or found.unplayed:
+        if not found.ok or found.not_simulated:
             return found
         when = "" if self.recorder.names.latest else " before it called a model"
-        return self._wrong(found, f"the script failed{when}: {line}", "see the exception", line)
+        return self._wrong(found, f"the script failed{when}: {line}", "read the exception", line)
 
     def ended(self, code: object) -> ShownDiagnosis:
         """What it comes to that the script ended by itself; `code` is what it exited with."""
@@ -228,13 +228,13 @@ class _Run:
         mixed = len(devices) > 1 and not recorder.steps
         caught = recorder.said if failed or mixed else None
         found = self._latest() if caught is None else self.diagnosed(caught)
-        if caught is not None and not found.unplayed:
+        if caught is not None and not found.not_simulated:
             found = _noted(found, f"the script caught the exception: {caught}")
-        if failed and found.ok and not found.unplayed:
+        if failed and found.ok and not found.not_simulated:
             steps = recorder.steps
             when = f"after {counted(steps, 'step')}" if steps else "before it took a step"
             title = f"the script exited {when}: {code}"
-            return self._wrong(found, title, "see what it said", f"it exited with {code}")
+            return self._wrong(found, title, "read its output", f"it exited with {code}")
         if failed:
             return _noted(found, f"it exited with {code}")
         return found if found.complete or caught is not None else _noted(found, self._short())
@@ -248,11 +248,11 @@ class _Run:
         steps, calls = self.recorder.steps, self.recorder.calls
         if steps:
             times = counted(steps, "step")
-            return f"the script ended after {times}, and was to be watched for {self._wanted:,}"
+            return f"the script ended after {times}; it should run at least {self._wanted:,}"
         if calls:
             times = "once" if calls == 1 else f"{calls:,} times"
             return f"the script called its model {times}, and no optimizer took a step"
-        return "the script ended without a model being called"
+        return "the script ended before it called a model"
 
 
 def _noted(found: ShownDiagnosis, note: str) -> ShownDiagnosis:

@@ -100,7 +100,7 @@ class Simulated(Stage):
             with _disable_current_modes():
                 built = make()
         if built.is_program and built.kind != "pickle":
-            raise _NotPlayed(f"a program ({built.kind}) has its devices written into it")
+            raise _NotPlayed(f"a program ({built.kind}) has fixed devices")
         return built
 
     def load(self, module: torch.nn.Module, fit: Fit) -> None:
@@ -171,7 +171,7 @@ def excused(
     file, raised = _origin(error)
     ours = file.startswith(_OURS)
     if made_up and not ours and _is_of_values(error, raised):
-        return f"values are made up: {call(told(error))}"
+        return f"values are not real: {call(told(error))}"
     complained = raised and not file.startswith((_OURS, *_PACKAGES))
     if complained or isinstance(error, _MISTAKES):
         return None

@@ -176,11 +176,11 @@ def _loss(output: Any, batch: Batch) -> tuple[torch.Tensor, str]:
         leaf for leaf in leaves.values() if leaf.is_floating_point() and leaf.requires_grad
     ]
     if not differentiable:
-        raise NoLoss("no output of the model can be differentiated")
+        raise NoLoss("no output of the model is differentiable")
     if len(leaves) == 1 and differentiable[0].dim() == 0:
-        return differentiable[0], "the model's output, which is one number"
+        return differentiable[0], "the output of the model, which is one number"
     squares = [leaf.square().mean() for leaf in differentiable]
-    return sum(squares[1:], start=squares[0]), "the mean of squares of what it puts out"
+    return sum(squares[1:], start=squares[0]), "the mean of the squared outputs"
 
 
 def _output(name: str) -> str:
@@ -207,7 +207,7 @@ def _no_numbers(module: torch.nn.Module) -> list[str]:
         if buffer.layout is torch.strided and buffer.is_floating_point():
             wrong = int(buffer.detach().isnan().sum())
             if wrong:
-                lines.append(f"{name} is no number in {wrong:,} of {buffer.numel():,} values")
+                lines.append(f"{name} is NaN in {wrong:,} of {buffer.numel():,} values")
     return lines[:_MOST_LISTED]
 
 
@@ -224,7 +224,7 @@ def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
     # An optimizer whose only state may be None saves nothing for some.
     if not without or len(without) == len(rebuilt.names):
         return []
-    return [f"no state is saved for {listed(without)}, which the step trains"]
+    return [f"no state is saved for {listed(without)}, which the step updates"]
 
 
 # -- devices ---------------------------------------------------------------------------------------

@@ -21,14 +21,14 @@ _WOULD = {"relocate": "would relocate", "convert": "would convert", "validate": 
 _DID = {"relocate": "relocated", "convert": "converted", "validate": "validated"}
 #: What becomes of an output that is there.
 _THERE = {
-    "checked": ": read again, to see that it is what was written",
-    "compared": ": left if it is the same, else refused",
-    "replaced": ", and is replaced",
+    "checked": " and will be read again to check it",
+    "compared": "; kept if it is identical, otherwise refused",
+    "replaced": " and will be replaced",
 }
 _SUMMED = {
-    "checked": "are there, and read again",
-    "compared": "are there, and compared",
-    "replaced": "are there, and replaced",
+    "checked": "exist and will be read again",
+    "compared": "exist and will be compared",
+    "replaced": "exist and will be replaced",
 }
 
 
@@ -54,9 +54,9 @@ def batch_plan(plan: BatchPlan, *, full: bool = False) -> Iterator[str]:
     there = Counter(task.there for task in plan.tasks if task.there and not task.obstacle)
     told += [f"{there[each]:,} {_SUMMED[each]}" for each in _SUMMED if there[each]]
     if plan.done:
-        told.append(f"{len(plan.done):,} are done")
+        told.append(f"{len(plan.done):,} are already done")
     if plan.others:
-        told.append(f"{_others(plan.others)} left alone")
+        told.append(f"{_others(plan.others)} left out")
     if plan.free_nbytes is not None:
         told.append(f"{size(plan.free_nbytes)} are free")
     yield "; ".join(told)
@@ -67,7 +67,7 @@ def _where(task: Task) -> str:
     if task.obstacle:
         return f"→ {output}: {task.obstacle}"
     if task.there:
-        return f"→ {output} is there{_THERE[task.there]}"
+        return f"→ {output} exists{_THERE[task.there]}"
     return f"→ {output}" if output else ""
 
 
@@ -106,16 +106,16 @@ def batch_summary(
         if counts[each]
     ]
     if report.remaining:
-        parts.append(f"{len(report.remaining):,} not done, since the run was broken off")
+        parts.append(f"{len(report.remaining):,} not done because the run was interrupted")
     if report.others:
-        parts.append(f"{_others(report.others)} left alone")
+        parts.append(f"{_others(report.others)} left out")
     if warned and not told:
         parts.append(f"{warned:,} with warnings (-v or --log)")
     yield "; ".join(parts)
     if report.remaining:
-        yield f"go on: {again.command()}"
+        yield f"resume: {again.command()}"
     elif report.failures:
-        yield f"these again: {again.retry(report)}"
+        yield f"retry: {again.retry(report)}"
 
 
 class Again(NamedTuple):

@@ -24,7 +24,7 @@ def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
     if report.left_out:
         yield printable(f"left out: {_listed(report.left_out, full)}")
     for loss in report.dropped:
-        yield printable(f"lost: {loss.name}, which {loss.why}")
+        yield printable(f"dropped: {loss.name}, which {loss.why}")
     if report.renamed:
         yield f"renamed {counted(report.renamed, 'key')}"
     for cast, count in report.cast.items():
@@ -43,9 +43,9 @@ def _weights(report: ConvertReport) -> Iterator[str]:
     line = f"weights: {_whose(taken)}"
     others = taken["others"]
     if others:
-        line += f"; also there: {listed([_whose(each) for each in others])}"
+        line += f"; also in the file: {listed([_whose(each) for each in others])}"
     kinds = {each["section"] for each in others} - {taken["section"]}
-    yield printable(line + "".join(f": --weights {kind} takes them" for kind in sorted(kinds)))
+    yield printable(line + "".join(f"; --weights {kind} selects them" for kind in sorted(kinds)))
 
 
 def _whose(weights: Mapping[str, Any]) -> str:
@@ -58,9 +58,9 @@ def _whose(weights: Mapping[str, Any]) -> str:
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
     if report.shared:
         pairs = [f"{name} (in {owner})" for name, owner in report.shared.items()]
-        yield printable(f"written once: {_listed(pairs, full)}")
+        yield printable(f"written once (shared bytes): {_listed(pairs, full)}")
     if report.duplicates:
-        yield printable(f"written once more: {_listed(report.duplicates, full)}")
+        yield printable(f"also written under: {_listed(report.duplicates, full)}")
 
 
 def _listed(names: Sequence[str], full: bool) -> str:

@@ -30,14 +30,14 @@ _COUNTED = {
     Kind.RECORD: ("record", "records"),
     Kind.RECORD_ADDED: ("record added", "records added"),
     Kind.RECORD_REMOVED: ("record removed", "records removed"),
-    Kind.NOT_COMPARED: ("thing not compared", "things not compared"),
-    Kind.SHARED: ("alias made", "aliases made"),
-    Kind.UNSHARED: ("alias lost", "aliases lost"),
+    Kind.NOT_COMPARED: ("item not compared", "items not compared"),
+    Kind.SHARED: ("alias added", "aliases added"),
+    Kind.UNSHARED: ("alias removed", "aliases removed"),
 }
 _WORDS = {
     Kind.SHARED: "now shared",
     Kind.UNSHARED: "no longer shared",
-    Kind.ORDER: "other order of keys",
+    Kind.ORDER: "key order differs",
 }
 
 
@@ -72,7 +72,7 @@ def summary(diff: Diff) -> str:
         notes.append(f"{diff.close:,} within the tolerance")
     notes += [f"{count:,} compared as {cast}" for cast, count in diff.cast.items()]
     if diff.devices_ignored:
-        notes.append(f"{diff.devices_ignored:,} other devices ignored")
+        notes.append(f"{diff.devices_ignored:,} device differences ignored")
     if diff.ignored:
         notes.append(f"{counted(len(diff.ignored), 'difference')} in code ignored")
     note = f" ({', '.join(notes)})" if notes else ""
@@ -81,7 +81,7 @@ def summary(diff: Diff) -> str:
         known += f", {counted(diff.records, 'other record')}"
     if diff.equal:
         if not diff.tensors:
-            return f"equal in all but tensors: no tensors compared{note}"
+            return f"equal apart from tensors: no tensors compared{note}"
         return f"equal: {known}{note}"
     if diff.only_not_compared:
         names = listed([each.name for each in diff.differences], _MOST_NAMED)
@@ -169,7 +169,7 @@ def _not_compared(difference: Difference) -> str:
     if difference.old is not None and difference.new is not None:
         return str(difference.old)
     which = "second" if difference.old is None else "first"
-    return f"only the {which} has a place for it"
+    return f"only the {which} format can store it"
 
 
 def _both(old: object, new: object, full: bool) -> str:

@@ -65,9 +65,9 @@ def _nothing(found: Diagnosis) -> str:
         watched = f"; {_watched(trace.steps)}" if trace is not None and trace.steps else ""
         return f"nothing is wrong{watched}"
     if trace is None or not trace.calls:
-        return "could not be simulated" if found.unplayed else "nothing was watched"
-    much = "simulated" if found.unplayed else "watched"
-    return f"nothing is wrong as far as it was {much}; {_watched(trace.steps)}"
+        return "could not be simulated" if found.not_simulated else "nothing was watched"
+    much = "simulated" if found.not_simulated else "watched"
+    return f"nothing wrong was found in the part that was {much}; {_watched(trace.steps)}"
 
 
 def _watched(steps: int) -> str:
@@ -87,10 +87,10 @@ def _machine(facts: Mapping[str, Any]) -> str:
     """Python, torch and what it can use."""
     if not facts:
         return "torch is not installed"
-    build = f"built for CUDA {facts['cuda']}" if facts.get("cuda") else "built for the CPU"
+    build = f"built for CUDA {facts['cuda']}" if facts.get("cuda") else "built for CPU only"
     build = f"built for ROCm {facts['hip']}" if facts.get("hip") else build
     devices = [f"{each['tag']} {each['name']}".strip() for each in facts.get("devices", ())]
-    seen = ", ".join(devices) if devices else "no GPU that it can use"
+    seen = ", ".join(devices) if devices else "no usable GPU"
     return f"Python {facts['python']}, torch {facts['torch']} ({build}), {seen}"
 
 

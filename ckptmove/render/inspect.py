@@ -96,7 +96,7 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     """What else there is to know."""
     besides = list(_besides(manifest))
     if besides:
-        yield Block(("besides: " + listed(besides, len(besides) if full else _MOST_VALUES),))
+        yield Block(("other values: " + listed(besides, len(besides) if full else _MOST_VALUES),))
     if manifest.records:
         held = list(_records(manifest, full))
         if held:
@@ -111,9 +111,9 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     if manifest.unknown_callables:
         names = manifest.unknown_callables
         told = listed(names, len(names) if full else _MOST_VALUES)
-        how = "loading would import"
+        how = "loading the file would import"
         if manifest.format.startswith("safetensors"):
-            how = "a pickle made of it would import"
+            how = "a pickle made from it would import"
         yield Block((f"unknown callables, which {how}: {told}",))
 
 
@@ -131,12 +131,14 @@ def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
     """The user's own values that name a device; of a program, how often it names each."""
     own = [v for v in manifest.values_naming_devices if not v.follows]
     if own:
-        yield named_devices(own, "values that name a device, which no loader changes:", full=full)
+        yield named_devices(
+            own, "values that name a device (loading never changes these):", full=full
+        )
     graph = [v for v in manifest.values_naming_devices if v.follows]
     if graph:
         counted = Counter(v.value for v in graph).most_common()
         counts = [f"{device} ×{n:,}" for device, n in counted]
-        told = f"graph: {listed(counts)} (relocate changes it with the tensors)"
+        told = f"graph: {listed(counts)} (relocate changes these with the tensors)"
         yield Block((told,), rows=[(f"  {v.name}", v.value, v.kind) for v in graph] if full else ())
 
 

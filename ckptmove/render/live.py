@@ -31,10 +31,10 @@ def blocks(manifest: Manifest, inputs: str = "") -> Iterator[Block]:
         yield Block(head=_TOTALS, rows=list(_total_rows(manifest)), right=(4, 5, 6))
     yield from places(manifest)
     if manifest.values_naming_devices:
-        title = "attributes that name a device, which Module.to alone does not change:"
+        title = "attributes that name a device (Module.to does not change these):"
         yield named_devices(manifest.values_naming_devices, title)
     if manifest.warnings:
-        yield Block(("to know:",), after=[f"  - {each}" for each in manifest.warnings])
+        yield Block(("notes:",), after=[f"  - {each}" for each in manifest.warnings])
 
 
 def places(manifest: Manifest) -> Iterator[Block]:

@@ -32,8 +32,8 @@ class MoveReport:
         values_naming_devices: attributes of modules that name a device and were left as they are.
         values_rewritten: those that named the old device.
         rewritten_to: the new device of each of these.
-        values_could_follow: those that were left and that `values=True` would have rewritten.
-        values_left_behind: those that name a device that things left, and that aren't rewritten:
+        values_rewritable: those that were left and that `values=True` would have rewritten.
+        values_unchanged: those that name a device that things left, and that aren't rewritten:
             strings that may mean something else, and what went to several devices.
         warnings: what the user should know, a sentence each.
         nbytes: of the storages that moved.
@@ -48,8 +48,8 @@ class MoveReport:
     values_naming_devices: tuple[NamedDevice, ...] = ()
     values_rewritten: tuple[NamedDevice, ...] = ()
     rewritten_to: tuple[str, ...] = ()
-    values_could_follow: tuple[NamedDevice, ...] = ()
-    values_left_behind: tuple[NamedDevice, ...] = ()
+    values_rewritable: tuple[NamedDevice, ...] = ()
+    values_unchanged: tuple[NamedDevice, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
     seconds: float = field(default=0.0, compare=False)
@@ -68,8 +68,10 @@ class MoveReport:
                 {**value.to_json(), "to": device}
                 for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
             ],
-            "values_could_follow": [value.to_json() for value in self.values_could_follow],
-            "values_left_behind": [value.to_json() for value in self.values_left_behind],
+            "values_rewritable": [value.to_json() for value in self.values_rewritable],
+            "values_unchanged": [value.to_json() for value in self.values_unchanged],
+            "values_could_follow": [value.to_json() for value in self.values_rewritable],  # former
+            "values_left_behind": [value.to_json() for value in self.values_unchanged],  # names
             "warnings": list(self.warnings),
             "nbytes": self.nbytes,
             "seconds": round(self.seconds, 3),
@@ -89,7 +91,7 @@ def _lines(report: MoveReport) -> Iterator[str]:
         if moved.storages:
             parts.append(f"{counted(moved.storages, 'storage')}, {size(moved.nbytes)}")
         if moved.tensors:
-            parts.append(f"{counted(moved.tensors, 'tensor')} made of others")
+            parts.append(f"{counted(moved.tensors, 'tensor')} composed of other tensors")
         yield f"{would}moved: {way}: {', '.join(parts)}"
     if not report.moved:
         yield "nothing to move"
@@ -113,8 +115,8 @@ def _lines(report: MoveReport) -> Iterator[str]:
     ]
     for what, values in (
         (f"{would}rewritten", rewritten),
-        ("left as they are", [f"{v.name} ({v.value})" for v in report.values_could_follow]),
-        ("not rewritten", [f"{v.name} ({v.value})" for v in report.values_left_behind]),
+        ("unchanged", [f"{v.name} ({v.value})" for v in report.values_rewritable]),
+        ("not rewritten", [f"{v.name} ({v.value})" for v in report.values_unchanged]),
     ):
         if values:
             yield f"values that name a device, {what}: {listed(values, _MOST_VALUES)}"

@@ -9,8 +9,8 @@ from .text import printable, size
 
 _WHAT = {
     "nothing": "nothing to recover",
-    "unchanged": "as it was: an interrupted change in place left it so; removed its journal",
-    "rolled-back": "as it was: rolled back an interrupted change in place",
+    "unchanged": "not changed by the interrupted in-place change; removed its journal",
+    "rolled-back": "restored: undid an interrupted in-place change",
 }
 
 

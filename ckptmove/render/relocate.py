@@ -10,7 +10,7 @@ from ..verbs.relocate import RelocateReport
 from .text import listed, printable, size
 
 _MOST_VALUES = 5
-_HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "laid out anew"}
+_HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "with a new layout"}
 
 
 def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
@@ -25,9 +25,9 @@ def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
     yield from what_stays(report.kept, full=full)
     yield from _values(report, full)
     if report.destination is None and report.in_place:
-        yield "nothing to move, nothing to change"
+        yield "nothing to move, so nothing was changed"
     elif report.destination is None:
-        yield "nothing to move, nothing written; name a DST for a copy"
+        yield "nothing to move, so nothing was written; give DST to make a copy"
     elif report.method == "in-place":
         yield _in_place(report)
     elif report.written:
@@ -56,7 +56,7 @@ def _moved(moved: Moved) -> str:
         what.append(f"{moved.storages:,} storage{plural}, {size(moved.nbytes)}")
     if moved.tensors:
         plural = "" if moved.tensors == 1 else "s"
-        what.append(f"{moved.tensors:,} tensor{plural} that name their device themselves")
+        what.append(f"{moved.tensors:,} tensor{plural} that store their own device")
     return ", ".join(what)
 
 
@@ -70,15 +70,15 @@ def _values(report: RelocateReport, full: bool) -> Iterator[str]:
         if full or not value.follows:
             rewritten.append(f"{value.name} ({value.value}→{device})")
     for move, n in places.items():
-        yield printable(f"the program's graph: {n:,} place{'' if n == 1 else 's'} {move}")
+        yield printable(f"graph of the program: {n:,} place{'' if n == 1 else 's'} {move}")
     follow, stay = (
         [f"{value.name} ({value.value})" for value in values if not value.kind.startswith("code")]
-        for values in (report.values_could_follow, report.values_left_behind)
+        for values in (report.values_rewritable, report.values_unchanged)
     )  # of code there is a warning
     for what, values in (
         ("rewrote values that name a device", rewritten),
-        ("left as they are, values that --values rewrites", follow),
-        ("left as they are, values that can't be rewritten", stay),
+        ("unchanged values that --values would rewrite", follow),
+        ("unchanged values that can't be rewritten", stay),
     ):
         if values:
             yield f"{what}: {listed(values, len(values) if full else _MOST_VALUES)}"

@@ -29,7 +29,7 @@ class FileManifest(Manifest):
     def _blocks(self) -> Iterator[Block]:
         yield from inspect.blocks(self)
         if self.warnings:
-            yield Block(("to know:",), after=[f"  - {each}" for each in self.warnings])
+            yield Block(("notes:",), after=[f"  - {each}" for each in self.warnings])
 
     def __str__(self) -> str:
         return "\n".join(text_of(self._blocks()))

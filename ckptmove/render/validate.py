@@ -30,8 +30,8 @@ def validation(report: ValidationReport, *, full: bool = False) -> Iterator[str]
             yield f"{'':18}and {more}; -v shows all"
     where = f"simulated {report.device}" if report.simulated else report.device
     failed = [finding.check for finding in report.checks if finding.outcome == FAILED]
-    verdict = f"failed: {', '.join(failed)}" if failed else "nothing failed"
+    verdict = f"failed: {', '.join(failed)}" if failed else "no check failed"
     if report.of("container").data.get("tensors") == 0:
-        verdict += ", and it holds no tensors"
+        verdict += ", but it holds no tensors"
     place = "" if report.device == "auto" else f" on {where}"
     yield printable(f"{report.source}{place}: {verdict}")

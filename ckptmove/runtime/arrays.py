@@ -71,7 +71,7 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
     if not all(type(n) is int and n >= 0 for n in shape) or order not in ("C", "F"):
         raise ValueError("not an array's shape and order")
     if dtype.hasobject or prod(shape) * dtype.itemsize != len(content):
-        raise ValueError("not as many bytes as the array has")
+        raise ValueError("not the number of bytes of the array")
     return np.ndarray(shape, dtype, content, order=order)
 
 

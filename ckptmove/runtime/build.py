@@ -208,7 +208,7 @@ class _Builder:
             return frozenset(plain.keys_of(items)) if node.frozen else set()
         if isinstance(node, Blob):
             if node.content is None:
-                raise UnsupportedError(f"{node} in the pickle were too many to be read")
+                raise UnsupportedError(f"{node} in the pickle are too many to read")
             return node.content
         if isinstance(node, Call):
             return self.called(node)
@@ -252,9 +252,9 @@ class _Builder:
     ) -> Opaque:
         if self.strict:
             raise UnsupportedError(
-                f"{shown(qualname)} is not known to be plain data, "
-                "and only plain data was asked for",
-                hint="load without strict to have it stand there as what it is: a name",
+                f"{shown(qualname)} is not known to be plain data, and strict allows "
+                "only plain data",
+                hint="without strict, load returns a placeholder for it",
             )
         return Opaque(qualname, args, kwargs, function, module, how)
 
@@ -262,7 +262,9 @@ class _Builder:
         """A storage, typed as torch.load types it."""
         items = node.pid.items if isinstance(node.pid, Tuple) else []
         if len(items) < 5 or items[0] != "storage" or not isinstance(items[1], Global):
-            raise CorruptError("the pickle refers to something outside that is no storage")
+            raise CorruptError(
+                "the pickle refers to something outside the file that is not a storage"
+            )
         name = STORAGE_CLASSES.get(items[1].name)
         if name is None and items[1].name != "UntypedStorage":
             raise UnsupportedError(f"the storage class {items[1].qualname} is not known")
@@ -307,7 +309,7 @@ class _Builder:
                     self.room -= len(each)
                 self.copied.add(id(each))
         if self.room < 0:
-            raise CorruptError("the pickle would take absurd memory")
+            raise CorruptError("the pickle would take too much memory")
 
     # -- filling -----------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class Comparison:
         """
         self.room -= nbytes
         if self.room < 0:
-            raise UnsupportedError("its tensors show the same bytes too many times")
+            raise UnsupportedError("its tensors use the same bytes too many times")
 
     def _compare(self, old: Shown, new: Shown) -> Outcome:
         dtype = new.view.dtype

@@ -91,7 +91,7 @@ def _check_reach(source: Source | None, gather: Gather, dimensions: _Dimensions)
             "a storage reaches outside the file", path=None if source is None else source.path
         )
     if bits < 8 and (gather.offset * bits % 8 or dimensions not in ([], [(numel, 1)])):
-        raise UnsupportedError(f"{gather.dtype} can't be gathered: its elements share bytes")
+        raise UnsupportedError(f"{gather.dtype} can't be copied: its elements share bytes")
 
 
 def _to(gather: Gather) -> str:

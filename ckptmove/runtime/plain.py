@@ -57,7 +57,7 @@ def keys_of(values: Iterable[object]) -> list[object]:
     if len(keys) > _MOST_ALIKE:
         ((found, most),) = Counter(map(hash, keys)).most_common(1)
         if most > _MOST_ALIKE and _differ(key for key in keys if hash(key) == found):
-            raise CorruptError("a dict has so many keys of one hash that it would take for ever")
+            raise CorruptError("a dict has too many keys with the same hash")
     return keys
 
 
@@ -87,7 +87,7 @@ def key_of(value: object) -> object:
             if type(each) in (tuple, frozenset):
                 count += len(each)
                 if count > _LARGEST_KEY:
-                    raise CorruptError("a key is absurdly large")
+                    raise CorruptError("a key is too large")
                 todo.extend(each)
     try:
         hash(value)

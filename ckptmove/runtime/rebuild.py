@@ -25,7 +25,7 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 
 def _check(holds: bool, why: str) -> None:
     if not holds:
-        raise CorruptError(f"a tensor makes no sense: {why}")
+        raise CorruptError(f"a tensor is invalid: {why}")
 
 
 def _sizes(value: object) -> tuple[int, ...]:
@@ -38,12 +38,12 @@ def _sizes(value: object) -> tuple[int, ...]:
 def _check_view(
     storage: object, offset: object, size: object, stride: object, dtype: object = None
 ) -> None:
-    _check(isinstance(storage, torch.TypedStorage), "its storage is none")
+    _check(isinstance(storage, torch.TypedStorage), "its storage is invalid")
     assert isinstance(storage, torch.TypedStorage)
     shape, steps = _sizes(size), _sizes(stride)
-    _check(len(shape) == len(steps), "it has not as many strides as dimensions")
+    _check(len(shape) == len(steps), "it does not have one stride for each dimension")
     dtype = storage.dtype if dtype is None else dtype
-    _check(isinstance(dtype, torch.dtype), "its dtype is none")
+    _check(isinstance(dtype, torch.dtype), "its dtype is invalid")
     count_of(shape)
     (start,) = _sizes((offset,))
     reach = reach_of(shape, steps, start, str(dtype).removeprefix("torch."))
@@ -87,7 +87,7 @@ def _tensor_v2(args: _Args) -> None:
 
 def _tensor_v3(args: _Args) -> None:
     *where, requires_grad, hooks, dtype = args[:7]
-    _check(isinstance(dtype, torch.dtype), "its dtype is none")
+    _check(isinstance(dtype, torch.dtype), "its dtype is invalid")
     storage, offset, size, stride = where
     _check_view(storage, offset, size, stride, dtype)
     _check_rest(requires_grad, hooks, *args[7:])
@@ -98,7 +98,7 @@ def _quantized(args: _Args) -> None:
     _check_view(storage, offset, size, stride)
     _check_rest(requires_grad, hooks)
     whole = nbytes_of(count_of(size), str(storage.dtype).removeprefix("torch."))
-    _check(whole <= storage._untyped_storage.nbytes(), "it is quantised and repeats elements")
+    _check(whole <= storage._untyped_storage.nbytes(), "it is quantized and repeats elements")
     _check(isinstance(quantizer, tuple), "its quantizer is malformed")
     for each in quantizer[1:3] if len(quantizer) == 4 else ():
         _check(isinstance(each, (torch.Tensor, list)), "its quantizer is malformed")
@@ -106,7 +106,7 @@ def _quantized(args: _Args) -> None:
 
 def _parameter(args: _Args) -> None:
     data, requires_grad, hooks, *state = args
-    _check(isinstance(data, torch.Tensor), "what it is made of is no tensor")
+    _check(isinstance(data, torch.Tensor), "it is made from something that is not a tensor")
     _check_rest(requires_grad, hooks)
     for each in state:
         _check_state(each)
@@ -149,9 +149,9 @@ def _meta(args: _Args) -> None:
 
 def _from_cpu_tensor(args: _Args) -> None:
     data, dtype, device, requires_grad = args
-    _check(isinstance(data, torch.Tensor), "what it is made of is no tensor")
-    _check(isinstance(dtype, torch.dtype), "its dtype is none")
-    _check(isinstance(device, (str, torch.device)), "its device is none")
+    _check(isinstance(data, torch.Tensor), "it is made from something that is not a tensor")
+    _check(isinstance(dtype, torch.dtype), "its dtype is invalid")
+    _check(isinstance(device, (str, torch.device)), "its device is invalid")
     _check(data.nbytes <= data.untyped_storage().nbytes(), "it repeats elements")
     _check_rest(requires_grad, None)
 
@@ -159,9 +159,9 @@ def _from_cpu_tensor(args: _Args) -> None:
 def _from_type(args: _Args) -> None:
     function, _, inner, state = args
     check = next((each for made_by, each in REBUILD.values() if made_by is function), None)
-    _check(check is not None and isinstance(inner, tuple), "it is rebuilt by what can't be")
+    _check(check is not None and isinstance(inner, tuple), "its rebuild function is not supported")
     assert check is not None
-    _check(check is not _from_type, "it is rebuilt by what can't be")
+    _check(check is not _from_type, "its rebuild function is not supported")
     check(inner)
     _check_state(state)
 

@@ -1,7 +1,7 @@
 """Where storages go: what torch.load means by `map_location`.
 
 Source: torch/serialization.py (`_get_restore_location`, `_load`), torch/_utils.py (the function of
-the same name, for tensors that name their device themselves).
+the same name, for tensors that store their own device).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Restoring:
         if not known and not callable(map_location):
             raise UsageError(
                 f"map_location can't be {map_location!r}",
-                hint="it is a device, a dict of devices, or a function",
+                hint="it must be a device, a dict of devices, or a function",
             )
         if isinstance(map_location, bytes):
             map_location = map_location.decode("ascii", "replace")
@@ -93,7 +93,7 @@ class Restoring:
         if isinstance(placed, torch.TypedStorage):
             placed = placed._untyped_storage
         if not isinstance(placed, torch.UntypedStorage):
-            raise UsageError(f"map_location gave a {type(placed).__name__}, and no storage")
+            raise UsageError(f"map_location gave a {type(placed).__name__}, not a storage")
         return placed
 
     def _by_default(self, storage: torch.UntypedStorage, location: str) -> object:

@@ -36,7 +36,7 @@ def open_source(path: StrPath) -> Source:
             return File.open(path)
         except InputError as error:
             if looks_like_url(path):
-                error.hint = "a URL is text, and has two slashes"
+                error.hint = "a URL must be a string with two slashes"
             raise
     from .objects import Object  # what has no URL needs none of this
 

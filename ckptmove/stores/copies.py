@@ -87,7 +87,7 @@ class Copies:
 def _copied(source: Source, room: str) -> str:
     name = name_of(source.path)
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise InputError("has no name that a file could have here", path=source.path)
+        raise InputError("has a name that is not valid for a file here", path=source.path)
     path = os.path.join(room, name)
     with open(path, "xb") as file:
         for _, data in source.chunks(0, source.nbytes):

@@ -94,7 +94,9 @@ def place_of(url: str) -> Place:
     """
     protocol = url.partition(":")[0].lower()
     if protocol in ("file", "local"):
-        raise UsageError("names a file here", path=url, hint="write its path, without file://")
+        raise UsageError(
+            "is a URL of a local file", path=url, hint="give its path, without file://"
+        )
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -104,7 +106,7 @@ def place_of(url: str) -> Place:
     except ImportError as error:
         raise _missing(protocol, url) from error
     except ValueError as error:
-        raise UsageError(f"is no URL that can be opened: {told(error)}", path=url) from error
+        raise UsageError(f"is not a URL that can be opened: {told(error)}", path=url) from error
     except Exception as error:
         raise refusal(error, url) from error
     if is_s3(fs):
@@ -145,7 +147,7 @@ def protocols_of(fs: Any) -> set[str]:
 def _missing(protocol: str, url: str) -> UsageError:
     extra = _EXTRAS.get(protocol)
     hint = f"pip install 'ckptmove[{extra}]'" if extra else "install its fsspec implementation"
-    return UsageError(f"what opens {protocol}:// isn't installed", path=url, hint=hint)
+    return UsageError(f"the package that opens {protocol}:// is not installed", path=url, hint=hint)
 
 
 def asked(call: Callable[[], _T], url: str, stopped: threading.Event | None = None) -> _T:
@@ -170,7 +172,7 @@ def asked(call: Callable[[], _T], url: str, stopped: threading.Event | None = No
             if pause is None or not is_passing(why):
                 refused = refusal(why, url)
                 if pause is None:
-                    refused.hint = f"it was tried {len(_PAUSES) + 1} times"
+                    refused.hint = f"ckptmove tried {len(_PAUSES) + 1} times"
                 raise refused from why
             import random  # here, since little is asked twice
 

@@ -38,7 +38,7 @@ def check_link(path: StrPath, folder: StrPath, source: Source | None = None) -> 
     allowed = leads_to.startswith(os.path.join(root, "")) or _is_blob(leads_to, root)
     if not allowed or (source is not None and not source.same_file(leads_to)):
         raise UnsupportedError(
-            "is a link that leads out of its folder",
+            "is a link that leads outside its folder",
             path=path,
             hint="--follow-links follows it",
         )

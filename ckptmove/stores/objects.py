@@ -55,13 +55,13 @@ class Object(Source):
         about = info_of(self.place)
         if about.get("type") == "directory":
             raise UnsupportedError(
-                "is a folder: only single files can be read",
+                "is a folder; a single file is needed",
                 path=url,
-                hint="name one file inside it",
+                hint="give one file in it",
             )
         size = about.get("size")
         if type(size) is not int or size < 0:
-            raise UnsupportedError("its size is not known: it can't be read by ranges", path=url)
+            raise UnsupportedError("its size is not known, so parts of it can't be read", path=url)
         self.nbytes = size
         self._stamp = stamp_of(about)
         self._etag = str(about.get("ETag") or "")

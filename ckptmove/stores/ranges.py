@@ -29,7 +29,7 @@ def part_of(place: Place, start: int, nbytes: int, total: int, etag: str) -> byt
 
     Raises:
         CorruptError: it is another object by now.
-        UnsupportedError: its server can't send parts of it.
+        UnsupportedError: its server can't send a part of it.
         Exception: the store, or the way to it, failed; whatever its fsspec implementation raises.
     """
     if is_s3(place.fs) or is_web(place.fs):
@@ -43,9 +43,9 @@ def part_of(place: Place, start: int, nbytes: int, total: int, etag: str) -> byt
         more = {} if place.fs.async_impl else {"cache_type": "none"}
         data = place.fs.cat_file(place.path, start=start, end=start + nbytes, **more)
         if len(data) > nbytes:
-            raise UnsupportedError("its store can't send parts of it", path=place.url)
+            raise UnsupportedError("its store can't send a part of it", path=place.url)
     if len(data) < nbytes:  # which is worth another try
-        raise ConnectionError(f"{len(data):,} bytes came of {nbytes:,}")
+        raise ConnectionError(f"{len(data):,} bytes arrived of {nbytes:,}")
     return data
 
 
@@ -69,9 +69,9 @@ class _Wanted:
             if self.nbytes == self.total:
                 return
             raise UnsupportedError(
-                "its server can't send parts of it",
+                "its server can't send a part of it",
                 path=self.place.url,
-                hint="download it, and name the file",
+                hint="download it, and give the file",
             )
         found = _CONTENT_RANGE.fullmatch(content_range.strip())
         if found is None or int(found[1]) != self.start:
@@ -86,7 +86,7 @@ class _Wanted:
             pieces.append(piece)
             count += len(piece)
             if count > self.nbytes:
-                raise ConnectionError(f"more than {self.nbytes:,} bytes came")
+                raise ConnectionError(f"more than {self.nbytes:,} bytes arrived")
         return b"".join(pieces)
 
 

@@ -88,7 +88,7 @@ class Assembled(Source):
         proofs.check()
         seals = self._sealed_with(measured.crcs)
         if self._sealed is not None and seals != self._sealed:
-            raise CorruptError("a source was changed while it was read", path=self.path)
+            raise CorruptError("a source changed while it was read", path=self.path)
         self.settled = _runs(sealed) == _runs(seals)
         self._sealed, self._seals = seals, _Overlay(seals)
 

@@ -24,7 +24,7 @@ def failure(error: BaseException, url: str) -> CkptmoveError:
         return RefusedError("can't be written: there are no credentials for it", path=url)
     if isinstance(error, FileNotFoundError) or status == 404:
         return RefusedError(
-            f"can't be written: what it is in is not there ({told(error)})", path=url
+            f"can't be written: its bucket or container does not exist ({told(error)})", path=url
         )
     if isinstance(error, _UNWRITABLE):
         return RefusedError(f"can't be written there: {told(error)}", path=url)

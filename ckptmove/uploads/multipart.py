@@ -235,16 +235,16 @@ def check_arrived(place: Place, nbytes: int, tag: str | None, made: str | None) 
     try:
         about = info_of(place)
     except InputError as error:
-        raise WriteError(f"it was written, but can't be seen: {error}", path=place.url) from error
+        raise WriteError(f"it was written but can't be found: {error}", path=place.url) from error
     there = _tag_in(about)
     if about.get("size") != nbytes:
         said = f"it has {about.get('size'):,} bytes, not {nbytes:,}"
     elif tag is not None and tag != there and _shape(tag) == _shape(there):
-        said = "its ETag is not that of what was sent"
+        said = "its ETag does not match the bytes that were sent"
     else:
         return
     if made is None or made != there:
-        raise WriteError(f"{said}: something else took its place", path=place.url)
+        raise WriteError(f"{said}: another object replaced it", path=place.url)
     try:
         told_to(lambda: place.fs.rm_file(place.path), place.url)
     except CkptmoveError as error:

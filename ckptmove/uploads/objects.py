@@ -133,7 +133,7 @@ class Uploaded:
         try:
             unbroken(upload.abort)
         except CkptmoveError as failed:
-            said = f"parts of it that nobody sees are left in the store: {failed}"
+            said = f"invisible parts of it are left in the store: {failed}"
             if isinstance(error, CkptmoveError):
                 error.hint = said if error.hint is None else f"{error.hint}; {said}"
             elif error is None:
@@ -205,7 +205,7 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     if url.endswith("/") or is_bucket:
         raise RefusedError("the destination is a directory", path=url)
     if "?versionId=" in url:
-        raise RefusedError("names a version of an object, and versions are never changed", path=url)
+        raise RefusedError("names a version of an object; versions can't be changed", path=url)
     if any(_lies_at(source, place) for source in sources):
         raise RefusedError("the destination is the source itself", path=url)
     found = about(place)

@@ -74,7 +74,7 @@ class StagedPrefix:
             WriteError: there is one of this name already.
         """
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise RefusedError(f"{name!r} is no name for a file in a directory", path=self.path)
+            raise RefusedError(f"{name!r} is not a valid file name", path=self.path)
         if name in self._files:
             raise WriteError("is written twice", path=joined(self.path, name))
         file = Uploaded(
@@ -110,7 +110,7 @@ class StagedPrefix:
                 self._files[name].complete()
             except CkptmoveError as error:
                 if done:
-                    error.hint = f"{done:,} of {len(order):,} files are there already, whole"
+                    error.hint = f"{done:,} of {len(order):,} files are already there, complete"
                 raise
         for name in self._old:
             if name not in self._files and name not in stale:
@@ -134,11 +134,11 @@ def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     place = place_to(path)
     check_writable(place)
     if force and "/" not in place.path.strip("/") and is_s3(place.fs):
-        raise RefusedError("is a whole bucket, and --force would empty it", path=path)
+        raise RefusedError("is a whole bucket, which --force would empty", path=path)
     if about(place) == "file":
-        raise RefusedError("the destination exists and is no directory", path=path)
+        raise RefusedError("the destination exists and is not a directory", path=path)
     if any(_lies_in(source, place) for source in sources):
-        raise RefusedError("the source lies in the destination", path=path)
+        raise RefusedError("the source is inside the destination", path=path)
     if not force and names_below(path):
         raise exists(path)
     return place

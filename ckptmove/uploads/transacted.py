@@ -119,7 +119,7 @@ class Transacted:
             about = info_of(self._place)
         except InputError as error:
             raise WriteError(
-                f"it was written, but can't be seen: {error}", path=self._place.url
+                f"it was written but can't be found: {error}", path=self._place.url
             ) from error
         md5 = about.get("md5Hash")  # of Google's
         if about.get("size") != self._nbytes:

@@ -93,7 +93,7 @@ def companions_of(
             path = os.path.join(folder, within)
             about = _about(path)
             if stat.S_ISDIR(about.st_mode) and os.path.islink(path):
-                warnings.append(f"{within} is a link to a folder, and was not followed")
+                warnings.append(f"{within} is a link to a folder and was not followed")
             elif stat.S_ISDIR(about.st_mode):
                 todo.append(f"{within}/")
             elif stat.S_ISREG(about.st_mode):
@@ -160,6 +160,6 @@ def check_apart(source: str, destination: str) -> None:
     if ours == theirs:
         raise RefusedError("the destination is the source itself", path=destination)
     if theirs.startswith(ours):
-        raise RefusedError("the destination lies in the source", path=destination)
+        raise RefusedError("the destination is inside the source", path=destination)
     if ours.startswith(theirs):
-        raise RefusedError("the source lies in the destination", path=destination)
+        raise RefusedError("the source is inside the destination", path=destination)

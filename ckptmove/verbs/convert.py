@@ -19,7 +19,7 @@ from ..drafts.patterns import covers
 from ..drafts.shaping import rename_keys, renaming, state_dicts
 from ..drafts.wanted import leave
 from ..drafts.weights import section_asked
-from ..errors import RefusedError, StrPath, UsageError
+from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing
 from ..pickles.terms import TooLong
@@ -127,6 +127,7 @@ class ConvertReport:
         }
 
 
+@accept_former_names(exclude="exclude_tensors")
 @formats.uncollected()
 def convert(
     src: StrPath,
@@ -135,7 +136,7 @@ def convert(
     format: str | None = None,
     preset: str | None = None,
     select: str | Iterable[str] = (),
-    exclude: str | Iterable[str] = (),
+    exclude_tensors: str | Iterable[str] = (),
     root: str | None = None,
     weights: str | None = None,
     rename: str | Iterable[str] = (),
@@ -173,7 +174,7 @@ def convert(
             default by the suffix of `dst`.
         preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
             adds to them; `weights` stands in for the `root` of a preset.
-        select, exclude: patterns on names; each speaks of all that is below a name too. Where no
+        select, exclude_tensors: patterns on names; each also matches everything below. Where no
             name matches, the name of a section (`model`, `optimizer`, …) speaks of that.
         root: the name of a subtree that shall be all there is.
         weights: `model` writes the state dict of one model alone, `ema` its averages (EMA, SWA)
@@ -211,7 +212,8 @@ def convert(
     """
     started = time.monotonic()
     preset_ = _preset(preset)
-    select, exclude = _texts(select, preset_, "select"), _texts(exclude, preset_, "exclude")
+    select = _texts(select, preset_, "select")
+    exclude = _texts(exclude_tensors, preset_, "exclude_tensors")
     renamed = renaming(
         _texts(rename, preset_, "rename"),
         preset_.get("strip_prefix") if strip_prefix is None else strip_prefix,
@@ -409,7 +411,7 @@ def _move(draft: Draft, to: Device | None) -> list[Kept]:
     moves = place(draft.manifest(), rules_of(to=to))
     if moves.tensors or moves.meshes or moves.remotes:
         raise RefusedError(
-            "it has tensors that name their device themselves",
+            "it has tensors that store their own device",
             hint="convert it without --to, and relocate the result",
         )
     draft.move(moves.storages)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..environment.facts import Facts
 
 _NOT_SIMULATED = "nothing was simulated: the CPU is there; name another, e.g. --device cuda:0"
-_NOT_RUN = "it was not run; --simulate plays the device"
+_NOT_RUN = "it was not run; --simulate simulates the device"
 _STEPS = 2
 _LONGEST = 120.0  # seconds from the first call of a model to the first step
 #: How a process ends, by signals, in which something took a tensor to have values.
@@ -154,8 +154,8 @@ def _model(
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else spelled(model)
     if name is None:
         raise UsageError(
-            "a model is simulated in another process, which can't import this one",
-            hint="give a function or class of a module, by name or as it is",
+            "a simulation runs in another process, which can't import this model",
+            hint="give a function or class of a module that can be imported",
         )
     asked = {
         "model": name,
@@ -210,9 +210,9 @@ def _lost(
         return found if found.complete else _noted(found, f"the run ended early: {why}")
     crashes = [getattr(signal, each, None) for each in _CRASHES]
     if run.played and -code in crashes:
-        found = replace(found, unplayed=True, complete=False)
-        return _noted(found, f"it can't be simulated any further: {why}", *lines)
-    verdict = Verdict("run-ended", f"the run ended early: {why}", "see what it said", lines)
+        found = replace(found, not_simulated=True, complete=False)
+        return _noted(found, f"the simulation can't continue: {why}", *lines)
+    verdict = Verdict("run-ended", f"the run ended early: {why}", "read its output", lines)
     return replace(found, verdicts=(*found.verdicts, verdict))
 
 

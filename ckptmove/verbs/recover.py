@@ -56,7 +56,9 @@ def recover(path: StrPath) -> RecoverReport:
     """
     path = os.fspath(path)
     if is_url(path):
-        raise RefusedError("is in a store: nothing there is changed in place", path=path)
+        raise RefusedError(
+            "is in an object store, where files are never changed in place", path=path
+        )
     if not os.path.isdir(path):
         if path.endswith((SUFFIX, SUFFIX + UNFINISHED)):
             raise InputError("is a journal", path=path, hint="name the file that it is beside")

@@ -41,14 +41,14 @@ class RelocateReport:
             length, written over the old one), or `none` (nothing to write).
         copied: how the bytes came over: `reflink`, `kernel` or `read`; `fetch` from a store,
             `upload` to one; None where they didn't.
-        moved: `cpu→cuda:0` → storages and bytes, and tensors that name their device themselves.
+        moved: `cpu→cuda:0` → storages and bytes, and tensors that store their own device.
         kept: tensors that the rules named and that stay, with the reason.
         values_naming_devices: the user's own values that name a device and were left as they are.
         values_rewritten: those that were rewritten (`values=True`), and what an exported program
             names.
         rewritten_to: the new device of each of these.
-        values_could_follow: those that were left and that `values=True` would have rewritten.
-        values_left_behind: those that name a device that moved and that it can't rewrite.
+        values_rewritable: those that were left and that `values=True` would have rewritten.
+        values_unchanged: those that name a device that moved and that it can't rewrite.
         unknown_callables: names that loading the file would import, and that are not known to be
             harmless; they were copied untouched.
         warnings: what the user should know, a sentence each.
@@ -68,14 +68,24 @@ class RelocateReport:
     values_naming_devices: tuple[NamedDevice, ...] = ()
     values_rewritten: tuple[NamedDevice, ...] = ()
     rewritten_to: tuple[str, ...] = ()
-    values_could_follow: tuple[NamedDevice, ...] = ()
-    values_left_behind: tuple[NamedDevice, ...] = ()
+    values_rewritable: tuple[NamedDevice, ...] = ()
+    values_unchanged: tuple[NamedDevice, ...] = ()
     unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
     bytes_written: int = 0
     seconds: float = field(default=0.0, compare=False)
     in_place: bool = False
+
+    @property
+    def values_could_follow(self) -> tuple[NamedDevice, ...]:
+        """The former name of `values_rewritable`."""
+        return self.values_rewritable
+
+    @property
+    def values_left_behind(self) -> tuple[NamedDevice, ...]:
+        """The former name of `values_unchanged`."""
+        return self.values_unchanged
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data, the same as `ckptmove relocate --json` prints."""
@@ -100,8 +110,10 @@ class RelocateReport:
                 {**value.to_json(), "to": device}
                 for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
             ],
-            "values_could_follow": [value.to_json() for value in self.values_could_follow],
-            "values_left_behind": [value.to_json() for value in self.values_left_behind],
+            "values_rewritable": [value.to_json() for value in self.values_rewritable],
+            "values_unchanged": [value.to_json() for value in self.values_unchanged],
+            "values_could_follow": [value.to_json() for value in self.values_rewritable],  # former
+            "values_left_behind": [value.to_json() for value in self.values_unchanged],  # names
             "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
             "nbytes": self.nbytes,
@@ -170,7 +182,9 @@ def relocate(
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
     if is_folder(src):
-        raise UnsupportedError("is a directory", path=src, hint="relocate each file in it")
+        raise UnsupportedError(
+            "is a directory", path=src, hint="relocate each file separately in it"
+        )
     notes = settle(src)
     with open_source(src) as source:
         before = formats.read(source)
@@ -185,7 +199,7 @@ def relocate(
             pass
         elif in_place:
             if not isinstance(source, File):
-                raise RefusedError("is in a store: nothing there can be changed in place")
+                raise RefusedError("is in an object store, where files cannot be changed in place")
             if dry_run:
                 check_in_place(source, plan, force=force)
             else:
@@ -210,8 +224,8 @@ def relocate(
         values_naming_devices=tuple(v for n, v in enumerate(named) if n not in moves.values),
         values_rewritten=tuple(named[n] for n in moves.values),
         rewritten_to=tuple(moves.values.values()),
-        values_could_follow=tuple(named[n] for n in moves.could_follow),
-        values_left_behind=tuple(named[n] for n in moves.left_behind),
+        values_rewritable=tuple(named[n] for n in moves.rewritable),
+        values_unchanged=tuple(named[n] for n in moves.unchanged),
         unknown_callables=manifest.unknown_callables,
         warnings=(*notes, *manifest.warnings, *moves.warnings),
         nbytes=nbytes,

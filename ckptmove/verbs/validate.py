@@ -18,6 +18,7 @@ from ..errors import (
     StrPath,
     UnsupportedError,
     UntrustedError,
+    accept_former_names,
 )
 from ..manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
@@ -101,11 +102,12 @@ class ValidationReport:
         }
 
 
+@accept_former_names(part="subset")
 def validate(
     src: StrPath,
     *,
     against: StrPath | None = None,
-    part: bool = False,
+    subset: bool = False,
     ignore_code: bool = False,
     model: str | os.PathLike[str] | Callable[..., Any] | None = None,
     input: str | Sequence[str] = (),
@@ -129,7 +131,7 @@ def validate(
         src: the checkpoint.
         against: another that it must be equal to, but for devices and casts between floating
             dtypes: its source, before it was relocated or converted.
-        part: whether it may hold less than that, under other names, as `convert --select` or
+        subset: whether it may hold less than that, under other names, as `convert --select` or
             `--preset hf` write it. What it has must be there, and be equal.
         ignore_code: whether its code may differ from the other's, or not be comparable with it.
         model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
@@ -177,7 +179,7 @@ def validate(
             path,
             against,
             progress,
-            part=part,
+            subset=subset,
             ignore_code=ignore_code,
             strict=strict,
             follow_links=follow_links,
@@ -350,7 +352,7 @@ def _against(
     against: StrPath | None,
     progress: Progress | None,
     *,
-    part: bool,
+    subset: bool,
     ignore_code: bool,
     strict: bool,
     follow_links: bool,
@@ -375,8 +377,8 @@ def _against(
         if _is_unreachable(error, against):
             raise
         return Finding("against", FAILED, f"it can't be compared: {error}")
-    unlike = [each for each in found.differences if not (part and _may_lack(each))]
-    if part and not found.tensors and found.of(Kind.REMOVED):
+    unlike = [each for each in found.differences if not (subset and _may_lack(each))]
+    if subset and not found.tensors and found.of(Kind.REMOVED):
         title = f"none of the tensors of {found.a} is in it"
         return Finding("against", FAILED, title, (), found.to_json())
     if not unlike:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import NamedTuple
 
 from .errors import DeviceError
@@ -20,6 +21,8 @@ _PLAIN = ("cpu", "mps", "meta")
 #: Devices whose tensors torch saves through the CPU: no storage ever carries their tag.
 _THROUGH_CPU = ("xla", "maia", "lazy", "vulkan", "ipu", "ort")
 _MAX_INDEX = 127  # c10::DeviceIndex is a signed byte
+_LONGEST_TAG = 64  # characters; no location of a storage is as long
+_MOST_KNOWN = 1 << 10  # strings of which it is known whether they may be tags
 _MOST_DIGITS = 3  # Python itself refuses to read a number of thousands
 
 _TAG = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
@@ -105,6 +108,15 @@ def names_device(text: str) -> bool:
         return False
     match = _TAG.fullmatch(text)
     return match is not None and match[1] in (*_PLAIN, *_INDEXED, *_RENAMED, "xla")
+
+
+@lru_cache(_MOST_KNOWN)
+def may_be_tag(text: str) -> bool:
+    """Whether a string in a pickle may be the location of a storage, or name a device."""
+    if len(text) > _LONGEST_TAG:
+        return False
+    match = _TAG.fullmatch(text)
+    return match is not None and (match[2] is not None or text == "meta" or names_device(text))
 
 
 class TagMap(NamedTuple):

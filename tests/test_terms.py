@@ -118,7 +118,7 @@ def with_one_empty_tuple(root: Node) -> Node:
 
 def assert_same(root: Node, made: Node) -> None:
     """Two graphs are the same, and aliased in the same way."""
-    walked = Pickle(root, (), (), (), (), (), 0, False, False, False, 0)
+    walked = Pickle(root, (), (), (), (), (), 0, False, frozenset(), False, 0)
     assert difference(walked, walked._replace(root=made), {}, {}) is None
 
 

@@ -7,7 +7,19 @@ from typing import TypeGuard
 
 from ..device import names_device
 from ..paths import Key, Path, spell
-from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Text,
+    Tuple,
+    are_plain,
+)
 from ..pickles.nodes import Mapping as MappingNode
 from .modules import INNER, body_of, is_compiled
 from .tensors import device_text
@@ -69,7 +81,9 @@ def visits_of(
     if not isinstance(node, (Tuple, List, Set)):
         both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
         return [(k, each) for k, each in both if _leads_on(each, barren)], [e for _, e in both]
-    children: list[Node] = [each for each in node.items if isinstance(each, _HOLDING)]
+    children: list[Node] = []
+    if not are_plain(node.items):
+        children = [each for each in node.items if isinstance(each, _HOLDING)]
     if not any(_leads_on(each, barren) for each in children):
         barren.add(id(node))
         return (), children

@@ -320,8 +320,9 @@ class Stream:
                 inside += self._replace(nested, plan, respelling)
         if not respelling:
             return inside
-        if self.pickle.duplicated_text:  # no pickler does it: one of two uses can't be changed
-            raise UnsupportedError("the pickle duplicates a string: it can't be rewritten")
+        rewritten = (*respelling.texts, *respelling.contents)
+        if any(self.base + at in self.pickle.shared_texts for at in rewritten):
+            raise UnsupportedError("a string to rewrite has other uses that can't be told apart")
         found = edits(self.data, respelling, exact=exact)
         if found is None or (exact and respelling.growths):
             return None

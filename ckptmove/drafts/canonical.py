@@ -32,6 +32,7 @@ from ..pickles.nodes import (
     Set,
     Text,
     Tuple,
+    are_plain,
     named,
 )
 from ..pickles.nodes import Mapping as MappingNode
@@ -283,7 +284,7 @@ class _Canoniser:
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
             node.pairs = [(self.replaced(k), self.replaced(v)) for k, v in node.pairs]
-        if isinstance(node, (Tuple, List, Set, Call)):
+        if isinstance(node, (Tuple, List, Set, Call)) and not are_plain(node.items):
             node.items = [self.replaced(each) for each in node.items]
 
     def replaced(self, node: Node) -> Node:

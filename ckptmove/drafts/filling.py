@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import UnsupportedError
-from ..pickles.nodes import Blob
+from ..pickles.nodes import Blob, are_plain
 from ..source import MAX_NBYTES
 from .canonical import held_by, nodes_of
 from .draft import Draft, Stored
@@ -45,7 +45,7 @@ def blobs_of(draft: Draft) -> list[Blob]:
     root = draft.graph.root
     found = {id(root): root} if isinstance(root, Blob) else {}
     for node in nodes_of(root):
-        for held in held_by(node):
-            if isinstance(held, Blob):
-                found[id(held)] = held
+        inside = held_by(node)
+        blobs = [] if are_plain(inside) else [each for each in inside if isinstance(each, Blob)]
+        found.update((id(each), each) for each in blobs)
     return list(found.values())

@@ -183,7 +183,7 @@ def scalar_of(node: Node) -> tuple[Hashable, ...]:
 def device_of(node: Node) -> str | None:
     """The device that a value names, as text or as an object."""
     if isinstance(node, str):
-        return str(node) if names_device(str(node)) else None
+        return str(node) if names_device(node) else None
     return device_text(node)
 
 

@@ -6,27 +6,23 @@ bytes and devices are compared by what they are, everything else by its structur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from math import prod
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from ..contents.modules import attributes_of
 from ..contents.strided import Tensor
-from ..dtypes import nbytes_of
-from ..errors import CorruptError, UnsupportedError
+from ..errors import CorruptError
 from ..paths import Path
-from ..pickles.nodes import Blob, Call, Global, List, Node, Persistent, Tuple
+from ..pickles.nodes import Blob, Call, Dict, List, Node, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.terms import Term, to_terms
-from ..source import Memory, Readable
-from .canonical import Composite, data_of, flags_of, held_by, is_plain, nodes_of
-from .differing import Difference, Held, Kind, Shown, can_cast, is_left_out, regrouped, unlike
-from .draft import Draft, View
+from ..pickles.terms import Term
+from .canonical import Composite
+from .differing import Difference, Held, Kind, can_cast, regrouped, unlike
+from .draft import Draft
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .meaning import (
     COMPOSITE,
     Edges,
-    bytes_of,
     children_edges,
     device_of,
     edges_of,
@@ -38,12 +34,16 @@ from .meaning import (
     type_of,
     types_of,
 )
+from .side import Side
 from .where import Where
 
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps
-_LARGEST_TERM = 100  # nodes of a value that is told as a whole
-_LONGEST_TERM = 4096  # characters, bytes or bits of a scalar that is
+_LONGEST_AT_ONCE = 64  # characters or bytes of a value that is compared wherever it is
+_MOST_AGAIN = 1 << 14  # places that are named of containers that were met before
+
+_Place = tuple[Node, Node, Where]
+_Sides = tuple[Term, Term] | None
 
 
 class Pairs(NamedTuple):
@@ -85,97 +85,6 @@ def pair(
     return _Pairing(old, new, chosen, ignore_devices, cast).run()
 
 
-class _Side:
-    """One of the checkpoints."""
-
-    def __init__(self, draft: Draft, added: bool) -> None:
-        self.draft = draft
-        self.recogniser = draft.graph.recogniser
-        self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
-        self.spelled: set[int] = set()  # what says the device of a tensor
-        self.alone: list[Held] = []
-        self.met: set[int] = set()  # of what the other one has not
-
-    @property
-    def breadth(self) -> int:
-        """How many things are held by others."""
-        graph, met = self.draft.graph, set[int]()
-        roots = (graph.root, *graph.within.values())
-        return sum(len(held_by(node)) for root in roots for node in nodes_of(root, met=met))
-
-    def tensor(self, node: Node) -> Tensor | None:
-        if isinstance(node, Call):
-            return self.recogniser.tensor(node)
-        return self.recogniser.outside(node) if isinstance(node, Persistent) else None
-
-    def held(self, name: str, node: Node, tensor: Tensor) -> Held:
-        self.spelled.update(map(id, tensor.spelled))
-        return Held(name, node, tensor, self.shown(node, tensor), self.draft)
-
-    def shown(self, node: Node, tensor: Tensor) -> Shown | None:
-        """The elements of a storage, a plain tensor, or a parameter that is one."""
-        node = data_of(node)
-        flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
-        if isinstance(node, Call) and is_plain(node):
-            flags = flags_of(node)
-        if flags is None or tensor.storage is None or is_left_out(tensor, self.draft):
-            return None
-        view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
-        stored = self.draft.stored[tensor.storage]
-        bare = id(node) in self.draft.graph.ids
-        if bare and nbytes_of(prod(tensor.shape), tensor.dtype) < stored.nbytes:
-            view = View("uint8", (stored.nbytes,), (1,), 0)  # quantized: several in a byte
-        return Shown(self.draft, stored, view)
-
-    def bytes_of(self, node: Node) -> Readable | None:
-        """Bytes, however they are spelled."""
-        path = self.draft.path
-        if isinstance(node, Blob):
-            held = self.draft.blobs.get(id(node))
-            return held if node.content is None else Memory(node.content, path)
-        content = bytes_of(node)
-        return None if content is None else Memory(content, path)
-
-    def term(self, node: Node) -> Term:
-        """A value as plain data, shortened where it is long."""
-        if isinstance(node, str) and len(node) > _LONGEST_TERM:
-            return to_terms(f"{node[:_LONGEST_TERM]}…", self.leaf)
-        if isinstance(node, int) and node.bit_length() > _LONGEST_TERM:
-            return {"$": "int", "bits": node.bit_length()}
-        if isinstance(node, Global):
-            return {"$": "name", "of": f"{node.module}:{node.name}"[:_LONGEST_TERM]}
-        content = self.bytes_of(node)
-        if content is not None and content.nbytes > _LONGEST_TERM:
-            return {"$": "bytes", "nbytes": content.nbytes}
-        if content is not None:
-            return to_terms(content.read(0, content.nbytes), self.leaf)
-        if self.values(node) is None:
-            return {"$": type_of(node)}
-        try:
-            return to_terms(node, self.leaf)
-        except UnsupportedError:
-            return {"$": type_of(node)}
-
-    def values(self, node: Node) -> list[Node] | None:
-        """All that a small value is made of; None if it is large, or holds a tensor."""
-        found: list[Node] = []
-        todo = [node]
-        while todo:
-            each = todo.pop()
-            found.append(each)
-            if len(found) > _LARGEST_TERM or self.is_tensor(each) or _is_long(each):
-                return None
-            if isinstance(each, COMPOSITE):
-                todo.extend(held_by(each))
-        return found
-
-    def is_tensor(self, node: Node) -> bool:
-        return isinstance(node, (Call, Persistent)) and self.tensor(node) is not None
-
-    def leaf(self, node: Node) -> dict[str, Term] | None:
-        return {"$": "bytes", "nbytes": node.nbytes} if isinstance(node, Blob) else None
-
-
 class _Pairing:
     def __init__(
         self,
@@ -185,30 +94,38 @@ class _Pairing:
         ignore_devices: bool,
         cast: bool,
     ) -> None:
-        self.old, self.new = _Side(old, False), _Side(new, True)
+        self.old, self.new = Side(old, False), Side(new, True)
         self.chosen = chosen
         self.ignore_devices = ignore_devices
         self.cast = cast
         self.room = _LEAST_ROOM
         self.counted = False
-        self.todo: list[tuple[Node, Node, Where]] = []
-        self.later: list[tuple[Node, Node, Where]] = []
+        # Of each pair of containers on the way what is still to be visited: of a long row no list.
+        self.todo: list[Iterator[_Place]] = []
+        self.later: list[_Place] = []
         self.met: set[tuple[int, int]] = set()
         self.opened: set[tuple[int, int]] = set()  # bytes that hold checkpoints
         self.both: list[tuple[Held, Held]] = []
         self.found: list[Difference] = []
         self.passed = 0
+        self.compared: dict[tuple[int, int], _Sides] = {}  # values that take long to be compared
+        self.again = 0  # how often containers were met that had been compared before
         self.objects: list[tuple[Where, int, int]] = []
 
     def run(self) -> Pairs:
         whole = self.chosen is None or "" in self.chosen
         alike = self.old.draft.listed().alike | self.new.draft.listed().alike
         root = Where(None, (), 0, whole, False, alike)
-        self.todo.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
+        self.later.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
         while self.todo or self.later:
             if not self.todo:
-                self.todo, self.later = self.later[::-1], []
-            self.visit(*self.todo.pop())
+                self.todo.append(iter(self.later))
+                self.later = []
+            place = next(self.todo[-1], None)
+            if place is None:
+                self.todo.pop()
+            else:
+                self.visit(*place)
         self.found += self.regrouped()
         return Pairs(self.both, self.old.alone, self.new.alone, self.found, self.passed)
 
@@ -226,6 +143,9 @@ class _Pairing:
         self.step()
         if where.depth > _DEEPEST:
             raise CorruptError(f"the checkpoint is nested more than {_DEEPEST} levels deep")
+        if (id(old), id(new)) in self.compared:
+            self.leaves(old, new, where)
+            return
         within = self.old.draft.graph.within, self.new.draft.graph.within
         if id(old) in within[0] and id(new) in within[1]:
             if (id(old), id(new)) not in self.opened:
@@ -319,22 +239,28 @@ class _Pairing:
     def leaves(self, old: Node, new: Node, where: Where) -> None:
         if id(old) in self.old.spelled and id(new) in self.new.spelled:
             return
-        mine, other = self.old.bytes_of(old), self.new.bytes_of(new)
-        if mine is not None and other is not None:
-            at = first_unlike(mine, other)
-            if at is not None:
-                sides = self.told_apart(old, new)
-                if sides[0] == sides[1]:
-                    sides = of_bytes(mine, at), of_bytes(other, at)
-                self.differ(Kind.VALUE, where, *sides)
-            return
-        if scalar_of(old) == scalar_of(new):
+        known = id(old), id(new)
+        sides = self.compared[known] if known in self.compared else self.sides_of(old, new)
+        if _takes_long(old) or _takes_long(new):
+            self.compared[known] = sides
+        if sides is None:
             return
         devices = device_of(old), device_of(new)
         if None not in devices and scalar_of(old)[0] == scalar_of(new)[0]:
-            self.move(Kind.VALUE, where, self.old.term(old), self.new.term(new))
+            self.move(Kind.VALUE, where, *sides)
         else:
-            self.differ(Kind.VALUE, where, *self.told_apart(old, new))
+            self.differ(Kind.VALUE, where, *sides)
+
+    def sides_of(self, old: Node, new: Node) -> _Sides:
+        """What two values say where they differ, or None if they do not."""
+        mine, other = self.old.bytes_of(old), self.new.bytes_of(new)
+        if mine is None or other is None:
+            return None if scalar_of(old) == scalar_of(new) else self.told_apart(old, new)
+        at = first_unlike(mine, other)
+        if at is None:
+            return None
+        sides = self.told_apart(old, new)
+        return sides if sides[0] != sides[1] else (of_bytes(mine, at), of_bytes(other, at))
 
     def told_apart(self, old: Node, new: Node) -> tuple[Term, Term]:
         """The terms of two values, such that these differ as well."""
@@ -345,7 +271,7 @@ class _Pairing:
 
     def containers(self, old: Composite, new: Composite, where: Where) -> None:
         if is_mutable(old) and is_mutable(new) and where.chosen:
-            self.objects.append((where, id(old), id(new)))
+            self.note_object(where, id(old), id(new))
         if (id(old), id(new)) in self.met:
             return
         self.met.add((id(old), id(new)))
@@ -353,13 +279,20 @@ class _Pairing:
             self.differ(Kind.TYPE, where, *types_of(old, new))
         self.below(old, new, where)
 
+    def note_object(self, where: Where, old: int, new: int) -> None:
+        """Where there is an object; where that is again, unless that is in very many places."""
+        self.again += (old, new) in self.met
+        if (old, new) not in self.met or self.again <= _MOST_AGAIN:
+            self.objects.append((where, old, new))
+
     def below(self, old: Node, new: Node, where: Where) -> None:
         assert isinstance(old, COMPOSITE)
         assert isinstance(new, COMPOSITE)
         if isinstance(old, (List, Tuple)) and isinstance(new, (List, Tuple)):
-            self.step(len(old.items))
-            if plainly_same(old.items, new.items):
-                return
+            self.step(len(old.items) + len(new.items))
+            if not plainly_same(old.items, new.items):
+                self.rows(old.items, new.items, where)
+            return
         olds, news = edges_of(old), edges_of(new)
         if isinstance(old, MappingNode) and isinstance(new, MappingNode):
             both = [key for key in olds if key in news]
@@ -380,9 +313,38 @@ class _Pairing:
         for key, (keys, child) in news.items():
             if key not in olds:
                 self.only(self.new, child, self.inside(where, keys))
-        self.todo.extend(reversed(pairs))
+        self.todo.append(iter(pairs))
 
-    def only(self, side: _Side, root: Node, where: Where) -> None:
+    def rows(self, olds: list[Node], news: list[Node], where: Where) -> None:
+        """What two rows hold, without a list of it."""
+        both = min(len(olds), len(news))
+        for side, items in ((self.old, olds), (self.new, news)):
+            for n in range(both, len(items)):
+                self.only(side, items[n], self.inside(where, (n,)))
+        self.todo.append(self.unlike_items(olds, news, where))
+
+    def unlike_items(self, olds: list[Node], news: list[Node], where: Where) -> Iterator[_Place]:
+        """The items of two rows that may not be the same."""
+        in_part = self.chosen is not None and not where.chosen
+        for n, (old, new) in enumerate(zip(olds, news, strict=False)):
+            if in_part or not self.is_known(old, new):
+                yield old, new, self.inside(where, (n,))
+
+    def is_known(self, old: Node, new: Node) -> bool:
+        """Whether a look at two nodes would tell nothing that is not known: most of a long row."""
+        kind = type(old)
+        if kind is not type(new):
+            return False
+        if old is None or kind is bool or kind is int:
+            return old == new
+        key = id(old), id(new)
+        if isinstance(old, (Tuple, List, Dict)):
+            if isinstance(old, Tuple):
+                return key in self.met
+            return self.again > _MOST_AGAIN and key in self.met
+        return key in self.opened or (key in self.compared and self.compared[key] is None)
+
+    def only(self, side: Side, root: Node, where: Where) -> None:
         """Everything in what only one of them has."""
         todo = [(root, where)]
         while todo:
@@ -410,10 +372,13 @@ class _Pairing:
             inner = [(child, self.inside(place, keys)) for keys, child in edges.values()]
             todo.extend(reversed(inner))
 
-    def lone(self, side: _Side, place: Where, term: Term) -> Difference:
+    def lone(self, side: Side, place: Where, term: Term) -> Difference:
         old, new = (term, None) if side is self.old else (None, term)
         return Difference(side.kind, place.name, old, new)
 
 
-def _is_long(node: Node) -> bool:
-    return isinstance(node, (str, bytes)) and len(node) > _LONGEST_TERM
+def _takes_long(node: Node) -> bool:
+    """Whether a value may be so long that it is compared but once, in however many places it is."""
+    return isinstance(node, (Blob, Call)) or (
+        isinstance(node, (str, bytes)) and len(node) > _LONGEST_AT_ONCE
+    )

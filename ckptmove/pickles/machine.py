@@ -8,7 +8,6 @@ pushed from; and what a pickle may make us allocate is bounded.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pickletools import opcodes
 
@@ -26,15 +25,14 @@ from ..budget import (
     Budget,
     excess,
 )
+from ..device import may_be_tag
 from ..errors import UnsupportedError
 from .literals import Literals
 from .memo import UNFILLED, Memo
 from .names import from_python2
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .rows import numbers, repeats
 
-#: Longer strings are shared between their uses: nothing that is rewritten is this long, and a
-#: copy for each use would let a small file ask for any amount of memory.
-_LONGEST_USE = 64
 _LONGEST_NAME = 2000  # characters of a module and a name in it
 _MOST_MARKS = 100_000  # that wait for their end
 
@@ -60,11 +58,12 @@ class Machine(Literals):
         self.persistents: list[Persistent] = []
         self.calls: list[Call] = []
         self.dropped: list[Node] = []
-        self.duplicated_text = False
+        self.shared_texts: set[int] = set()  # offsets of strings that have several uses
         self.textual = False  # whether a persistent id is a line of text, as in protocol 0
         self.protocol = 0
         self.room_for_pairs = len(data) >> 3
         self.empty_tuple: Tuple | None = None
+        self.longest_row = self.rooms[VALUES]  # on the stack, before it is to be counted
 
     def run(self) -> Node:
         """Every opcode up to STOP; gives the root."""
@@ -88,6 +87,17 @@ class Machine(Literals):
         used = self.used[kind] = self.used[kind] + number
         room = self.rooms[kind]
         return used <= room or used <= room + self.position // SHARES[kind]
+
+    def check_row(self) -> None:
+        """Check what is on the stack before it is closed: many opcodes of a byte or two push.
+
+        Raises:
+            CorruptError: it is more than so many bytes can need.
+        """
+        room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
+        if len(self.stack) > room:
+            raise excess(VALUES, self.position)
+        self.longest_row = room
 
     def perform(self) -> Node:
         data, base = self.data, self.base
@@ -163,8 +173,10 @@ class Machine(Literals):
 
     def op_dup(self) -> None:
         self.count(IDLE)
-        self.duplicated_text |= isinstance(self.stack[-1], Text)
-        self.push(self.stack[-1])
+        top = self.stack[-1]
+        if isinstance(top, Text):
+            self.shared_texts.add(top.at)
+        self.push(top)
 
     # -- containers --------------------------------------------------------------------------
 
@@ -172,6 +184,8 @@ class Machine(Literals):
         if self.empty_tuple is None:
             self.empty_tuple = Tuple([], self.at)
         self.stack.append(self.empty_tuple)
+        if len(self.stack) > self.longest_row:
+            self.check_row()
 
     def op_tuple(self) -> None:
         self.close(self.to_mark())
@@ -350,17 +364,16 @@ class Machine(Literals):
 
     def recall(self, slot: int) -> None:
         node = self.memo.get(slot)
-        if type(node) is not Text:
-            self.stack.append(node)
-            return
-        if node is UNFILLED:
-            raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
-        if len(node) <= _LONGEST_USE:
-            if self.fits(TEXTS):
+        if type(node) is Text:
+            if node is UNFILLED:
+                raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
+            if may_be_tag(node) and self.fits(TEXTS):
                 node = Text(node, self.at)
-            else:
-                self.duplicated_text = True
+            else:  # nobody rewrites it, and a copy for each use would take absurd memory
+                self.shared_texts.add(node.at)
         self.stack.append(node)
+        if len(self.stack) > self.longest_row:
+            self.check_row()
 
     def op_get(self) -> None:
         self.recall(self.slot())
@@ -400,29 +413,45 @@ class Machine(Literals):
 
     def repeat(self, value: Node) -> None:
         """Push a value for this opcode, and for each that follows and is the same."""
-        data, at = self.data, self.position
-        if data[at : at + 1] == data[at - 1 : at]:
-            self.position = self.end_of_run(at)
-            self.stack += [value] * (self.position - at)
         self.stack.append(value)
+        for count in repeats(self.data, self.position, self.end_of_frame):
+            self.stack += [value] * count
+            self.position += count
+            if len(self.stack) > self.longest_row:
+                self.check_row()
 
-    def end_of_run(self, at: int) -> int:
-        """Where the opcodes end that follow there and are all the same, within their frame."""
-        end = self.frame_end if self.frame_end >= 0 else len(self.data)
-        run = _RUNS[self.data[at]].match(self.data, at, end)
-        return at if run is None else run.end()
+    @property
+    def end_of_frame(self) -> int:
+        return self.frame_end if self.frame_end >= 0 else len(self.data)
 
     def op_binint1(self) -> None:
-        data, at = self.data, self.position
         self.stack.append(self.byte())
-        if data[at + 1 : at + 2] == b"K":
-            self.position = self.end_of_run(at + 1)
-            self.stack += data[at + 2 : self.position : 2]
+        self.push_numbers(2)
+
+    def op_binint2(self) -> None:
+        super().op_binint2()
+        self.push_numbers(3)
+
+    def op_binint(self) -> None:
+        super().op_binint()
+        self.push_numbers(5)
+
+    def op_binfloat(self) -> None:
+        super().op_binfloat()
+        self.push_numbers(9)
+
+    def push_numbers(self, width: int) -> None:
+        """Push what follows, where the next two opcodes are the same as the last."""
+        data, at = self.data, self.position
+        if data[at - width : at + 2 * width : width][1:] == data[at - width : at - width + 1] * 2:
+            for row, end in numbers(data, at, self.end_of_frame):
+                self.stack += row
+                self.position = end
+                if len(self.stack) > self.longest_row:
+                    self.check_row()
 
 
 _STOP = ord(".")
-_RUNS = {code: re.compile(b"%b*" % re.escape(bytes([code]))) for code in b"N\x88\x89"}
-_RUNS[ord("K")] = re.compile(rb"(?:K.)*", re.DOTALL)
 
 
 def _handlers() -> list[str | None]:

@@ -8,6 +8,7 @@ value, since a hostile graph would make each of these take for ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 
@@ -187,6 +188,13 @@ def named(node: Node) -> Node:
             return items[0]
     return node
 
+
+def are_plain(nodes: Sequence[Node]) -> bool:
+    """Whether these are all numbers or None, which hold nothing; soon told even of millions."""
+    return _PLAIN.issuperset(map(type, nodes))
+
+
+_PLAIN = frozenset((type(None), bool, int, float))
 
 Scalar: TypeAlias = bool | int | float | str | bytes
 Node: TypeAlias = Scalar | Blob | Global | Tuple | List | Set | Dict | Call | Persistent | None

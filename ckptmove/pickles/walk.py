@@ -23,7 +23,7 @@ class Pickle(NamedTuple):
         dropped: what was taken off the stack, or left on it; it may be reachable all the same.
         protocol: as declared by PROTO, or 0.
         python2: whether it has strings that only Python 2 writes.
-        duplicated_text: whether DUP makes two uses of a string that was pushed once.
+        shared_texts: offsets of strings that have several uses, which can't be told apart.
         textual: whether a persistent id is a line of text, as in protocol 0.
         nbytes: bytes up to and with STOP; what follows is never read by an unpickler.
     """
@@ -36,7 +36,7 @@ class Pickle(NamedTuple):
     dropped: tuple[Node, ...]
     protocol: int
     python2: bool
-    duplicated_text: bool
+    shared_texts: frozenset[int]
     textual: bool
     nbytes: int
 
@@ -75,7 +75,7 @@ def walk(
         tuple(machine.dropped),
         machine.protocol,
         machine.python2,
-        machine.duplicated_text,
+        frozenset(machine.shared_texts),
         machine.textual,
         machine.position,
     )

@@ -10,13 +10,15 @@ from itertools import count
 from math import isfinite, isnan
 from typing import Any
 
+from ...device import may_be_tag
 from ...errors import CorruptError
 from ..literals import may_be_checkpoint
 from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
-from .spelling import MAX_BITS, Term, has_surrogates, shareable
+from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
 _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))
 _FIELDS = frozenset(("$", "of", "args", "how", "kwargs", "items", "pairs", "state"))
+_MOST_TEXTS = 1 << 10
 _HEX = re.compile("-?0x[1-9a-f][0-9a-f]*")
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
@@ -44,6 +46,7 @@ class _Reading:
         open: the numbers of those that are not yet filled.
         knots: those of them that were met again within themselves.
         globals: "module:name" → the one node of that name.
+        texts: some of the strings that nobody rewrites: each is there once, as in a pickle.
         todo: terms, and where their nodes go (a list and an index, or a node and an attribute); or
             something to call when what stands behind it is done. The next one is at the end.
     """
@@ -56,6 +59,7 @@ class _Reading:
         self.open: set[int] = set()
         self.knots: list[Node] = []
         self.globals: dict[str, Global] = {}
+        self.texts: dict[str, Text] = {}
         self.todo: list[tuple[Term, Any, Any]] = []
         self.kinds: dict[str, Callable[[dict[str, Term]], Node]] = {
             "again": self.again,
@@ -98,6 +102,8 @@ class _Reading:
             place[index] = self.node(term)
 
     def row(self, terms: list[Term]) -> list[Node]:
+        if are_terms(terms):
+            return terms
         nodes: list[Node] = [None] * len(terms)
         for index, term in enumerate(terms):
             self.put(term, nodes, index)
@@ -129,7 +135,13 @@ class _Reading:
     def text(self, text: str) -> Text:
         if has_surrogates(text):
             raise CorruptError("the saved tree has text with surrogates")
-        return Text(text, next(self.places))
+        if shareable(text) or may_be_tag(text):
+            return Text(text, next(self.places))
+        if len(self.texts) == _MOST_TEXTS:
+            self.texts.clear()
+        if text not in self.texts:
+            self.texts[text] = Text(text, next(self.places))
+        return self.texts[text]
 
     def bytes_of_text(self, term: dict[str, Term]) -> Node:
         try:

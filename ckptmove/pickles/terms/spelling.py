@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 import struct
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite, isnan
 from typing import Any, TypeAlias
 
 from ...errors import UnsupportedError
-from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
+from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 
 #: A plain JSON value.
 Term: TypeAlias = Any
 #: The term of a call, a persistent id or a blob that the caller knows; None for any other.
 Leaf: TypeAlias = Callable[[Node], "dict[str, Any] | None"]
+#: A node, and where its term goes.
+_Step: TypeAlias = "tuple[Node, Any, int | str]"
 
 #: Integers of more bits are not read right by every reader of JSON.
 MAX_BITS = 63
+_CHARACTERS_OF_AGAIN, _CHARACTERS_OF_TUPLE = (
+    20,
+    20,
+)  # of what stands around a number, and around items
 _LONG = 64  # characters or bytes; what is longer is shared
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -53,6 +59,16 @@ def shareable(node: Node) -> bool:
     return not (node is None or isinstance(node, float))
 
 
+def are_terms(nodes: Sequence[Node]) -> bool:
+    """Whether these are all terms themselves; soon told even of millions."""
+    if not are_plain(nodes):
+        return False
+    ints = [each for each in nodes if type(each) is int]
+    floats = [each for each in nodes if type(each) is float]
+    longest = max(max(ints, default=0).bit_length(), min(ints, default=0).bit_length())
+    return longest <= MAX_BITS and all(map(isfinite, floats))
+
+
 def _flat(pairs: Iterable[tuple[Node, Node]]) -> list[Node]:
     return [each for pair in pairs for each in pair]
 
@@ -81,7 +97,8 @@ class _Spelling:
         many: `id()` of all that is used more than once.
         numbers: of these, what was met → its number.
         again: of these numbers, the term of what is met again.
-        todo: nodes, and where their terms go: the next one at the end.
+        todo: of each node on the way what of it is still to be spelled, and where that goes: of a
+            long row no list is made. The next one is at the end.
     """
 
     def __init__(self, root: Node, leaf: Leaf, most_characters: int | None) -> None:
@@ -91,7 +108,7 @@ class _Spelling:
         self.many: set[int] = set()
         self.numbers: dict[int, int] = {}
         self.again: dict[int, Term] = {}
-        self.todo: list[tuple[Node, Any, int | str]] = []
+        self.todo: list[Iterator[_Step]] = []
         self.survey(leaf)
 
     def survey(self, leaf: Leaf) -> None:
@@ -110,43 +127,60 @@ class _Spelling:
                 if term is not None:
                     self.leaves[id(node)] = term
                     continue
-            todo.extend(reversed(_inside(node)))
+            inside = _inside(node)
+            if not are_terms(inside):
+                todo.extend(reversed(inside))
 
     def run(self) -> Term:
         whole: list[Term] = [None]
         todo = self.todo
-        todo.append((self.root, whole, 0))
+        todo.append(iter([(self.root, whole, 0)]))
         while todo:
-            node, place, key = todo.pop()
+            step = next(todo[-1], None)
+            if step is None:
+                todo.pop()
+                continue
+            node, place, key = step
             start = len(todo)
             place[key] = self.spell(node)
             todo[start:] = todo[start:][::-1]
         return whole[0]
 
     def put(self, node: Node, place: Term, key: int | str) -> None:
-        """Put a scalar's term in its place, or any other's later: it has a number to wait for."""
-        if isinstance(node, (bool, int, float, str)) and id(node) not in self.many:
-            self.spend(node)
-            place[key] = _scalar(node)
-        else:
-            place[key] = None
-            if node is not None:
-                self.todo.append((node, place, key))
+        """Have a term go to its place, which keys of an object have in the order of their text."""
+        place[key] = None
+        self.todo.append(self.spelled([(node, place, key)]))
+
+    def spelled(self, steps: Iterable[_Step]) -> Iterator[_Step]:
+        """Put the terms of scalars in their places; gives all else."""
+        for node, place, key in steps:
+            if isinstance(node, (bool, int, float, str)) and id(node) not in self.many:
+                self.spend(node)
+                place[key] = _scalar(node)
+            elif node is not None:
+                yield node, place, key
 
     def row(self, nodes: Sequence[Node]) -> list[Term]:
+        if are_terms(nodes):
+            return list(nodes)
         terms: list[Term] = [None] * len(nodes)
-        for index, node in enumerate(nodes):
-            self.put(node, terms, index)
+        self.todo.append(self.spelled((node, terms, n) for n, node in enumerate(nodes)))
         return terms
 
-    def rows(self, pairs: Iterable[tuple[Node, Node]]) -> list[Term]:
-        return [self.row(pair) for pair in pairs]
+    def rows(self, pairs: Sequence[tuple[Node, Node]]) -> list[Term]:
+        terms: list[Term] = [[None, None] for _ in pairs]
+        rows = zip(pairs, terms, strict=True)
+        self.todo.append(
+            self.spelled((each, row, n) for p, row in rows for n, each in enumerate(p))
+        )
+        return terms
 
     def spell(self, node: Node) -> Term:
         if id(node) not in self.many:
             return self.bare(node)
         number = self.numbers.get(id(node))
         if number is not None:
+            self.spend_characters(_CHARACTERS_OF_AGAIN)
             return self.again.setdefault(number, {"$": "again", "as": number})
         number = self.numbers[id(node)] = len(self.numbers)
         return {"$": "shared", "as": number, "of": self.bare(node)}
@@ -156,13 +190,17 @@ class _Spelling:
         if self.room is None or not isinstance(node, (str, bytes, Blob, Global)):
             return
         if isinstance(node, str):
-            self.room -= len(node) if node.isascii() else 6 * len(node)
+            self.spend_characters(len(node) if node.isascii() else 6 * len(node))
         elif isinstance(node, Global):
-            self.room -= len(node.module) + len(node.name)
+            self.spend_characters(len(node.module) + len(node.name))
         else:
-            self.room -= node.nbytes if isinstance(node, Blob) else len(node)
-        if self.room < 0:
-            raise TooLong
+            self.spend_characters(node.nbytes if isinstance(node, Blob) else len(node))
+
+    def spend_characters(self, count: int) -> None:
+        if self.room is not None:
+            self.room -= count
+            if self.room < 0:
+                raise TooLong
 
     def bare(self, node: Node) -> Term:
         known = self.leaves.get(id(node))
@@ -172,6 +210,7 @@ class _Spelling:
         if isinstance(node, List):
             return self.row(node.items)
         if isinstance(node, Tuple):
+            self.spend_characters(_CHARACTERS_OF_TUPLE)
             return {"$": "tuple", "of": self.row(node.items)} if node.items else _NO_ITEMS
         if isinstance(node, Set):
             return {"$": "frozenset" if node.frozen else "set", "of": self.row(node.items)}
@@ -190,9 +229,10 @@ class _Spelling:
         term: dict[str, Term] = dict.fromkeys(map(str, keys))
         if len(term) != len(node.pairs):
             return {"$": "dict", "of": self.rows(node.pairs)}
-        for key, (_, value) in zip(term, node.pairs, strict=True):
+        for key in term:
             self.spend(key)
-            self.put(value, term, key)
+        steps = zip(term, node.pairs, strict=True)
+        self.todo.append(self.spelled((value, term, key) for key, (_, value) in steps))
         return term
 
     def is_name(self, key: str) -> bool:

@@ -19,6 +19,7 @@ LEAST_BRACKETS, CHARACTERS_OF_BRACKET = 1 << 17, 12
 LEAST_TEXTS, CHARACTERS_OF_TEXT = 1 << 18, 12
 _LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; what is written takes at most 20 and 24
 
+_LONG_NUMBER = re.compile("[0-9]{20}")
 _STRING = re.compile('"[^"]*"?')
 _NO_BRACKET = re.compile(r"[^][{}]+")
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
@@ -54,7 +55,7 @@ def parsed(text: str) -> Term:
         return json.loads(
             text,
             object_pairs_hook=_unique,
-            parse_int=_whole,
+            parse_int=_whole if _LONG_NUMBER.search(text) else None,
             parse_float=_finite,
             parse_constant=_finite,
         )

@@ -1,0 +1,115 @@
+"""One of two checkpoints that are compared: its tensors, and its values as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from ..contents.strided import Tensor
+from ..dtypes import nbytes_of
+from ..errors import UnsupportedError
+from ..pickles.nodes import Blob, Call, Global, Node, Persistent
+from ..pickles.terms import Term, to_terms
+from ..source import Memory, Readable
+from .canonical import data_of, flags_of, held_by, is_plain, nodes_of
+from .differing import Held, Kind, Shown, is_left_out
+from .draft import Draft, View
+from .meaning import COMPOSITE, bytes_of, type_of
+
+_LARGEST_TERM = 100  # nodes of a value that is told as a whole
+_LONGEST_TERM = 4096  # characters, bytes or bits of a scalar that is
+
+
+class Side:
+    """One of the checkpoints."""
+
+    def __init__(self, draft: Draft, added: bool) -> None:
+        self.draft = draft
+        self.recogniser = draft.graph.recogniser
+        self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED
+        self.spelled: set[int] = set()  # what says the device of a tensor
+        self.alone: list[Held] = []
+        self.met: set[int] = set()  # of what the other one has not
+
+    @property
+    def breadth(self) -> int:
+        """How many things are held by others."""
+        graph, met = self.draft.graph, set[int]()
+        roots = (graph.root, *graph.within.values())
+        return sum(len(held_by(node)) for root in roots for node in nodes_of(root, met=met))
+
+    def tensor(self, node: Node) -> Tensor | None:
+        if isinstance(node, Call):
+            return self.recogniser.tensor(node)
+        return self.recogniser.outside(node) if isinstance(node, Persistent) else None
+
+    def held(self, name: str, node: Node, tensor: Tensor) -> Held:
+        self.spelled.update(map(id, tensor.spelled))
+        return Held(name, node, tensor, self.shown(node, tensor), self.draft)
+
+    def shown(self, node: Node, tensor: Tensor) -> Shown | None:
+        """The elements of a storage, a plain tensor, or a parameter that is one."""
+        node = data_of(node)
+        flags: Mapping[str, bool] | None = {} if isinstance(node, Persistent) else None
+        if isinstance(node, Call) and is_plain(node):
+            flags = flags_of(node)
+        if flags is None or tensor.storage is None or is_left_out(tensor, self.draft):
+            return None
+        view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
+        stored = self.draft.stored[tensor.storage]
+        bare = id(node) in self.draft.graph.ids
+        if bare and nbytes_of(prod(tensor.shape), tensor.dtype) < stored.nbytes:
+            view = View("uint8", (stored.nbytes,), (1,), 0)  # quantized: several in a byte
+        return Shown(self.draft, stored, view)
+
+    def bytes_of(self, node: Node) -> Readable | None:
+        """Bytes, however they are spelled."""
+        path = self.draft.path
+        if isinstance(node, Blob):
+            held = self.draft.blobs.get(id(node))
+            return held if node.content is None else Memory(node.content, path)
+        content = bytes_of(node)
+        return None if content is None else Memory(content, path)
+
+    def term(self, node: Node) -> Term:
+        """A value as plain data, shortened where it is long."""
+        if isinstance(node, str) and len(node) > _LONGEST_TERM:
+            return to_terms(f"{node[:_LONGEST_TERM]}…", self.leaf)
+        if isinstance(node, int) and node.bit_length() > _LONGEST_TERM:
+            return {"$": "int", "bits": node.bit_length()}
+        if isinstance(node, Global):
+            return {"$": "name", "of": f"{node.module}:{node.name}"[:_LONGEST_TERM]}
+        content = self.bytes_of(node)
+        if content is not None and content.nbytes > _LONGEST_TERM:
+            return {"$": "bytes", "nbytes": content.nbytes}
+        if content is not None:
+            return to_terms(content.read(0, content.nbytes), self.leaf)
+        if self.values(node) is None:
+            return {"$": type_of(node)}
+        try:
+            return to_terms(node, self.leaf)
+        except UnsupportedError:
+            return {"$": type_of(node)}
+
+    def values(self, node: Node) -> list[Node] | None:
+        """All that a small value is made of; None if it is large, or holds a tensor."""
+        found: list[Node] = []
+        todo = [node]
+        while todo:
+            each = todo.pop()
+            found.append(each)
+            if len(found) > _LARGEST_TERM or self.is_tensor(each) or _is_long(each):
+                return None
+            if isinstance(each, COMPOSITE):
+                todo.extend(held_by(each))
+        return found
+
+    def is_tensor(self, node: Node) -> bool:
+        return isinstance(node, (Call, Persistent)) and self.tensor(node) is not None
+
+    def leaf(self, node: Node) -> dict[str, Term] | None:
+        return {"$": "bytes", "nbytes": node.nbytes} if isinstance(node, Blob) else None
+
+
+def _is_long(node: Node) -> bool:
+    return isinstance(node, (str, bytes)) and len(node) > _LONGEST_TERM

@@ -110,11 +110,13 @@ def names_device(text: str) -> bool:
     return match is not None and match[1] in (*_PLAIN, *_INDEXED, *_RENAMED, "xla")
 
 
-@lru_cache(_MOST_KNOWN)
 def may_be_tag(text: str) -> bool:
     """Whether a string in a pickle may be the location of a storage, or name a device."""
-    if len(text) > _LONGEST_TAG:
-        return False
+    return len(text) <= _LONGEST_TAG and _is_like_a_tag(text)
+
+
+@lru_cache(_MOST_KNOWN)
+def _is_like_a_tag(text: str) -> bool:
     match = _TAG.fullmatch(text)
     return match is not None and (match[2] is not None or text == "meta" or names_device(text))
 

@@ -42,11 +42,12 @@ _LONGEST_INTEGER = 20  # digits of a number of 64 bits
 _LARGEST = (1 << 63) - 1  # that torch counts
 _LONGEST_SHOWN = 100  # characters of a name in a message
 _ALIGNMENT = 8
-_LEAST_ROOM = 1 << 16  # brackets that any header may open, and tensors without a byte
+_LEAST_ROOM = 1 << 16  # brackets that any header may open
 _NBYTES_OF_BRACKET = 8  # of a header, for each more; an entry opens three in 50 bytes at least
 _LEAST_QUOTES = 1 << 18  # that any header may have
-_NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
-_NBYTES_OF_EMPTY = 512  # of a header, for each tensor without a byte beyond these
+NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
+_LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 13, 96  # of a file, for each more; a header takes 80
+_LEAST_EMPTY, _NBYTES_OF_EMPTY = 1 << 12, 512  # of a file, for each more tensor without a byte
 _CHUNK = 1 << 20
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
@@ -139,25 +140,30 @@ def read_header(source: Readable) -> Header:
         metadata = {}
     if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
         raise CorruptError(f"the {METADATA} in its header is no object of strings")
+    if len(root) > _LEAST_TENSORS + source.nbytes // _NBYTES_OF_TENSOR:
+        raise CorruptError(
+            f"its header names {len(root):,} tensors: the file is too short for them"
+        )
     entries = {name: _entry(name, said, data_at) for name, said in root.items()}
     empty = sum(not entry.nbytes for entry in entries.values())
-    if empty > _LEAST_ROOM + length // _NBYTES_OF_EMPTY:
-        raise CorruptError(f"its header names {empty:,} tensors without bytes, which is too many")
+    if empty > _LEAST_EMPTY + source.nbytes // _NBYTES_OF_EMPTY:
+        raise CorruptError(f"its header names {empty:,} tensors without a byte: it is absurd")
     _check_coverage(entries, data_at, source.nbytes)
     return Header(entries, metadata, data_at)
 
 
-def read_json(content: bytes, what: str) -> Json:
+def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE) -> Json:
     """What JSON says, if all readers agree on it.
 
     Args:
         content: the JSON.
         what: what it is, for messages.
+        nbytes_of_quote: how long it is for each quotation mark, but for the first thousands.
 
     Raises:
         CorruptError: it is no JSON, says something twice, or is absurdly deep.
     """
-    _check_nesting(content, what)
+    _check_nesting(content, what, nbytes_of_quote)
     try:
         root = json.loads(
             content.decode("utf-8"),
@@ -177,7 +183,7 @@ def read_json(content: bytes, what: str) -> Json:
     return root
 
 
-def _check_nesting(content: bytes, what: str) -> None:
+def _check_nesting(content: bytes, what: str, nbytes_of_quote: int) -> None:
     """Check how deep brackets are nested, and how many they and texts are, before any is parsed."""
     unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = unescaped.translate(_STEPS, _NO_MARKS)
@@ -194,7 +200,7 @@ def _check_nesting(content: bytes, what: str) -> None:
         depth += sum(steps)
     if opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
         raise CorruptError(f"{what} has too many brackets")
-    if quotes > _LEAST_QUOTES + len(content) // _NBYTES_OF_QUOTE:
+    if quotes > _LEAST_QUOTES + len(content) // nbytes_of_quote:
         raise CorruptError(f"{what} has too many strings")
 
 

@@ -29,7 +29,7 @@ _OF_FX = {
 _COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 #: Where that has the module.
 INNER = "_orig_mod"
-_MOST = 1_000_000  # names of a module; each may be there under many
+_MOST = 1 << 18  # names of a module; each may be there under many
 
 
 def attributes_of(node: Node) -> Mapping | None:

@@ -35,6 +35,7 @@ from .parts import Parts
 _TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}
 _ORDERS = ("fortran", "big_endian")
 _LONGEST = 256  # characters of a device
+_MOST_AGAIN = 1 << 13  # terms that show all of a tensor again, as another object: a few are tied
 #: The dtypes that storages have.
 TYPED = frozenset(STORAGE_CLASSES.values())
 _UNTYPED = "untyped"
@@ -150,6 +151,7 @@ class Reader:
         self.used: set[str] = set()
         self.blobs: dict[int, tuple[str, Order | None]] = {}
         self.terms = False
+        self._again = 0
         self._dtypes: dict[str, str | None] = {}
 
     def leaf(self, term: dict[str, Any]) -> Node:
@@ -164,6 +166,9 @@ class Reader:
             raise CorruptError("its tree names a tensor by something that is not a string")
         if name not in self.entries:
             raise MissingTensor(f"its tree mentions a tensor {name!r} that is missing")
+        self._again += name in self.used and "shape" not in term
+        if self._again > _MOST_AGAIN:
+            raise CorruptError("its tree repeats its tensors too often")
         self.used.add(name)
         said = {key: value for key, value in term.items() if key not in ("$", "of")}
         if kind == "tensor" and said.keys() <= _TENSOR:

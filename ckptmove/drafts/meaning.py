@@ -14,13 +14,12 @@ from ..contents.strided import Child
 from ..contents.tensors import device_text
 from ..device import names_device
 from ..paths import Key, Path
-from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from .canonical import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
 _LATIN_1 = ("latin1", "latin-1")
-_PLAIN = {type(None), bool, int, float, Text}
 _SAFE_BITS = 60  # of a number that is its own hash
 
 #: What a thing holds, by keys that can be compared: the keys that lead there, and the node.
@@ -195,7 +194,7 @@ def children_edges(children: Sequence[Child]) -> Edges:
 def plainly_same(old: list[Node], new: list[Node]) -> bool:
     """Whether two rows are of the same plain values, of which there may be very many."""
     kinds = list(map(type, old))
-    if kinds != list(map(type, new)) or not _PLAIN.issuperset(kinds):
+    if not are_plain(old) or kinds != list(map(type, new)):
         return False
     floats = array("d", [each for each in old if isinstance(each, float)])
     others = array("d", [each for each in new if isinstance(each, float)])

@@ -13,7 +13,7 @@ from ..contents.modules import attributes_of
 from ..contents.strided import Tensor
 from ..errors import CorruptError
 from ..paths import Path
-from ..pickles.nodes import Blob, Call, Dict, List, Node, Tuple
+from ..pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.terms import Term
 from .canonical import Composite
@@ -335,6 +335,8 @@ class _Pairing:
         kind = type(old)
         if kind is not type(new):
             return False
+        if isinstance(old, Text) and len(old) <= _LONGEST_AT_ONCE:
+            return old == new
         if old is None or kind is bool or kind is int:
             return old == new
         key = id(old), id(new)

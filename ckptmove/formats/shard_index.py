@@ -31,6 +31,7 @@ from ..stores import Missing, check_link, folder_of, joined, open_source
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name
 _SEPARATORS = frozenset("/\\\0")
+_NBYTES_OF_QUOTE = 10  # an entry has four in 40 bytes at least: a name, and that of a file
 _FEW = 64  # files that a process has open besides
 
 
@@ -66,8 +67,13 @@ def read_index(source: Source) -> Index:
         UnsupportedError: it is JSON of another kind.
     """
     if source.nbytes > LONGEST:
+<<<<<<< HEAD
         raise UnsupportedError(f"is text of {source.nbytes:,} bytes, not a checkpoint")
     said = read_json(source.read(0, source.nbytes), "it")
+=======
+        raise UnsupportedError(f"is text of {source.nbytes:,} bytes, and no checkpoint")
+    said = read_json(source.read(0, source.nbytes), "it", _NBYTES_OF_QUOTE)
+>>>>>>> 7e2062d (Refuse files that name far more tensors than their length can be for)
     where = said.get("weight_map") if isinstance(said, dict) else None
     if where is None:
         raise UnsupportedError("is JSON, but not the index of a checkpoint")

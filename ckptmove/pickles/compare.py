@@ -54,6 +54,7 @@ class _Comparison:
         self.todo: list[tuple[Node, Node, str]] = []
         self.met: dict[int, Node] = {}  # old container → its counterpart
         self.met_new: dict[int, Node] = {}
+        self.alike: dict[int, Node] = {}  # text or bytes, which may be long → what it was last like
 
     def run(self) -> str | None:
         while self.todo:
@@ -67,10 +68,12 @@ class _Comparison:
             return False
         if id(old) in self.nested:
             return self.nested[id(old)] is new
-        if isinstance(old, Blob) and isinstance(new, Blob):
-            return (old.nbytes, old.content) == (new.nbytes, new.content)
-        if isinstance(old, Text):
-            return new == self.texts.get(old.at, old)
+        if isinstance(old, (Blob, Text, bytes)):
+            if self.alike.get(id(old)) is not new:
+                if not self.same_value(old, new):
+                    return False
+                self.alike[id(old)] = new
+            return True
         if isinstance(old, float) and isinstance(new, float):
             return struct.pack("<d", old) == struct.pack("<d", new)
         if old is None or isinstance(old, (bool, int, str, bytes)):
@@ -80,6 +83,11 @@ class _Comparison:
         self.met[id(old)] = new
         self.met_new[id(new)] = old
         return self.same_inside(old, new, where)
+
+    def same_value(self, old: Blob | Text | bytes, new: Node) -> bool:
+        if isinstance(old, Blob) and isinstance(new, Blob):
+            return (old.nbytes, old.content) == (new.nbytes, new.content)
+        return new == (self.texts.get(old.at, old) if isinstance(old, Text) else old)
 
     def same_inside(self, old: Node, new: Node, where: str) -> bool:
         if isinstance(old, Global) and isinstance(new, Global):

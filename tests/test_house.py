@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "pickles.reader",
         "pickles.base64_text",
+        "pickles.rows",
         "pickles.literals",
         "pickles.names",
         "pickles.memo",
@@ -118,6 +119,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "drafts.beside",
         "drafts.meaning",
         "drafts.where",
+        "drafts.side",
         "drafts.pairing",
         "drafts.casting",
         "drafts.leaves",

@@ -39,11 +39,13 @@ class Side:
         return sum(len(held_by(node)) for root in roots for node in nodes_of(root, met=met))
 
     def tensor(self, node: Node) -> Tensor | None:
+        """The tensor that a node is, if it is one."""
         if isinstance(node, Call):
             return self.recogniser.tensor(node)
         return self.recogniser.outside(node) if isinstance(node, Persistent) else None
 
     def held(self, name: str, node: Node, tensor: Tensor) -> Held:
+        """A tensor under its name; what says its device is no value besides."""
         self.spelled.update(map(id, tensor.spelled))
         return Held(name, node, tensor, self.shown(node, tensor), self.draft)
 
@@ -105,9 +107,11 @@ class Side:
         return found
 
     def is_tensor(self, node: Node) -> bool:
+        """Whether a node is a tensor."""
         return isinstance(node, (Call, Persistent)) and self.tensor(node) is not None
 
     def leaf(self, node: Node) -> dict[str, Term] | None:
+        """The term of bytes that may be a checkpoint: their size."""
         return {"$": "bytes", "nbytes": node.nbytes} if isinstance(node, Blob) else None
 
 

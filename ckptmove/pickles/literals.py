@@ -12,6 +12,7 @@ from ..budget import TEXTS
 from ..errors import UnsupportedError
 from .nodes import Blob, Node, Text
 from .reader import Reader
+from .rows import numbers, repeats
 
 _SHORTEST = 32  # bytes of a pickle in which there is anything to move
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
@@ -40,6 +41,8 @@ class Literals(Reader, ABC):
         blobs: of that, what is a blob.
         blob_nbytes: how many bytes these hold.
         python2: whether there are strings that only Python 2 writes.
+        frame_end: where the frame ends; -1 outside of any.
+        longest_row: how long the stack may be before it is to be checked.
     """
 
     def __init__(self, data: bytes, base: int, gaps: Mapping[int, int]) -> None:
@@ -49,6 +52,8 @@ class Literals(Reader, ABC):
         self.blobs: list[Blob] = []
         self.blob_nbytes = 0
         self.python2 = False
+        self.frame_end = -1
+        self.longest_row = 0
 
     def push(self, node: Node) -> None:
         """Put a node on the stack."""
@@ -63,13 +68,55 @@ class Literals(Reader, ABC):
     def count(self, kind: int, number: int = 1) -> None:
         """Count what is built; raises CorruptError where it is too much."""
 
+    @abstractmethod
+    def check_row(self) -> None:
+        """Check the length of the stack; raises CorruptError where it is too much."""
+
     # -- scalars -----------------------------------------------------------------------------
 
-    def op_binint(self) -> None:
-        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
+    def op_none(self) -> None:
+        self.repeat(None)
+
+    def op_newtrue(self) -> None:
+        self.repeat(True)
+
+    def op_newfalse(self) -> None:
+        self.repeat(False)
+
+    def repeat(self, value: Node) -> None:
+        """Push a value for this opcode, and for each that follows and is the same."""
+        self.stack.append(value)
+        for count in repeats(self.data, self.position, self.end_of_frame):
+            self.stack += [value] * count
+            self.position += count
+            if len(self.stack) > self.longest_row:
+                self.check_row()
+
+    @property
+    def end_of_frame(self) -> int:
+        return self.frame_end if self.frame_end >= 0 else len(self.data)
+
+    def op_binint1(self) -> None:
+        self.stack.append(self.byte())
+        self.push_numbers(2)
 
     def op_binint2(self) -> None:
         self.stack.append(self.number(2))
+        self.push_numbers(3)
+
+    def op_binint(self) -> None:
+        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
+        self.push_numbers(5)
+
+    def push_numbers(self, width: int) -> None:
+        """Push what follows, where the next two opcodes are the same as the last."""
+        data, at = self.data, self.position
+        if data[at - width : at + 2 * width : width][1:] == data[at - width : at - width + 1] * 2:
+            for row, end in numbers(data, at, self.end_of_frame):
+                self.stack += row
+                self.position = end
+                if len(self.stack) > self.longest_row:
+                    self.check_row()
 
     def op_int(self) -> None:
         line = self.line()
@@ -86,6 +133,7 @@ class Literals(Reader, ABC):
 
     def op_binfloat(self) -> None:
         self.push(struct.unpack(">d", self.take(8))[0])
+        self.push_numbers(9)
 
     def op_float(self) -> None:
         try:

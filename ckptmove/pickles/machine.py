@@ -31,7 +31,6 @@ from .literals import Literals
 from .memo import UNFILLED, Memo
 from .names import from_python2
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
-from .rows import numbers, repeats
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
 _MOST_MARKS = 100_000  # that wait for their end
@@ -51,7 +50,6 @@ class Machine(Literals):
         self.budget = Budget() if budget is None else budget
         self.rooms = self.budget.rooms()
         self.used = [0] * len(self.rooms)
-        self.frame_end = -1
         self.below: list[list[Node]] = []
         self.memo = Memo()
         self.globals: list[Global] = []
@@ -63,7 +61,7 @@ class Machine(Literals):
         self.protocol = 0
         self.room_for_pairs = len(data) >> 3
         self.empty_tuple: Tuple | None = None
-        self.longest_row = self.rooms[VALUES]  # on the stack, before it is to be counted
+        self.longest_row = self.rooms[VALUES]
 
     def run(self) -> Node:
         """Every opcode up to STOP; gives the root."""
@@ -399,56 +397,6 @@ class Machine(Literals):
 
     def op_memoize(self) -> None:
         self.fill(self.memo.filled)
-
-    # -- many plain values in a row, at once -------------------------------------------------
-
-    def op_none(self) -> None:
-        self.repeat(None)
-
-    def op_newtrue(self) -> None:
-        self.repeat(True)
-
-    def op_newfalse(self) -> None:
-        self.repeat(False)
-
-    def repeat(self, value: Node) -> None:
-        """Push a value for this opcode, and for each that follows and is the same."""
-        self.stack.append(value)
-        for count in repeats(self.data, self.position, self.end_of_frame):
-            self.stack += [value] * count
-            self.position += count
-            if len(self.stack) > self.longest_row:
-                self.check_row()
-
-    @property
-    def end_of_frame(self) -> int:
-        return self.frame_end if self.frame_end >= 0 else len(self.data)
-
-    def op_binint1(self) -> None:
-        self.stack.append(self.byte())
-        self.push_numbers(2)
-
-    def op_binint2(self) -> None:
-        super().op_binint2()
-        self.push_numbers(3)
-
-    def op_binint(self) -> None:
-        super().op_binint()
-        self.push_numbers(5)
-
-    def op_binfloat(self) -> None:
-        super().op_binfloat()
-        self.push_numbers(9)
-
-    def push_numbers(self, width: int) -> None:
-        """Push what follows, where the next two opcodes are the same as the last."""
-        data, at = self.data, self.position
-        if data[at - width : at + 2 * width : width][1:] == data[at - width : at - width + 1] * 2:
-            for row, end in numbers(data, at, self.end_of_frame):
-                self.stack += row
-                self.position = end
-                if len(self.stack) > self.longest_row:
-                    self.check_row()
 
 
 _STOP = ord(".")

@@ -147,7 +147,7 @@ def read_header(source: Readable) -> Header:
     entries = {name: _entry(name, said, data_at) for name, said in root.items()}
     empty = sum(not entry.nbytes for entry in entries.values())
     if empty > _LEAST_EMPTY + source.nbytes // _NBYTES_OF_EMPTY:
-        raise CorruptError(f"its header names {empty:,} tensors without a byte: it is absurd")
+        raise CorruptError(f"its header names {empty:,} tensors without bytes, which is too many")
     _check_coverage(entries, data_at, source.nbytes)
     return Header(entries, metadata, data_at)
 

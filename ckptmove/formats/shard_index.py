@@ -67,13 +67,8 @@ def read_index(source: Source) -> Index:
         UnsupportedError: it is JSON of another kind.
     """
     if source.nbytes > LONGEST:
-<<<<<<< HEAD
         raise UnsupportedError(f"is text of {source.nbytes:,} bytes, not a checkpoint")
-    said = read_json(source.read(0, source.nbytes), "it")
-=======
-        raise UnsupportedError(f"is text of {source.nbytes:,} bytes, and no checkpoint")
     said = read_json(source.read(0, source.nbytes), "it", _NBYTES_OF_QUOTE)
->>>>>>> 7e2062d (Refuse files that name far more tensors than their length can be for)
     where = said.get("weight_map") if isinstance(said, dict) else None
     if where is None:
         raise UnsupportedError("is JSON, but not the index of a checkpoint")

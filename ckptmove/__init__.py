@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .in_place import Recovered
     from .live.diagnosis import Diagnosis
     from .live.happenings import Happening, Operand, Site, Trace, Usage
-    from .manifest import (
+    from .manifest.manifest import (
         Alias,
         Extent,
         Manifest,
@@ -159,7 +159,7 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.in_place": ("Recovered",),
     "ckptmove.live.diagnosis": ("Diagnosis",),
     "ckptmove.live.happenings": ("Happening", "Operand", "Site", "Trace", "Usage"),
-    "ckptmove.manifest": (
+    "ckptmove.manifest.manifest": (
         "Alias",
         "Extent",
         "Manifest",

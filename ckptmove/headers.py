@@ -24,8 +24,8 @@ from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from .dtypes import SAFETENSORS, nbytes_of
 from .errors import CorruptError, RefusedError, UnsupportedError
+from .manifest.dtypes import SAFETENSORS, nbytes_of
 from .source import Readable
 
 #: What the length of a header takes, in bytes.

@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "--require always holds",
-        "manifest.py",
+        "manifest/manifest.py",
         "            if entry.device != wanted\n            and kind_of(entry.device) != wanted\n",
         "            if False\n",
         "tests/test_manifest.py tests/test_inspect.py",

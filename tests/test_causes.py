@@ -15,7 +15,7 @@ from ckptmove.live.happenings import Happening, Operand, Site, Trace
 from ckptmove.live.holdings import holdings
 from ckptmove.live.operations import factory
 from ckptmove.live.reporting import manifest_of
-from ckptmove.manifest import Manifest
+from ckptmove.manifest.manifest import Manifest
 from ckptmove.verdicts import SLOW, WRONG, Verdict
 
 HERE, THERE = "cpu", "cuda:0"

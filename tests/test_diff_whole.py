@@ -23,8 +23,8 @@ import torch
 from torch.package.package_exporter import PackageExporter
 
 from ckptmove import Diff, Kind, RefusedError, convert, diff, inspect, relocate, validate
-from ckptmove.dtypes import BITS
 from ckptmove.errors import CheckFailed, InputError
+from ckptmove.manifest.dtypes import BITS
 from tests.checkpoints import MAKERS, save
 from tests.conftest import RunCli, corpus_files
 from tests.making.families import FAMILIES

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect, relocate
-from ckptmove.manifest import Role
+from ckptmove.manifest.manifest import Role
 from tests.making.expected import Expected
 from tests.making.families import FAMILIES
 from tests.reading import READERS, read

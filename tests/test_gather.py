@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import ckptmove
-from ckptmove.dtypes import BITS, nbytes_of
 from ckptmove.errors import CorruptError, UnsupportedError
+from ckptmove.manifest.dtypes import BITS, nbytes_of
 from ckptmove.plan import Gather
 from ckptmove.runtime import gather as rooms
 from ckptmove.runtime.gather import gathered

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ckptmove.dtypes import SAFETENSORS
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ckptmove.headers import Header, Sized, lay_out, read_header
+from ckptmove.manifest.dtypes import SAFETENSORS
 from ckptmove.source import File, Memory
 
 Json = Any

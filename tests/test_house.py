@@ -22,8 +22,8 @@ PROJECT = ROOT.parent
 
 #: Every module, floor by floor from the ground up; each imports only what stands before it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtypes", "words", "version", "paths"),
-    ("budget", "source", "device", "plan", "verdicts", "pickles.nodes"),
+    ("errors", "manifest.dtypes", "words", "version", "manifest.paths"),
+    ("budget", "source", "manifest.device", "plan", "verdicts", "pickles.nodes"),
     (
         "stores.urls",
         "stores.links",
@@ -56,7 +56,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "zips",
         "tars",
         "headers",
-        "other_records",
+        "manifest.other_records",
+        "manifest.manifest",
         "manifest",
     ),
     (

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ckptmove import RefusedError, convert, diff, inspect, relocate
-from ckptmove.manifest import Manifest
+from ckptmove.manifest.manifest import Manifest
 from tests.making.expected import raw
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

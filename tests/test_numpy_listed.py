@@ -13,7 +13,7 @@ import torch
 
 from ckptmove import diff, inspect, relocate, validate
 from ckptmove.errors import CheckFailed
-from ckptmove.manifest import Role, Section
+from ckptmove.manifest.manifest import Role, Section
 from tests.test_numpy_weights import PROTOCOLS, WRITERS, arrays, expected
 
 

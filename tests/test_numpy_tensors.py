@@ -24,7 +24,7 @@ from ckptmove.drafts.ordering import Latest, Order, Reordered
 from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
 from ckptmove.formats.safetensors import SafetensorsFile
 from ckptmove.formats.writing import Manner
-from ckptmove.manifest import Role
+from ckptmove.manifest.manifest import Role
 from ckptmove.source import Memory
 from tests.making import python2
 from tests.test_numpy_weights import arrays

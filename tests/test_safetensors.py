@@ -22,7 +22,7 @@ from ckptmove import (
     inspect,
     relocate,
 )
-from ckptmove.dtypes import SAFETENSORS
+from ckptmove.manifest.dtypes import SAFETENSORS
 from tests.conftest import RunCli, corpus_files, corpus_folder
 from tests.making.tensors import of_dtype
 

@@ -17,7 +17,7 @@ from torch import nn
 import ckptmove
 from ckptmove import RefusedError, convert, diff, formats, inspect
 from ckptmove.drafts.wanted import leave
-from ckptmove.manifest import Manifest
+from ckptmove.manifest.manifest import Manifest
 from tests.checkpoints import MAKERS
 from tests.conftest import RunCli
 from tests.making.scripts import SCRIPT_MAKERS

@@ -33,7 +33,7 @@ from ckptmove import (
     inspect,
     relocate,
 )
-from ckptmove.manifest import Manifest
+from ckptmove.manifest.manifest import Manifest
 from tests.making.exported import EXPORTED_MAKERS, Everything, Views, Wrapped, everything, export
 from tests.making.relaying import relay
 from tests.oracles import assert_sound_zip

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect
-from ckptmove.paths import spell
+from ckptmove.manifest.paths import spell
 from ckptmove.render.inspect import summary, tree
 from ckptmove.render.text import cut, printable
 from tests.making.families import FAMILIES

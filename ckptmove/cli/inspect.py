@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..device import parse
 from ..errors import UsageError
+from ..manifest.device import parse
 from ..render import inspect as render
 from ..verbs.inspect import inspect as inspect_checkpoint
 from .options import (

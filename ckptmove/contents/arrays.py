@@ -12,8 +12,8 @@ from collections.abc import Collection
 from math import prod
 from typing import NamedTuple, TypeGuard
 
-from ..dtypes import nbytes_of
-from ..manifest import Storage
+from ..manifest.dtypes import nbytes_of
+from ..manifest.manifest import Storage
 from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
 from .pids import is_size
 from .strided import MOST_DIMENSIONS, Tensor, contiguous_stride

@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ..manifest import Section
-from ..paths import Key
+from ..manifest.manifest import Section
+from ..manifest.paths import Key
 from ..pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
 from .sections import is_tensor
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
-from ..device import names_device
-from ..paths import Key, Path, spell
+from ..manifest.device import names_device
+from ..manifest.paths import Key, Path, spell
 from ..pickles.nodes import (
     Blob,
     Call,

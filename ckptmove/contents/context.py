@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..manifest import Role, Section
+from ..manifest.manifest import Role, Section
 from .modules import Way
 from .sections import Rng
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ..paths import spell
+from ..manifest.paths import spell
 from ..pickles.nodes import Call, Global, Mapping, Node
 from ..words import few
 from .modules import FRAME, is_module

@@ -9,7 +9,7 @@ a check of its uses in `uses`.
 
 from __future__ import annotations
 
-from ..dtypes import BITS, STORAGE_CLASSES
+from ..manifest.dtypes import BITS, STORAGE_CLASSES
 from .reviewed import REVIEWED
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short"

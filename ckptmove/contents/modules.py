@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import RefusedError
-from ..paths import Path, spell
+from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Mapping, Node, Set, Tuple
 
 #: The attributes that a state dict is made of, in its order.

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-from ..manifest import Role, Section
-from ..paths import Key
+from ..manifest.manifest import Role, Section
+from ..manifest.paths import Key
 from ..pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
 from .arrays import array_of
 from .modules import is_module

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from ..budget import Budget
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import NamedDevice, Section, Storage
-from ..other_records import HeldRecord
-from ..paths import Path
+from ..manifest.manifest import NamedDevice, Section, Storage
+from ..manifest.other_records import HeldRecord
+from ..manifest.paths import Path
 from ..pickles.fetch import fetch
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from ..dtypes import nbytes_of
 from ..errors import CorruptError
-from ..manifest import Role
-from ..paths import Key
+from ..manifest.dtypes import nbytes_of
+from ..manifest.manifest import Role
+from ..manifest.paths import Key
 from ..pickles.nodes import Call, Node, Text
 from .pids import StorageId
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-from ..dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Role
+from ..manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
+from ..manifest.manifest import Role
 from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
 from .pids import StorageId, TensorId, is_size
 from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at

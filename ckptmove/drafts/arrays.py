@@ -8,8 +8,8 @@ from ..contents.arrays import Array, array_of, put_content
 from ..contents.listing import Contents
 from ..contents.sections import is_state_dict
 from ..contents.strided import contiguous_stride
-from ..dtypes import STORAGE_CLASSES
-from ..manifest import Role
+from ..manifest.dtypes import STORAGE_CLASSES
+from ..manifest.manifest import Role
 from ..pickles.nodes import Blob, Call, Node
 from ..pickles.nodes import Mapping as MappingNode
 from ..source import MAX_NBYTES

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedError
-from ..other_records import HeldRecord, OtherRecord, RecordKind
+from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from .differing import Difference, Kind
 from .draft import Draft
 from .excerpts import changed_lines, first_unlike, of_bytes

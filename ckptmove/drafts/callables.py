@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 from ..contents.known import KNOWN
 from ..contents.uses import NEVER_BARE, wrong_use
 from ..errors import RefusedError
-from ..paths import spell
+from ..manifest.paths import spell
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .canonical import held_by, nodes_of

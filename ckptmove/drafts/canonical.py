@@ -19,8 +19,8 @@ from ..contents.arrays import array_of, put_content
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import Tensor
 from ..contents.tensors import Recogniser, variable_of
-from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
-from ..manifest import Section, Storage
+from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..manifest.manifest import Section, Storage
 from ..pickles.nodes import (
     Blob,
     Call,

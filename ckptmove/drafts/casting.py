@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..contents.tensors import Recogniser
-from ..dtypes import ALIASES, BITS
 from ..errors import RefusedError, UsageError
-from ..manifest import Section, TensorEntry
+from ..manifest.dtypes import ALIASES, BITS
+from ..manifest.manifest import Section, TensorEntry
 from ..pickles.nodes import Call, Node, Persistent, Tuple
 from .canonical import is_plain, nodes_of
 from .draft import Draft

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ..contents.strided import Tensor, reach_of
-from ..dtypes import BITS
+from ..manifest.dtypes import BITS
 from ..pickles.nodes import Node
 from .draft import Draft, Stored, View
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Whole
 from ..contents.tensors import device_text
-from ..dtypes import BITS
-from ..manifest import Manifest, Section, Storage
-from ..other_records import HeldRecord
+from ..manifest.dtypes import BITS
+from ..manifest.manifest import Manifest, Section, Storage
+from ..manifest.other_records import HeldRecord
 from ..plan import Checksum, Copy, Gather, Proof, Write
 from ..source import Memory, Readable, Source
 from .canonical import Graph, held_by, nodes_of

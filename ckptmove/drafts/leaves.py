@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from ..contents.arrays import DTYPES, Array, array_of, content_of
 from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
-from ..dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..errors import CorruptError
+from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
 from ..source import MAX_NBYTES
 from .canonical import Graph, is_plain, nodes_of

@@ -12,8 +12,8 @@ from ..contents.children import TRANSPARENT, children_of
 from ..contents.modules import attributes_of, is_frame
 from ..contents.strided import Child
 from ..contents.tensors import device_text
-from ..device import names_device
-from ..paths import Key, Path
+from ..manifest.device import names_device
+from ..manifest.paths import Key, Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from .canonical import Composite
 

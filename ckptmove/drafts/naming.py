@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..contents.listing import Contents
-from ..manifest import TensorEntry
+from ..manifest.manifest import TensorEntry
 from ..pickles.nodes import Node
 from .arrays import ArrayBytes
 from .draft import Draft

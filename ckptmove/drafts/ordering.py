@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from ..contents.arrays import Array
 from ..contents.strided import is_contiguous
-from ..dtypes import BITS
+from ..manifest.dtypes import BITS
 from ..source import Memory, Readable, check_range
 
 #: What Python's arrays call integers, by their size.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..contents.modules import attributes_of
 from ..contents.strided import Tensor
 from ..errors import CorruptError
-from ..paths import Path
+from ..manifest.paths import Path
 from ..pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.terms import Term

@@ -17,8 +17,8 @@ from math import prod
 from typing import NamedTuple
 
 from ..contents.strided import is_contiguous, reach_of
-from ..dtypes import BITS, CARRIERS, nbytes_of
 from ..errors import RefusedError
+from ..manifest.dtypes import BITS, CARRIERS, nbytes_of
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from .arrays import ArrayBytes
 from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of

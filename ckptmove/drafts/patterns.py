@@ -11,7 +11,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from ..errors import RefusedError
-from ..manifest import Section
+from ..manifest.manifest import Section
 
 _GLOB = frozenset("*?[")
 _SECTIONS = frozenset(each.value for each in Section)

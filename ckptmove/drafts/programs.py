@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..contents.pids import StorageId, TensorId
 from ..contents.strided import reach_of
-from ..manifest import Manifest, Section, TensorEntry
+from ..manifest.manifest import Manifest, Section, TensorEntry
 from ..pickles.nodes import Call, Global, Node, Text, Tuple
 from .canonical import Graph, canonical
 

@@ -11,8 +11,8 @@ from ..contents.listing import Contents
 from ..contents.modules import FRAME, INNER, PASSING, attributes_of, is_compiled
 from ..contents.tensors import Recogniser
 from ..errors import RefusedError
-from ..manifest import Section
-from ..paths import Key, Path, spell, spell_apart
+from ..manifest.manifest import Section
+from ..manifest.paths import Key, Path, spell, spell_apart
 from ..pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .patterns import covers, unheard

@@ -11,8 +11,8 @@ from ..contents.modules import attributes_of, is_frame
 from ..contents.sections import is_module_state, is_state_dict, section_of
 from ..contents.tensors import Recogniser
 from ..errors import RefusedError, UsageError
-from ..manifest import Section
-from ..paths import Path, spell, spell_apart
+from ..manifest.manifest import Section
+from ..manifest.paths import Path, spell, spell_apart
 from ..pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..words import listed

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import prod
 
 from ..contents.strided import Tensor
-from ..dtypes import nbytes_of
 from ..errors import UnsupportedError
+from ..manifest.dtypes import nbytes_of
 from ..pickles.nodes import Blob, Call, Global, Node, Persistent
 from ..pickles.terms import Term, to_terms
 from ..source import Memory, Readable

@@ -9,8 +9,8 @@ from typing import Any
 from ..contents.listing import Contents
 from ..contents.tensors import Recogniser
 from ..errors import RefusedError
-from ..manifest import Section
-from ..paths import Path
+from ..manifest.manifest import Section
+from ..manifest.paths import Path
 from ..words import counted, quoted
 from .draft import Draft
 from .patterns import is_name

@@ -15,8 +15,8 @@ from ..contents.children import children_of
 from ..contents.listing import Contents
 from ..contents.sections import is_module_state, is_state_dict
 from ..errors import RefusedError, UsageError
-from ..manifest import Section, TensorEntry
-from ..paths import Path, spell
+from ..manifest.manifest import Section, TensorEntry
+from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
 from ..words import counted, listed
 from .patterns import covers

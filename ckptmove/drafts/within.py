@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ..contents.children import children_of
 from ..contents.modules import attributes_of, is_frame
-from ..paths import Path, spell
+from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from .canonical import Composite, nodes_of

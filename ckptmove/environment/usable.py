@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..device import parse
+from ..manifest.device import parse
 from ..verdicts import Verdict
 from . import nvidia
 from .evidence import (

@@ -19,7 +19,7 @@ from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from ..in_place import settle
 from ..journal import MAGIC as JOURNAL_MAGIC
 from ..journal import file_of
-from ..manifest import Manifest
+from ..manifest.manifest import Manifest
 from ..pickles.nodes import Blob, Node
 from ..pickles.reach import names_reached
 from ..source import Fetched, Memory, Readable, Source

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from ..contents.streams import Container
 from ..drafts.draft import Draft, Loss
-from ..manifest import Manifest
+from ..manifest.manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
 from ..source import Readable, Source

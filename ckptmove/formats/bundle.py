@@ -28,7 +28,7 @@ from ..contents.streams import Stream
 from ..contents.uses import Uses, not_surely_harmless
 from ..drafts.draft import Draft, Loss
 from ..errors import InputError
-from ..other_records import HeldRecord, RecordKind
+from ..manifest.other_records import HeldRecord, RecordKind
 from ..pickles.base64_text import is_json_like, pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob

@@ -14,9 +14,9 @@ from ..drafts.canonical import Cut, Graph, canonical
 from ..drafts.draft import Draft, Loss, Stored
 from ..drafts.programs import state_dict
 from ..errors import UnsupportedError, WriteError
-from ..manifest import Manifest, Storage, TensorEntry
-from ..other_records import HeldRecord, RecordKind
-from ..paths import Path
+from ..manifest.manifest import Manifest, Storage, TensorEntry
+from ..manifest.other_records import HeldRecord, RecordKind
+from ..manifest.paths import Path
 from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement import Moves

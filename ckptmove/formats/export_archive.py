@@ -8,11 +8,11 @@ from __future__ import annotations
 import posixpath
 from typing import NamedTuple
 
-from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Section, TensorEntry
-from ..other_records import RecordKind
-from ..paths import Path, spell
+from ..manifest.dtypes import nbytes_of
+from ..manifest.manifest import Section, TensorEntry
+from ..manifest.other_records import RecordKind
+from ..manifest.paths import Path, spell
 from ..zips.archive import Archive, Record
 from .documents import Changes, Json, member
 from .export_graph import Place, device_text, walk

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS, reach_of
-from ..dtypes import nbytes_of
 from ..errors import CorruptError, InputError
-from ..manifest import Extent, Storage
-from ..paths import Path
+from ..manifest.dtypes import nbytes_of
+from ..manifest.manifest import Extent, Storage
+from ..manifest.paths import Path
 from ..plan import Plan, carry_out
 from ..source import Memory, Readable
 from ..zips.amend import amend

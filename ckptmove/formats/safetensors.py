@@ -25,10 +25,10 @@ from ..drafts.draft import Draft, Loss
 from ..drafts.leaves import Reader
 from ..drafts.ordering import Latest, Order, Reordered
 from ..drafts.trees import TREE, read_tree
-from ..dtypes import CARRIERS
 from ..errors import UnsupportedError
 from ..headers import LENGTH_NBYTES, Entry, read_header, shown
-from ..manifest import Extent, Section, Storage
+from ..manifest.dtypes import CARRIERS
+from ..manifest.manifest import Extent, Section, Storage
 from ..plan import Plan
 from ..source import Readable
 from .base import Carries, Glimpse

@@ -21,7 +21,7 @@ from ..contents.streams import Container, Spelling
 from ..drafts.trees import TREE
 from ..errors import CorruptError, UnsupportedError
 from ..headers import Entry
-from ..manifest import Section
+from ..manifest.manifest import Section
 from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..plan import Plan

@@ -25,10 +25,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from ..contents.naming import with_shared
-from ..device import kind_of
 from ..errors import UnsupportedError, WriteError
-from ..manifest import Manifest, NamedDevice, TensorEntry
-from ..paths import spell
+from ..manifest.device import kind_of
+from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
+from ..manifest.paths import spell
 from ..placement import Moves
 from ..plan import Plan
 from .base import Carries, Checkpoint, Glimpse

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling, Stream
 from ..contents.uses import not_surely_harmless
-from ..dtypes import storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Extent
+from ..manifest.dtypes import storage_element_nbytes
+from ..manifest.manifest import Extent
 from ..pickles.nodes import Dict, List, Text
 from ..pickles.reach import names_reached
 from .base import Carries, Glimpse

@@ -26,8 +26,8 @@ from ..budget import Excess
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Extent
-from ..other_records import RecordKind
+from ..manifest.manifest import Extent
+from ..manifest.other_records import RecordKind
 from ..pickles.fetch import fetch
 from ..pickles.nodes import Global, Persistent, Tuple
 from ..pickles.walk import walk

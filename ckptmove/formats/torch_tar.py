@@ -27,10 +27,10 @@ from functools import partial
 from ..contents.pids import StorageId, TensorId, is_size, storages_of
 from ..contents.streams import Container, Spelling, Stream
 from ..contents.strided import tensor_at
-from ..dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Extent
-from ..other_records import HeldRecord, OtherRecord, RecordKind
+from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..manifest.manifest import Extent
+from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plan import Plan, edited
 from ..source import Readable

@@ -26,7 +26,7 @@ from ..drafts.canonical import nodes_of
 from ..drafts.draft import Draft, Loss, Pieces, Stored
 from ..drafts.filling import fill
 from ..errors import UnsupportedError, WriteError
-from ..other_records import RecordKind
+from ..manifest.other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple
 from ..plan import Measure, Write

@@ -28,9 +28,9 @@ from ..contents.code import Literal, literals, rewritten
 from ..contents.pids import StorageId
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import NamedDevice, Section
-from ..other_records import RecordKind
-from ..paths import Path
+from ..manifest.manifest import NamedDevice, Section
+from ..manifest.other_records import RecordKind
+from ..manifest.paths import Path
 from ..pickles.nodes import Global, Node, Tuple
 from ..source import Memory, Readable
 from ..zips.archive import Archive, Record

@@ -24,12 +24,12 @@ from typing import NamedTuple
 from ..contents.code import literals
 from ..contents.naming import with_shared
 from ..contents.streams import Spelling
-from ..device import names_device
-from ..dtypes import nbytes_of
 from ..errors import CorruptError, UnsupportedError, WriteError
-from ..manifest import Manifest, NamedDevice, Section, TensorEntry
-from ..other_records import RecordKind
-from ..paths import Path, spell
+from ..manifest.device import names_device
+from ..manifest.dtypes import nbytes_of
+from ..manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
+from ..manifest.other_records import RecordKind
+from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement import Moves
 from ..plan import Plan

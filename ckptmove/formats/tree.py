@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..contents.children import children_of
-from ..paths import Key, Path, spell
+from ..manifest.paths import Key, Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 
 

@@ -13,8 +13,8 @@ from functools import partial
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
-from ..manifest import Extent
-from ..other_records import HeldRecord, OtherRecord, RecordKind
+from ..manifest.manifest import Extent
+from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..plan import Plan, carry_out, edited
 from ..source import MAX_NBYTES, Memory, Readable
 from ..zips.archive import DEFLATED, STORED, Archive, Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..manifest import Manifest
+from ..manifest.manifest import Manifest
 from .belonging import Belonging
 from .happenings import Happening, Operand, Trace
 

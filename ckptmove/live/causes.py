@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ..device import kind_of
-from ..manifest import Manifest, TensorEntry
+from ..manifest.device import kind_of
+from ..manifest.manifest import Manifest, TensorEntry
 from ..verdicts import SLOW, WRONG, Verdict
 from ..words import counted, listed
 from .belonging import Belonging

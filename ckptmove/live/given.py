@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..paths import Path
+from ..manifest.paths import Path
 from .reaching import is_words
 
 _LONGEST_SAID = 40  # characters

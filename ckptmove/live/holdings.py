@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from ..contents.sections import Rng, is_rng_state
-from ..device import names_device
 from ..errors import UsageError
-from ..manifest import Alias, Role, Section
-from ..paths import Path, spell
+from ..manifest.device import names_device
+from ..manifest.manifest import Alias, Role, Section
+from ..manifest.paths import Path, spell
 from .given import are_optimizers, check_others, optimizers_at
 from .modules import Known, modules_of, with_tensors
 from .reaching import (

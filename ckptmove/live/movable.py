@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import RefusedError
-from ..paths import spell
+from ..manifest.paths import spell
 from ..words import listed
 from .holdings import Held, Holding, Holdings
 

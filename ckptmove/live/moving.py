@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ..errors import RefusedError, StrPath, UsageError
-from ..manifest import Manifest, Role, Section, TensorEntry
-from ..paths import Path, spell
+from ..manifest.manifest import Manifest, Role, Section, TensorEntry
+from ..manifest.paths import Path, spell
 from ..placement import place as placed
 from ..render.move import MoveReport
 from ..rules import Device, Rules, rules_of

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from ..manifest import TensorEntry
-from ..paths import Path, spell
+from ..manifest.manifest import TensorEntry
+from ..manifest.paths import Path, spell
 from ..words import quoted
 from .belonging import Belonging, belonging
 from .holdings import REGISTERED, Held, Holding, Holdings

@@ -20,8 +20,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..manifest import Role
-from ..paths import Key, Path
+from ..manifest.manifest import Role
+from ..manifest.paths import Key, Path
 from .worlds import is_denied, is_world
 
 #: Values that one walk looks at, so that a list of millions of words doesn't take forever.

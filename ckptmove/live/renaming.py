@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..device import kind_of
-from ..manifest import NamedDevice, Role, Section, TensorEntry
-from ..paths import Path, spell
+from ..manifest.device import kind_of
+from ..manifest.manifest import NamedDevice, Role, Section, TensorEntry
+from ..manifest.paths import Path, spell
 from .holdings import Held, Holding, Naming
 
 #: What strings that name a device are called by everybody; others may mean where to offload, say.

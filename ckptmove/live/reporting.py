@@ -13,9 +13,17 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
-from ..dtypes import BITS, nbytes_of
-from ..manifest import MOST_SHARED, Manifest, NamedDevice, Role, Section, Storage, TensorEntry
-from ..paths import Path, spell
+from ..manifest.dtypes import BITS, nbytes_of
+from ..manifest.manifest import (
+    MOST_SHARED,
+    Manifest,
+    NamedDevice,
+    Role,
+    Section,
+    Storage,
+    TensorEntry,
+)
+from ..manifest.paths import Path, spell
 from ..render.shown import LiveManifest
 from .holdings import REGISTERED, Held, Holding, Holdings, Naming
 from .oddities import oddities

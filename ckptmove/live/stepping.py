@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..manifest import Role
+from ..manifest.manifest import Role
 from ..verdicts import SLOW, Verdict
 from ..words import listed
 from .case import Case

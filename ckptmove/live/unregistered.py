@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..manifest import Role, Section
-from ..paths import Path, spell
+from ..manifest.manifest import Role, Section
+from ..manifest.paths import Path, spell
 from .holdings import Held, Holding, Holdings
 from .reaching import hooks
 

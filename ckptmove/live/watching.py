@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..device import numbered
 from ..environment.usable import Facts, best, facts, usable
 from ..errors import UsageError
-from ..manifest import Manifest, Section
+from ..manifest.device import numbered
+from ..manifest.manifest import Manifest, Section
 from ..render.blocks import text_of
 from ..render.doctor import ShownDiagnosis
 from ..render.live import places

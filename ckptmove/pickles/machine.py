@@ -25,8 +25,8 @@ from ..budget import (
     Budget,
     excess,
 )
-from ..device import may_be_tag
 from ..errors import UnsupportedError
+from ..manifest.device import may_be_tag
 from .literals import Literals
 from .memo import UNFILLED, Memo
 from .names import from_python2

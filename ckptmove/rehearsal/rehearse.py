@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from .. import formats
-from ..device import is_tag, kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
-from ..manifest import Manifest
+from ..manifest.device import is_tag, kind_of, numbered
+from ..manifest.manifest import Manifest
 from . import confined
 from . import inputs as batches
 from .apart import Lost, apart

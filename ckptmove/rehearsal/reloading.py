@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..manifest import Manifest
+from ..manifest.manifest import Manifest
 from ..words import counted, listed, told
 from .findings import FAILED, PASSED, SKIPPED, Finding
 from .rehearse import is_there, usual_device

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import formats
-from ..device import kind_of
 from ..errors import StrPath
 from ..formats.loading import object_in
-from ..manifest import Manifest, Role, Section, TensorEntry, Total
+from ..manifest.device import kind_of
+from ..manifest.manifest import Manifest, Role, Section, TensorEntry, Total
+from ..manifest.paths import Path, spell
 from ..opaque import Opaque
-from ..paths import Path, spell
 from ..runtime.restoring import Restoring
 
 

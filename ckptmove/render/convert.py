@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..paths import spell
+from ..manifest.paths import spell
 from ..verbs.convert import ConvertReport
 from ..words import counted
 from .relocate import what_stays

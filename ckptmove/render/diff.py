@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..drafts.differing import Difference, Kind, Values
 from ..drafts.excerpts import first_apart
-from ..paths import spell
+from ..manifest.paths import spell
 from ..verbs.diff import Diff
 from ..words import counted
 from .groups import collapsed, pattern_of

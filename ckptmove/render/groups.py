@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..manifest import Manifest, TensorEntry
+from ..manifest.manifest import Manifest, TensorEntry
 from .text import cut, shape, size
 
 _MOST_GROUPS = 40  # more than these are collapsed by block

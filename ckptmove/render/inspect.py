@@ -10,9 +10,9 @@ from ..contents.children import children_of
 from ..contents.sections import is_module_state
 from ..contents.tensors import device_text
 from ..formats.tree import joined
-from ..manifest import Manifest, NamedDevice, TensorEntry
-from ..other_records import RecordKind
-from ..paths import Path, spell
+from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
+from ..manifest.other_records import RecordKind
+from ..manifest.paths import Path, spell
 from ..pickles.nodes import (
     Call,
     Dict,

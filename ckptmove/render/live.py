@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from ..manifest import Manifest, Role, Section, TensorEntry
-from ..paths import Key, spell
+from ..manifest.manifest import Manifest, Role, Section, TensorEntry
+from ..manifest.paths import Key, spell
 from .blocks import Block
 from .groups import collapsed, pattern_of
 from .inspect import named_devices

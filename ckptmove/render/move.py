@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..manifest import NamedDevice
+from ..manifest.manifest import NamedDevice
 from ..placement import Kept, Moved
 from ..words import counted
 from .blocks import Block, html_of, text_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from ..manifest import Manifest
+from ..manifest.manifest import Manifest
 from . import inspect, live
 from .blocks import Block, html_of, text_of
 

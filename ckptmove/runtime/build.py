@@ -16,8 +16,8 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ..drafts.canonical import V2, V3, is_plain, is_untouched
-from ..dtypes import STORAGE_CLASSES
 from ..errors import CkptmoveError, CorruptError, UnsupportedError
+from ..manifest.dtypes import STORAGE_CLASSES
 from ..opaque import Opaque, shown
 from ..pickles.nodes import (
     Blob,

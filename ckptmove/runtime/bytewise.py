@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..contents.strided import is_contiguous
 from ..drafts.differing import Shown, Values
 from ..drafts.draft import View
-from ..dtypes import BITS, nbytes_of
 from ..errors import UnsupportedError
+from ..manifest.dtypes import BITS, nbytes_of
 from ..plan import Gather
 from ..source import File, Source
 from .runs import Gathered, Run, plain, span

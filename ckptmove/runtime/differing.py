@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..dtypes import BITS
+from ..manifest.dtypes import BITS
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PARTS = {

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..errors import CorruptError, InputError, UnsupportedError
+from ..manifest.dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..plan import Gather
 from ..source import Source
 

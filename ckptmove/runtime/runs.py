@@ -8,7 +8,7 @@ from typing import Protocol
 from ..contents.strided import reach_of
 from ..drafts.differing import Shown
 from ..drafts.draft import View
-from ..dtypes import BITS
+from ..manifest.dtypes import BITS
 from ..source import Source
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..drafts.draft import Stored
-from ..dtypes import storage_element_nbytes
 from ..errors import InputError
+from ..manifest.dtypes import storage_element_nbytes
 from ..source import Source
 from .restoring import Restoring
 

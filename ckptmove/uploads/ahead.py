@@ -9,8 +9,8 @@ from itertools import accumulate
 from math import prod
 from operator import attrgetter
 
-from ..dtypes import nbytes_of
 from ..errors import StrPath
+from ..manifest.dtypes import nbytes_of
 from ..plan import Gather, Proof
 from ..source import Source
 from ..verifier import crc32_of, damaged

@@ -19,8 +19,8 @@ from ..drafts.patterns import is_name
 from ..drafts.selecting import named_by
 from ..errors import CheckFailed, RefusedError, StrPath, UsageError
 from ..in_place import settle
-from ..manifest import Role
-from ..paths import spell
+from ..manifest.manifest import Role
+from ..manifest.paths import spell
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..verifier import Progress

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..device import numbered
 from ..errors import StrPath, UsageError
 from ..live.diagnosis import Diagnosis
+from ..manifest.device import numbered
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict
 

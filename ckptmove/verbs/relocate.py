@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
-from ..device import parse
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
 from ..in_place import InPlace, check_in_place, settle
-from ..manifest import NamedDevice
+from ..manifest.device import parse
+from ..manifest.manifest import NamedDevice
 from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
 from ..plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import formats
 from ..errors import StrPath, UntrustedError
-from ..manifest import Manifest
+from ..manifest.manifest import Manifest
 from ..stores import open_source
 from ..words import few
 

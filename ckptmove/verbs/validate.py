@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import formats
-from ..device import numbered
 from ..drafts.differing import Difference, Kind
 from ..errors import (
     CheckFailed,
@@ -20,7 +19,8 @@ from ..errors import (
     UntrustedError,
     accept_former_names,
 )
-from ..manifest import Manifest
+from ..manifest.device import numbered
+from ..manifest.manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..stores import exists, is_folder, is_url
 from ..stores.copies import Copies

@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from ..errors import CheckFailed
+from ..pickles.nodes import Node
+from ..source import Fetched
+from ..words import counted, listed
 from .device import kind_of, parse
-from .errors import CheckFailed
 from .other_records import OtherRecord
 from .paths import Path, path_json
-from .pickles.nodes import Node
-from .source import Fetched
-from .words import counted, listed
 
 SCHEMA = 1
 #: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.

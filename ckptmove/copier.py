@@ -9,7 +9,7 @@ from functools import cache
 
 from .errors import CorruptError
 from .plan import Copy
-from .source import File, Source
+from .sources.source import File, Source
 
 #: What a file system says that can't do a thing at all.
 NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}

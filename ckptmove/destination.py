@@ -13,7 +13,7 @@ from operator import and_
 
 from .errors import RefusedError, StrPath, WriteError
 from .plan import Plan
-from .source import Source
+from .sources.source import Source
 
 HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
 NO_ROOM = "not enough free space"

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from .destination import Destination, exists, failure_of, hidden_name, mode_from, mode_of
 from .errors import RefusedError, StrPath, WriteError
-from .source import Source
+from .sources.source import Source
 from .unnamed import Unnamed
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}

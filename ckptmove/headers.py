@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from .errors import CorruptError, RefusedError, UnsupportedError
 from .manifest.dtypes import SAFETENSORS, nbytes_of
-from .source import Readable
+from .sources.source import Readable
 
 #: What the length of a header takes, in bytes.
 LENGTH_NBYTES = 8

@@ -19,8 +19,8 @@ from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPa
 from .held import Held, busy, is_held_here, is_locked, is_open_for_writing
 from .journal import UNFINISHED, Journal, journal_name
 from .plan import Plan
-from .source import File
-from .stores.urls import is_url
+from .sources.source import File
+from .sources.urls import is_url
 
 _INSIST = "--force changes it anyway"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one

@@ -15,7 +15,7 @@ from types import TracebackType
 from .copier import NOT_HERE
 from .destination import Destination, check_destination, exists, failure_of
 from .errors import StrPath, WriteError
-from .source import Source
+from .sources.source import Source
 from .unnamed import Unnamed
 
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from .plan import Plan
-from .source import File, Source
+from .sources.source import File, Source
 
 
 class Part(NamedTuple):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from .errors import CorruptError, UnsupportedError
 from .plan import Edit
-from .source import Readable
+from .sources.source import Readable
 
 BLOCK = 512
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header

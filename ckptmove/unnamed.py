@@ -16,7 +16,7 @@ from .destination import failure_of, mode_from, refuse_if_full
 from .errors import CorruptError, UnsupportedError, WriteError
 from .plan import Copy, Gather, Plan
 from .ranges import divided
-from .source import File, Source
+from .sources.source import File, Source
 from .spread import SPREAD, Part, parts_of, seen_of
 from .verifier import Progress, Verifier, damaged
 

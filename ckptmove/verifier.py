@@ -18,7 +18,7 @@ from types import TracebackType
 
 from .errors import CorruptError, WriteError
 from .plan import Check, Checksum, Measure, Plan
-from .source import File, Source
+from .sources.source import File, Source
 
 #: Called with how many bytes were copied and verified since the last call.
 Progress = Callable[[int], object]

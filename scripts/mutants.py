@@ -106,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         "change of the source unnoticed",
-        "source.py",
+        "sources/source.py",
         "            before.st_ctime_ns,\n        ):\n",
         "            before.st_ctime_ns,\n        ) and False:\n",
         "tests/test_sink.py tests/test_sink_faults.py",
@@ -273,7 +273,7 @@ MUTANTS = (
     # -- verdicts and trust
     Mutant(
         "link out of its folder followed",
-        "stores/links.py",
+        "sources/links.py",
         "    if not allowed or (source is not None and not source.same_file(leads_to)):\n",
         "    if False:\n",
         "tests/test_links.py",

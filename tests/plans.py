@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Write
-from ckptmove.source import File, Source
+from ckptmove.sources.source import File, Source
 
 #: Sizes of sources: on both sides of what is read at once, and of nothing.
 SIZES = (0, 1, 40, 3000, (1 << 17) + 5)

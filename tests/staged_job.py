@@ -11,7 +11,7 @@ from ckptmove.errors import CkptmoveError
 from ckptmove.folder import StagedFolder
 from ckptmove.plan import Copy, Gather, Measure, Plan, Write
 from ckptmove.sink import Staged
-from ckptmove.source import File, Source
+from ckptmove.sources.source import File, Source
 
 
 def joined(*sources: Source) -> Plan:

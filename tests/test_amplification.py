@@ -14,7 +14,7 @@ import ckptmove
 from ckptmove import CorruptError, RefusedError, convert
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.walk import walk
-from ckptmove.stores import open_source
+from ckptmove.sources import open_source
 from tests.bombs import MODULUS, zipped
 from tests.building import at_most
 from tests.conftest import RunCli

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
-from ckptmove.source import File
+from ckptmove.sources.source import File
 from ckptmove.zips.archive import Archive
 from tests.building import Part, build_zip, deflate
 from tests.checkpoints import MAKERS, rezip, save, save_by_cpp, sparse_zip64

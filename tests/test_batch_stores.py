@@ -165,7 +165,7 @@ def test_validated_against_another_tree_in_a_store(tmp_path: Path, store: Store)
 def test_one_that_can_not_be_fetched_fails_alone(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.stores.filesystem._PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("ckptmove.sources.filesystem._PAUSES", (0.01, 0.01))
     tree = many(tmp_path / "tree", 4, 100)
     source, out = store.put_folder("runs", tree), store.url("out")
     store.front.faults.append(Fault("status", 403, path="runs/run-1/step-001.pt"))

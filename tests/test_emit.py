@@ -20,7 +20,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptmove.budget import Boundless
 from ckptmove.errors import InputError, UnsupportedError
 from ckptmove.pickles.compare import difference
 from ckptmove.pickles.emit import emit
@@ -37,6 +36,7 @@ from ckptmove.pickles.nodes import (
     Tuple,
 )
 from ckptmove.pickles.walk import walk
+from ckptmove.sources.budget import Boundless
 from tests.building import Stored, at_most, dumps, loads, opcodes_of
 from tests.checkpoints import MAKERS, rezip, save
 from tests.oracles import load, loads_safely

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ckptmove.headers import Header, Sized, lay_out, read_header
 from ckptmove.manifest.dtypes import SAFETENSORS
-from ckptmove.source import File, Memory
+from ckptmove.sources.source import File, Memory
 
 Json = Any
 DTYPES = [getattr(torch, name) for name in SAFETENSORS.values() if hasattr(torch, name)]

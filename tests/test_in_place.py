@@ -34,7 +34,7 @@ from ckptmove import (
 from ckptmove.in_place import InPlace
 from ckptmove.placement import place
 from ckptmove.rules import rules_of
-from ckptmove.source import File
+from ckptmove.sources.source import File
 from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
 from tests.conftest import RunCli
 from tests.fronts import HANG

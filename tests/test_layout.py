@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.serialization import config
 
 import ckptmove
-from ckptmove.source import File
+from ckptmove.sources.source import File
 from ckptmove.zips.archive import Archive
 from ckptmove.zips.layout import LaidOut, Member, directory, lay_out
 from tests.building import Part, build_zip

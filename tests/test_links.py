@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove import CkptmoveError, UnsupportedError, convert
-from ckptmove.stores import check_link, open_source
+from ckptmove.sources import check_link, open_source
 from tests.conftest import RunCli
 
 

@@ -25,7 +25,7 @@ from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
 from ckptmove.formats.safetensors import SafetensorsFile
 from ckptmove.formats.writing import Manner
 from ckptmove.manifest.manifest import Role
-from ckptmove.source import Memory
+from ckptmove.sources.source import Memory
 from tests.making import python2
 from tests.test_numpy_weights import arrays
 

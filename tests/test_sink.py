@@ -12,7 +12,7 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.source import File
+from ckptmove.sources.source import File
 from tests.checkpoints import rezip
 from tests.oracles import assert_same_checkpoint, pid_locations, record_name, storage_records
 from tests.staging import (

@@ -16,9 +16,9 @@ import torch
 
 import ckptmove
 from ckptmove import CkptmoveError, CorruptError, InputError, UnsupportedError
-from ckptmove.stores import filesystem, ranges
-from ckptmove.stores.objects import Object
-from ckptmove.stores.trees import facts, many
+from ckptmove.sources import filesystem, range_request
+from ckptmove.sources.listing import facts, many
+from ckptmove.sources.remote_object import Object
 from tests.conftest import ROOT, RunCli
 from tests.fronts import HANG, PATIENT
 from tests.object_store import Fault, Files, Store
@@ -302,7 +302,7 @@ def test_a_server_that_falls_silent_is_given_up(
     where: str, store: Store, web: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "PATIENCE", 0.3)
-    monkeypatch.setattr(ranges, "PATIENCE", 0.3)
+    monkeypatch.setattr(range_request, "PATIENCE", 0.3)
     path = saved(tmp_path)
     url = store.put("run.pt", path) if where == "s3" else web.put("run.pt")
     for front in (store.front, web):

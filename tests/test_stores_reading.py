@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import ckptmove
 from ckptmove import CorruptError, InputError
-from ckptmove.source import Source
-from ckptmove.stores import open_source, spans
-from ckptmove.stores.fetching import Fetchers
-from ckptmove.stores.holes import Holed
-from ckptmove.stores.spans import Spans
+from ckptmove.sources import cache, open_source
+from ckptmove.sources.cache import Spans
+from ckptmove.sources.fetch_pool import Fetchers
+from ckptmove.sources.source import Source
+from ckptmove.sources.sparse_copy import Holed
 from tests.checkpoints import sparse_zip64
 from tests.fronts import HANG
 from tests.object_store import Fault, Files, Store
@@ -188,7 +188,7 @@ def test_what_lies_apart_costs_as_much_however_much_there_is() -> None:
 def test_spans_of_all_objects_are_bounded(given_: list[tuple[int, int, int]]) -> None:
     content = bytes(range(100))
     both = Spans(), Spans()
-    most, spans._MOST = spans._MOST, 60
+    most, cache._MOST = cache._MOST, 60
     try:
         for which, start, nbytes in given_:
             found = both[which].find(start, nbytes)
@@ -198,11 +198,11 @@ def test_spans_of_all_objects_are_bounded(given_: list[tuple[int, int, int]]) ->
                 assert both[which].find(start, nbytes) is not None
             assert sum(map(len, (d for s in both for d in s._held.values()))) <= 60
     finally:
-        spans._MOST = most
+        cache._MOST = most
         for each in both:
             each.clear()
-    assert spans._KEPT.nbytes == 0
-    assert not spans._KEPT.order
+    assert cache._KEPT.nbytes == 0
+    assert not cache._KEPT.order
 
 
 def test_fetchers_wait_for_nothing_at_the_end() -> None:

@@ -11,8 +11,8 @@ import torch
 
 import ckptmove
 from ckptmove import InputError, UsageError
-from ckptmove.stores import folder_of, is_folder, is_url, joined, masked
-from ckptmove.stores.urls import name_of
+from ckptmove.sources import folder_of, is_folder, is_url, joined, masked
+from ckptmove.sources.urls import name_of
 from tests.conftest import RunCli
 from tests.object_store import Fault, Files, Store
 

@@ -14,8 +14,8 @@ from safetensors.torch import load as load_safetensors
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, WriteError
-from ckptmove.stores import Missing
-from ckptmove.stores.trees import tree
+from ckptmove.sources import Missing
+from ckptmove.sources.listing import tree
 from ckptmove.uploads.small import put_small
 from tests.checkpoints import save
 from tests.uploading import BUCKET, Asked, Server, Store, bucket, damage

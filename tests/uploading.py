@@ -187,7 +187,7 @@ def bucket(server: Server, patched: pytest.MonkeyPatch) -> Iterator[Store]:
     stores: Any = pytest.importorskip("s3fs").S3FileSystem
     for name, value in server.environment.items():
         patched.setenv(name, value)
-    patched.setattr("ckptmove.stores.filesystem._PAUSES", (0.01, 0.01, 0.01))
+    patched.setattr("ckptmove.sources.filesystem._PAUSES", (0.01, 0.01, 0.01))
     stores.clear_instance_cache()
     client = server.client
     client.create_bucket(Bucket=BUCKET)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import InputError, StrPath, UsageError, with_current_names
 from ..rules import rules_of
-from ..stores import folder_of, inside, is_url, joined
+from ..sources import folder_of, inside, is_url, joined
 from ..verbs.convert import check_options, convert
 from ..verbs.relocate import relocate
 from ..verbs.validate import validate

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import InputError
-from ..stores import exists, joined, open_source
-from ..stores.filesystem import info_of, place_of, size_in
-from ..stores.filesystem import stamp_of as stamp_of_object
-from ..stores.trees import facts, many, tree
+from ..sources import exists, joined, open_source
+from ..sources.filesystem import info_of, place_of, size_in
+from ..sources.filesystem import stamp_of as stamp_of_object
+from ..sources.listing import facts, many, tree
 from .disk import FILE, FOLDER, NAMELESS, Listed, Output, as_one, is_ours
 
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..destination import failure_of
 from ..errors import UsageError, WriteError
-from ..stores import is_url
+from ..sources import is_url
 from .driver import Call
 from .items import Task
 from .ledger import Entry, Ledger

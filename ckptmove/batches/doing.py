@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..destination import EXISTS_HINT, NO_ROOM, hidden_name
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plan import Copy, Plan, Write
-from ..stores import folder_of, is_folder, is_url, open_source
+from ..sources import folder_of, is_folder, is_url, open_source
 from ..uploads import staged
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate

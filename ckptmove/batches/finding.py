@@ -13,7 +13,7 @@ from .. import formats
 from ..errors import InputError, UnsupportedError
 from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
-from ..stores import folder_of, is_folder, is_url, joined, open_source
+from ..sources import folder_of, is_folder, is_url, joined, open_source
 from .disk import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
 from .items import Item
 from .places import at

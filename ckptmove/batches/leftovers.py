@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from ..destination import HIDDEN, hidden_name, is_hidden
 from ..held import is_open_for_writing
-from ..stores.urls import is_url, name_of
+from ..sources.urls import is_url, name_of
 from .items import Item
 from .ledger import LEDGER, Ledger
 

@@ -12,9 +12,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-from ..stores import is_url, joined
-from ..stores.filesystem import Missing
-from ..stores.trees import many, small, tree
+from ..sources import is_url, joined
+from ..sources.filesystem import Missing
+from ..sources.listing import many, small, tree
 from ..uploads.small import put_small
 from .ledger import LEDGER, MARKS, Entry, Ledger, entry_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import formats
 from ..errors import RefusedError
-from ..stores import joined
+from ..sources import joined
 from .items import Item
 
 _REPORT = ".validation.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from ..stores import is_url
+from ..sources import is_url
 from . import disk
 from .disk import Listed, Output
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..destination import failure_of
 from ..errors import InputError, RefusedError, StrPath, UsageError
-from ..stores import is_folder, is_url, joined
+from ..sources import is_folder, is_url, joined
 from ..uploads import check_store
 from ..verbs.companions import check_apart
 from .asking import Against, checked_options

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..destination import NO_ROOM, failure_of, free_nbytes
 from ..errors import RefusedError
-from ..stores.urls import is_url
+from ..sources.urls import is_url
 from ..unnamed import FICLONE
 from .items import Task
 

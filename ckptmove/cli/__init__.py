@@ -107,7 +107,7 @@ def run(args: list[str]) -> int:
     except CkptmoveError as error:
         return _say(error)
     except MemoryError:
-        from ..source import NO_MEMORY  # here and below, what only an error needs
+        from ..sources.source import NO_MEMORY  # here and below, what only an error needs
 
         return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):
@@ -164,7 +164,7 @@ def _say(error: CkptmoveError) -> int:
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
     from ..render.text import LONGEST_REASON, one_line, printable
-    from ..stores import masked
+    from ..sources import masked
 
     where, message, hint = (masked(printable(each)) for each in (where, message, hint))
     line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))

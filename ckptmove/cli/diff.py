@@ -7,7 +7,7 @@ import click
 from ..errors import UsageError
 from ..render.diff import differences
 from ..render.text import printable
-from ..stores import masked
+from ..sources import masked
 from ..verbs.diff import diff as diff_checkpoints
 from .options import (
     Command,

@@ -13,7 +13,7 @@ import click
 
 from ..errors import StrPath
 from ..render.text import printable
-from ..stores import masked, nbytes_of
+from ..sources import masked, nbytes_of
 from ..verifier import Progress
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..budget import Budget
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import NamedDevice, Section, Storage
 from ..manifest.other_records import HeldRecord
@@ -25,7 +24,8 @@ from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
 from ..plan import Edit, Plan, carry_out, edited
-from ..source import Memory, Readable
+from ..sources.budget import Budget
+from ..sources.source import Memory, Readable
 from .code import Literal
 from .encoded import bytes_as_text, latin_1
 from .known import KNOWN

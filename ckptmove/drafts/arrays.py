@@ -12,7 +12,7 @@ from ..manifest.dtypes import STORAGE_CLASSES
 from ..manifest.manifest import Role
 from ..pickles.nodes import Blob, Call, Node
 from ..pickles.nodes import Mapping as MappingNode
-from ..source import MAX_NBYTES
+from ..sources.source import MAX_NBYTES
 from .canonical import nodes_of
 from .draft import Draft, Stored, View
 from .ordering import Order, Reordered, order_of

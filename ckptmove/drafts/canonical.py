@@ -36,7 +36,7 @@ from ..pickles.nodes import (
     named,
 )
 from ..pickles.nodes import Mapping as MappingNode
-from ..source import Readable
+from ..sources.source import Readable
 from .raising import raised, text_of
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"

@@ -13,7 +13,7 @@ from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..plan import Checksum, Copy, Gather, Proof, Write
-from ..source import Memory, Readable, Source
+from ..sources.source import Memory, Readable, Source
 from .canonical import Graph, held_by, nodes_of
 
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds

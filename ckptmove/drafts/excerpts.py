@@ -11,7 +11,7 @@ from typing import Any
 
 from ..pickles.nodes import Global, Node
 from ..pickles.terms import Term
-from ..source import Readable
+from ..sources.source import Readable
 
 _CHUNK_NBYTES = 1 << 20
 _SHOWN_NBYTES = 8  # of bytes, in hexadecimal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import UnsupportedError
 from ..pickles.nodes import Blob, are_plain
-from ..source import MAX_NBYTES
+from ..sources.source import MAX_NBYTES
 from .canonical import held_by, nodes_of
 from .draft import Draft, Stored
 

@@ -27,7 +27,7 @@ from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
-from ..source import MAX_NBYTES
+from ..sources.source import MAX_NBYTES
 from .canonical import Graph, is_plain, nodes_of
 from .ordering import Order, order_of
 from .parts import Parts

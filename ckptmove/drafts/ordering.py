@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from ..contents.arrays import Array
 from ..contents.strided import is_contiguous
 from ..manifest.dtypes import BITS
-from ..source import Memory, Readable, check_range
+from ..sources.source import Memory, Readable, check_range
 
 #: What Python's arrays call integers, by their size.
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}

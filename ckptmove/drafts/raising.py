@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..errors import UnsupportedError
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, List, Node, Set, Text, Tuple
-from ..source import MAX_NBYTES, Readable
+from ..sources.source import MAX_NBYTES, Readable
 
 #: Bytes within a tree that are longer are a thing of their own.
 LONGEST_INLINE = 4096

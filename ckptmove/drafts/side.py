@@ -10,7 +10,7 @@ from ..errors import UnsupportedError
 from ..manifest.dtypes import nbytes_of
 from ..pickles.nodes import Blob, Call, Global, Node, Persistent
 from ..pickles.terms import Term, to_terms
-from ..source import Memory, Readable
+from ..sources.source import Memory, Readable
 from .canonical import data_of, flags_of, held_by, is_plain, nodes_of
 from .differing import Held, Kind, Shown, is_left_out
 from .draft import Draft, View

@@ -22,8 +22,8 @@ from ..journal import file_of
 from ..manifest.manifest import Manifest
 from ..pickles.nodes import Blob, Node
 from ..pickles.reach import names_reached
-from ..source import Fetched, Memory, Readable, Source
-from ..stores import check_link, is_folder, open_source
+from ..sources import check_link, is_folder, open_source
+from ..sources.source import Fetched, Memory, Readable, Source
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
 from .bundle import ZipBundle

@@ -10,7 +10,7 @@ from ..drafts.draft import Draft, Loss
 from ..manifest.manifest import Manifest
 from ..placement import Moves
 from ..plan import Plan
-from ..source import Readable, Source
+from ..sources.source import Readable, Source
 from ..zips.archive import Archive
 from .opening import Opening
 from .writing import Manner, Writing

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from ..budget import Excess
 from ..contents.streams import Stream
 from ..contents.uses import Uses, not_surely_harmless
 from ..drafts.draft import Draft, Loss
@@ -33,7 +32,8 @@ from ..pickles.base64_text import is_json_like, pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
-from ..source import Memory, Readable
+from ..sources.budget import Excess
+from ..sources.source import Memory, Readable
 from ..words import counted
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .base import Carries, Glimpse

@@ -29,7 +29,7 @@ from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
 from ..plan import Measure, Plan, Write
 from ..ranges import combined
-from ..source import Memory, Readable
+from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .torch_zip import TorchZip

@@ -21,7 +21,7 @@ from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement import Moves
 from ..plan import Plan
-from ..source import MAX_NBYTES, Readable, Source
+from ..sources.source import MAX_NBYTES, Readable, Source
 from .base import Checkpoint, Glimpse
 from .tree import joined
 

@@ -13,7 +13,7 @@ from ..manifest.dtypes import nbytes_of
 from ..manifest.manifest import Extent, Storage
 from ..manifest.paths import Path
 from ..plan import Plan, carry_out
-from ..source import Memory, Readable
+from ..sources.source import Memory, Readable
 from ..zips.amend import amend
 from ..zips.archive import STORED, Archive, Record
 from ..zips.content import Content

@@ -30,7 +30,7 @@ from ..headers import LENGTH_NBYTES, Entry, read_header, shown
 from ..manifest.dtypes import CARRIERS
 from ..manifest.manifest import Extent, Section, Storage
 from ..plan import Plan
-from ..source import Readable
+from ..sources.source import Readable
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint, PickledFormat
 from .metadata import other_names

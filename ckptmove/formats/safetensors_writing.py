@@ -22,7 +22,7 @@ from ..drafts.trees import TREE, read_tree, tree_text
 from ..errors import UnsupportedError, WriteError
 from ..headers import Entry, Sized, lay_out, read_header
 from ..plan import Plan
-from ..source import Readable
+from ..sources.source import Readable
 from .metadata import still_true
 from .writing import Manner, Writing, assembled
 

@@ -25,7 +25,7 @@ from ..manifest.manifest import Section
 from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..plan import Plan
-from ..source import Source
+from ..sources.source import Source
 from .base import Carries
 from .checkpoint import PickledCheckpoint
 from .safetensors import Placed, SafetensorsContainer, TensorsContainer

@@ -22,7 +22,6 @@ Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.
 
 from __future__ import annotations
 
-from ..budget import Excess
 from ..contents.pids import StorageId, storage_ids, storages_of
 from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
@@ -32,7 +31,8 @@ from ..pickles.fetch import fetch
 from ..pickles.nodes import Global, Persistent, Tuple
 from ..pickles.walk import walk
 from ..plan import Plan
-from ..source import Memory
+from ..sources.budget import Excess
+from ..sources.source import Memory
 from ..zips.archive import STORED, Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat

@@ -33,7 +33,7 @@ from ..manifest.manifest import Extent
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plan import Plan, edited
-from ..source import Readable
+from ..sources.source import Readable
 from ..tars import BLOCK, Member, has_checksum, members_of, resized
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat

@@ -30,7 +30,7 @@ from ..manifest.other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple
 from ..plan import Measure, Write
-from ..source import Readable
+from ..sources.source import Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .base import Carries, Glimpse

@@ -32,7 +32,7 @@ from ..manifest.manifest import NamedDevice, Section
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path
 from ..pickles.nodes import Global, Node, Tuple
-from ..source import Memory, Readable
+from ..sources.source import Memory, Readable
 from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat

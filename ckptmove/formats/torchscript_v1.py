@@ -33,7 +33,7 @@ from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement import Moves
 from ..plan import Plan
-from ..source import Memory
+from ..sources.source import Memory
 from ..zips.archive import Archive, Record
 from .base import Carries, Checkpoint, Glimpse
 from .checkpoint import PickledCheckpoint

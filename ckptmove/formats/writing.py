@@ -9,7 +9,7 @@ from ..drafts.draft import Pieces
 from ..drafts.trees import TREE
 from ..errors import UsageError
 from ..plan import Plan
-from ..source import Readable
+from ..sources.source import Readable
 
 #: What can become of bytes that tensors share.
 _SHARED = ("keep", "duplicate", "error")

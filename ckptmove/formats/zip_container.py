@@ -16,7 +16,7 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Extent
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..plan import Plan, carry_out, edited
-from ..source import MAX_NBYTES, Memory, Readable
+from ..sources.source import MAX_NBYTES, Memory, Readable
 from ..zips.archive import DEFLATED, STORED, Archive, Record
 from ..zips.checking import damage
 from ..zips.layout import ALIGNMENT

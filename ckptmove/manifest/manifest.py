@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckFailed
 from ..pickles.nodes import Node
-from ..source import Fetched
+from ..sources.source import Fetched
 from ..words import counted, listed
 from .device import kind_of, parse
 from .other_records import OtherRecord

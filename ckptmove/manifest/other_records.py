@@ -21,7 +21,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..source import Readable
+from ..sources.source import Readable
 
 
 class RecordKind(str, Enum):

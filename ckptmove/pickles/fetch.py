@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..source import MAX_NBYTES, Readable
+from ..sources.source import MAX_NBYTES, Readable
 from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
 
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long

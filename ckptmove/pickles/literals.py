@@ -8,8 +8,8 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from ..budget import TEXTS
 from ..errors import UnsupportedError
+from ..sources.budget import TEXTS
 from .nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import numbers, repeats

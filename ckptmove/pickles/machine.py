@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pickletools import opcodes
 
-from ..budget import (
+from ..errors import UnsupportedError
+from ..manifest.device import may_be_tag
+from ..sources.budget import (
     CONTAINERS,
     IDLE,
     NAMES,
@@ -25,8 +27,6 @@ from ..budget import (
     Budget,
     excess,
 )
-from ..errors import UnsupportedError
-from ..manifest.device import may_be_tag
 from .literals import Literals
 from .memo import UNFILLED, Memo
 from .names import from_python2

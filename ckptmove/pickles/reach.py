@@ -10,7 +10,7 @@ import struct
 from contextlib import suppress
 
 from ..errors import InputError
-from ..source import Readable
+from ..sources.source import Readable
 from .fetch import fetch_part
 from .machine import Machine
 from .nodes import Global

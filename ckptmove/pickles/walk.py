@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..budget import Budget
+from ..sources.budget import Budget
 from .machine import Machine
 from .nodes import Blob, Call, Global, Node, Persistent
 

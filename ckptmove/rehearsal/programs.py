@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import InputError, StrPath
 from ..formats.documents import Document
 from ..formats.zip_container import content_of
-from ..source import File
+from ..sources.source import File
 from ..zips.archive import Archive, Record
 from . import graphs
 

@@ -20,7 +20,7 @@ import torch
 from .. import formats
 from ..errors import StrPath, UnsupportedError
 from ..formats.checkpoint import PickledCheckpoint
-from ..source import File
+from ..sources.source import File
 from ..zips.archive import Archive
 from .graphs import FILES, NAMESPACES
 

@@ -25,7 +25,7 @@ from ..pickles.nodes import (
     Text,
     Tuple,
 )
-from ..stores.urls import masked
+from ..sources.urls import masked
 from ..words import counted, short
 from .blocks import Block, text_of
 from .groups import groups_of

@@ -21,7 +21,7 @@ from ..drafts.draft import View
 from ..errors import UnsupportedError
 from ..manifest.dtypes import BITS, nbytes_of
 from ..plan import Gather
-from ..source import File, Source
+from ..sources.source import File, Source
 from .runs import Gathered, Run, plain, span
 
 if TYPE_CHECKING:

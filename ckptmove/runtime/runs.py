@@ -9,7 +9,7 @@ from ..contents.strided import reach_of
 from ..drafts.differing import Shown
 from ..drafts.draft import View
 from ..manifest.dtypes import BITS
-from ..source import Source
+from ..sources.source import Source
 
 
 class Run(Protocol):

@@ -12,7 +12,7 @@ import torch
 from ..drafts.draft import Stored
 from ..errors import InputError
 from ..manifest.dtypes import storage_element_nbytes
-from ..source import Source
+from ..sources.source import Source
 from .restoring import Restoring
 
 _LARGEST_ALIGNMENT = 8  # bytes, of any number

@@ -17,8 +17,8 @@ from ..folder import StagedFolder
 from ..folder import check_folder as check_folder_here
 from ..plan import Plan
 from ..sink import Staged
-from ..source import Source
-from ..stores import is_url
+from ..sources import is_url
+from ..sources.source import Source
 
 if TYPE_CHECKING:  # what has no URL needs none of this
     from .objects import StagedObject

@@ -12,7 +12,7 @@ from operator import attrgetter
 from ..errors import StrPath
 from ..manifest.dtypes import nbytes_of
 from ..plan import Gather, Proof
-from ..source import Source
+from ..sources.source import Source
 from ..verifier import crc32_of, damaged
 
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from ..errors import CorruptError, StrPath, UnsupportedError, WriteError
 from ..plan import Copy, Gather, Plan, Write
-from ..source import Source, check_range
+from ..sources.source import Source, check_range
 from ..unnamed import gathered_at
 from ..verifier import Measured, crc32_of, damaged
 from .ahead import Ahead, Proofs

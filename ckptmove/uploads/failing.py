@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import CkptmoveError, InputError, RefusedError, WriteError
-from ..stores.filesystem import asked, status_of
+from ..sources.filesystem import asked, status_of
 from ..words import told
 
 _T = TypeVar("_T")

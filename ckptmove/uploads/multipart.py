@@ -24,7 +24,7 @@ from typing import Any
 
 from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, WriteError
-from ..stores.filesystem import Place, info_of
+from ..sources.filesystem import Place, info_of
 from .failing import told_to
 from .sending import part_nbytes_for
 

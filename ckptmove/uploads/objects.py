@@ -12,9 +12,9 @@ from types import TracebackType
 from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ..plan import Plan
-from ..source import Source
-from ..stores.filesystem import Place, is_s3, place_of
-from ..stores.objects import Object
+from ..sources.filesystem import Place, is_s3, place_of
+from ..sources.remote_object import Object
+from ..sources.source import Source
 from ..unnamed import Report
 from ..verifier import Progress
 from .assembly import Assembled

@@ -14,11 +14,11 @@ from types import TracebackType
 
 from ..destination import exists
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
-from ..source import Source
-from ..stores import joined
-from ..stores.filesystem import Missing, Place, is_s3, place_of
-from ..stores.objects import Object
-from ..stores.trees import tree
+from ..sources import joined
+from ..sources.filesystem import Missing, Place, is_s3, place_of
+from ..sources.listing import tree
+from ..sources.remote_object import Object
+from ..sources.source import Source
 from .failing import told_to, unbroken
 from .objects import Room, Uploaded, about, place_to
 from .sending import PART_NBYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..stores.filesystem import place_of
+from ..sources.filesystem import place_of
 from .failing import told_to
 
 

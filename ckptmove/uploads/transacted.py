@@ -20,7 +20,7 @@ from typing import Any
 
 from ..destination import exists
 from ..errors import InputError, RefusedError, WriteError
-from ..stores.filesystem import Place, info_of, protocols_of
+from ..sources.filesystem import Place, info_of, protocols_of
 from .failing import failure, told_to
 from .sending import PART_NBYTES
 

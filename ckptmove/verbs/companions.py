@@ -11,7 +11,7 @@ from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ..folder import StagedFolder
 from ..in_place import settle
 from ..plan import Copy, Plan
-from ..stores import check_link, is_url, open_source
+from ..sources import check_link, is_url, open_source
 from ..verifier import Progress
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def companions_of(
 
 
 def _in_store(folder: str, weights: Collection[str]) -> list[Companion]:
-    from ..stores.trees import tree
+    from ..sources.listing import tree
 
     found = [
         Companion(each.name, each.path, each.nbytes)
@@ -148,7 +148,7 @@ def _where(folder: str) -> str:
     """Where a folder is, however it was named, with a slash at its end."""
     if not is_url(folder):
         return os.path.join(os.path.realpath(folder), "")
-    from ..stores.filesystem import place_of  # what has no URL needs none of this
+    from ..sources.filesystem import place_of  # what has no URL needs none of this
 
     place = place_of(folder)
     return f"{place.fs.protocol}:{place.path.strip('/')}/"

@@ -25,7 +25,7 @@ from ..formats.writing import Manner, Writing
 from ..pickles.terms import TooLong
 from ..placement import Kept, place
 from ..rules import Device, rules_of
-from ..stores import is_folder
+from ..sources import is_folder
 from ..verifier import Progress
 from ..words import counted
 from .companions import Companion, check_apart, companions_of

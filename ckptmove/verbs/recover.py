@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
 from ..in_place import Recovered, undo
 from ..journal import SUFFIX, UNFINISHED, journal_name
-from ..stores import is_url
+from ..sources import is_url
 
 SCHEMA = 1
 

@@ -18,8 +18,8 @@ from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
 from ..plan import Plan
 from ..rules import Device, rules_of
-from ..source import File, Source
-from ..stores import folder_of, is_folder, is_url, joined, open_source
+from ..sources import folder_of, is_folder, is_url, joined, open_source
+from ..sources.source import File, Source
 from ..uploads import check_destination, check_room, staged
 from ..verifier import Progress
 from .unknown import refuse_unknown

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TypeGuard
 
 from .. import formats
-from ..budget import Boundless
 from ..contents.pids import storage_ids, storages_of
 from ..drafts.callables import Judge, Place, places_of
 from ..drafts.canonical import Composite, canonical, nodes_of
@@ -17,6 +16,7 @@ from ..opaque import STAND_IN
 from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk
+from ..sources.budget import Boundless
 from ..verifier import Progress
 from .target import Target, nbytes_of_text, target_of
 from .trust import refuse_places

@@ -15,8 +15,8 @@ from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats import WritableFormat
 from ..formats.model_folder import is_weights
 from ..formats.writing import Manner, Writing, check_metadata, check_shared
-from ..source import Source
-from ..stores import is_url, joined
+from ..sources import is_url, joined
+from ..sources.source import Source
 from ..uploads import (
     check_destination,
     check_folder,

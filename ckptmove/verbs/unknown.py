@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import formats
 from ..errors import StrPath, UntrustedError
 from ..manifest.manifest import Manifest
-from ..stores import open_source
+from ..sources import open_source
 from ..words import few
 
 

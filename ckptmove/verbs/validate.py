@@ -22,8 +22,8 @@ from ..errors import (
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
-from ..stores import exists, is_folder, is_url
-from ..stores.copies import Copies
+from ..sources import exists, is_folder, is_url
+from ..sources.downloads import Copies
 from ..verifier import Progress
 from ..words import counted, listed
 from .diff import diff

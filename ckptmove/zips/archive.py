@@ -17,9 +17,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..budget import Budget
 from ..errors import CorruptError, UnsupportedError
-from ..source import MAX_NBYTES, Readable
+from ..sources.budget import Budget
+from ..sources.source import MAX_NBYTES, Readable
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008

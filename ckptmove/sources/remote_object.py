@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from functools import partial
 
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
-from ..source import Fetched, Source, check_range
-from .fetching import Fetchers, result_of
+from .cache import Spans
+from .fetch_pool import Fetchers, result_of
 from .filesystem import Missing, asked, info_of, place_of, stamp_of
-from .holes import Holed
-from .ranges import CHANGED, part_of
-from .spans import Spans
+from .range_request import CHANGED, part_of
+from .source import Fetched, Source, check_range
+from .sparse_copy import Holed
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 4 << 20  # … and at most

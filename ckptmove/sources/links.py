@@ -14,7 +14,7 @@ import os
 import stat
 
 from ..errors import StrPath, UnsupportedError
-from ..source import Source
+from .source import Source
 from .urls import is_url
 
 _HUB = ("models--", "datasets--", "spaces--")

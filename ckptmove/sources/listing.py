@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InputError
-from .fetching import Fetchers, result_of
+from .fetch_pool import Fetchers, result_of
 from .filesystem import Missing, asked, info_of, place_of, size_in, stamp_of
 
 _T = TypeVar("_T")

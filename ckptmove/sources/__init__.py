@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..errors import InputError, StrPath
-from ..source import File, Source
 from .filesystem import Missing
 from .folders import exists, inside, is_folder, nbytes_of
 from .links import check_link
+from .source import File, Source
 from .urls import folder_of, is_url, joined, looks_like_url, masked
 
 __all__ = [
@@ -38,6 +38,6 @@ def open_source(path: StrPath) -> Source:
             if looks_like_url(path):
                 error.hint = "a URL must be a string with two slashes"
             raise
-    from .objects import Object  # what has no URL needs none of this
+    from .remote_object import Object  # what has no URL needs none of this
 
     return Object(str(path))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from .errors import CorruptError
+from ..errors import CorruptError
 
 _UNPACKED_FLOOR = 1 << 18  # bytes of records that are packed more tightly than usual, together
 _UNPACKED_SHARE = 32  # bytes for each stored one; a repetitive pickle of real tensors has ten

@@ -13,7 +13,7 @@ from traceback import clear_frames
 from types import TracebackType
 from typing import NamedTuple, Protocol, TypeVar
 
-from .errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
+from ..errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 
 #: The most that is read into memory at once and as a whole, in bytes.
 MAX_NBYTES = 512 << 20

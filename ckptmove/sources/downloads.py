@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from ..errors import InputError, RefusedError, StrPath
-from ..source import Source
 from .folders import inside
-from .objects import Object
+from .remote_object import Object
+from .source import Source
 from .urls import folder_of, joined, name_of
 
 _MOST_BESIDE = 16 << 20  # bytes of a file that is no weights, such as a model's configuration

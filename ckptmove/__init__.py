@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         UsageError,
         WriteError,
     )
-    from .in_place import Recovered
     from .live.diagnosis import Diagnosis
     from .live.happenings import Happening, Operand, Site, Trace, Usage
     from .manifest.manifest import (
@@ -65,7 +64,8 @@ if TYPE_CHECKING:
     from .verbs.trace import trace
     from .verbs.validate import ValidationReport, validate
     from .verdicts import Verdict
-    from .verifier import Progress
+    from .writing.in_place.change import Recovered
+    from .writing.verify import Progress
 
 __all__ = [
     "Alias",
@@ -156,7 +156,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "UsageError",
         "WriteError",
     ),
-    "ckptmove.in_place": ("Recovered",),
     "ckptmove.live.diagnosis": ("Diagnosis",),
     "ckptmove.live.happenings": ("Happening", "Operand", "Site", "Trace", "Usage"),
     "ckptmove.manifest.manifest": (
@@ -190,7 +189,8 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.verbs.trace": ("trace",),
     "ckptmove.verbs.validate": ("ValidationReport", "validate"),
     "ckptmove.verdicts": ("Verdict",),
-    "ckptmove.verifier": ("Progress",),
+    "ckptmove.writing.in_place.change": ("Recovered",),
+    "ckptmove.writing.verify": ("Progress",),
 }
 _MODULES = {name: module for module, names in _GIVES.items() for name in names}
 

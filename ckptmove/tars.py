@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 from .errors import CorruptError, UnsupportedError
-from .plan import Edit
+from .plans.plan import Edit
 from .sources.source import Readable
 
 BLOCK = 512

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.journal import UNFINISHED, Journal, journal_name
+from ckptmove.writing.in_place.journal import UNFINISHED, Journal, journal_name
 from tests.checkpoints import MAKERS, save
 from tests.injecting import LOCKING, WRITING, Call, calls_of, command, run
 from tests.oracles import assert_same_checkpoint

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Write
 from ckptmove.sources.source import File, Source
 
 #: Sizes of sources: on both sides of what is read at once, and of nothing.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ckptmove.errors import CkptmoveError
-from ckptmove.folder import StagedFolder
-from ckptmove.plan import Copy, Gather, Measure, Plan, Write
-from ckptmove.sink import Staged
+from ckptmove.plans.plan import Copy, Gather, Measure, Plan, Write
 from ckptmove.sources.source import File, Source
+from ckptmove.writing.staged_file import Staged
+from ckptmove.writing.staged_folder import StagedFolder
 
 
 def joined(*sources: Source) -> Plan:

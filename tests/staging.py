@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.journal import SUFFIX, UNFINISHED, Journal, journal_name
-from ckptmove.plan import Write
+from ckptmove.plans.plan import Write
+from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
 from tests.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)

@@ -20,7 +20,7 @@ import torch
 import ckptmove
 from ckptmove import RefusedError
 from ckptmove.batches.ledger import LEDGER
-from ckptmove.journal import SUFFIX
+from ckptmove.writing.in_place.journal import SUFFIX
 from tests.checkpoints import save
 from tests.conftest import RunCli
 from tests.fronts import HANG

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.folder import StagedFolder, check_folder
-from ckptmove.plan import Copy, Plan, Write
+from ckptmove.plans.plan import Copy, Plan, Write
+from ckptmove.writing.staged_folder import StagedFolder, check_folder
 from tests.injecting import WRITING, Call, calls_of, needs_strace, run
 from tests.plans import content, opened
 from tests.staging import Once, leaving_nothing, mounted

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.manifest.dtypes import BITS, nbytes_of
-from ckptmove.plan import Gather
+from ckptmove.plans.plan import Gather
 from ckptmove.runtime import gather as rooms
 from ckptmove.runtime.gather import gathered
 from ckptmove.sources.source import File
@@ -308,7 +308,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path: Path, stride: tuple[int, ...]
 GROWTH = """
 import sys
 from pathlib import Path
-from ckptmove.plan import Gather
+from ckptmove.plans.plan import Gather
 from ckptmove.runtime.gather import gathered
 from ckptmove.sources.source import File
 

@@ -31,10 +31,10 @@ from ckptmove import (
     inspect,
     relocate,
 )
-from ckptmove.in_place import InPlace
 from ckptmove.placement import place
 from ckptmove.rules import rules_of
 from ckptmove.sources.source import File
+from ckptmove.writing.in_place.change import InPlace
 from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze
 from tests.conftest import RunCli
 from tests.fronts import HANG
@@ -304,7 +304,7 @@ def test_a_file_that_changes_meanwhile_is_left_alone(run_pt: Path) -> None:
 def test_what_is_being_changed_is_not_recovered(
     run_pt: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.in_place._PATIENCE", 0.01)
+    monkeypatch.setattr("ckptmove.writing.in_place.change._PATIENCE", 0.01)
     before = run_pt.read_bytes()
     with changing(run_pt) as change:
         change.write()
@@ -396,7 +396,7 @@ def test_threads_are_refused_for_what_they_do(run_pt: Path) -> None:
 def test_who_comes_shortly_before_the_end_waits(
     run_pt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.in_place._PATIENCE", HANG)
+    monkeypatch.setattr("ckptmove.writing.in_place.change._PATIENCE", HANG)
     met, lock = threading.Event(), fcntl.flock
 
     def flock(fd: int, how: int) -> None:

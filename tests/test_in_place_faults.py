@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ckptmove
-from ckptmove.journal import Journal
+from ckptmove.writing.in_place.journal import Journal
 from tests.breaking import Scene, calls, half_written, journal, scene, settlers
 from tests.fronts import HANG
 from tests.injecting import Call, needs_strace, run, start, wait_for_stop

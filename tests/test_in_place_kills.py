@@ -15,7 +15,7 @@ import pytest
 
 import ckptmove
 from ckptmove import InputError
-from ckptmove.journal import Journal
+from ckptmove.writing.in_place.journal import Journal
 from tests.breaking import Scene, calls, half_written, journal, scene, settlers
 from tests.injecting import Call, needs_strace, run
 

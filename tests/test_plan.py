@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptmove.plan import Check, Checksum, Copy, Plan, Write
+from ckptmove.plans.plan import Check, Checksum, Copy, Plan, Write
 
 SIZE = 60  # of a destination; small, so that ranges meet in every way
 

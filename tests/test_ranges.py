@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import ckptmove
 from ckptmove import CorruptError
-from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Write
-from ckptmove.ranges import combined, divided
-from ckptmove.sink import Staged
-from ckptmove.spread import SPREAD, Part, Spread
-from ckptmove.unnamed import write_part
+from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.split import combined, divided
+from ckptmove.writing.distributed import SPREAD, Part, Spread
+from ckptmove.writing.execute import write_part
+from ckptmove.writing.staged_file import Staged
 from tests.checkpoints import MAKERS, save
 from tests.plans import Case, cases, opened
 from tests.steps import steps
@@ -34,7 +34,7 @@ from tests.trees import contents
 def fine() -> Iterator[None]:
     """Limits wherever they may be, as if small files were large."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckptmove.ranges._ALIGNED", 64)
+        patch.setattr("ckptmove.plans.split._ALIGNED", 64)
         yield
 
 

@@ -17,7 +17,7 @@ import torch
 
 import ckptmove
 from ckptmove import CorruptError, InputError
-from ckptmove.journal import SUFFIX, UNFINISHED, Journal, journal_name
+from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
 from tests.checkpoints import MAKERS, save
 from tests.conftest import RunCli
 from tests.staging import (

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 
-from ckptmove.destination import check_destination, check_room
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Write
 from ckptmove.runtime import gather as gathering
-from ckptmove.sink import Staged
+from ckptmove.writing.destination import check_destination, check_room
+from ckptmove.writing.staged_file import Staged
 from tests.plans import Case, cases, content, opened
 from tests.staging import Once, leaving_nothing, mounted
 

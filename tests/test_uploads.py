@@ -16,7 +16,7 @@ import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, WriteError
 from ckptmove.sources import Missing
 from ckptmove.sources.listing import tree
-from ckptmove.uploads.small import put_small
+from ckptmove.writing.upload.small_objects import put_small
 from tests.checkpoints import save
 from tests.uploading import BUCKET, Asked, Server, Store, bucket, damage
 
@@ -38,9 +38,9 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def store(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A bucket; what has more than 64 KiB goes there in parts, and nothing is left unfinished."""
-    monkeypatch.setattr("ckptmove.uploads.sending.PART_NBYTES", PART)
-    monkeypatch.setattr("ckptmove.uploads.objects.PART_NBYTES", PART)
-    monkeypatch.setattr("ckptmove.uploads.prefixes.PART_NBYTES", PART)
+    monkeypatch.setattr("ckptmove.writing.upload.parts.PART_NBYTES", PART)
+    monkeypatch.setattr("ckptmove.writing.upload.staged_object.PART_NBYTES", PART)
+    monkeypatch.setattr("ckptmove.writing.upload.staged_prefix.PART_NBYTES", PART)
     with bucket(server, monkeypatch) as store:
         yield store
         server.reset()

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, UnsupportedError, WriteError
-from ckptmove.plan import Checksum, Copy, Gather, Measure, Plan, Proof, Write
+from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Proof, Write
 from ckptmove.runtime import gather as gathering
-from ckptmove.unnamed import Report
-from ckptmove.uploads.ahead import Proofs
-from ckptmove.uploads.assembly import Assembled
-from ckptmove.uploads.sending import part_nbytes_for, send
+from ckptmove.writing.execute import Report
+from ckptmove.writing.upload.parts import part_nbytes_for, send
+from ckptmove.writing.upload.readahead import Proofs
+from ckptmove.writing.upload.stream_plan import Assembled
 from tests.fronts import HANG
 from tests.plans import Case, cases, content, opened
 from tests.steps import steps

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptmove.uploads.failing import unbroken
+from ckptmove.writing.upload.errors import unbroken
 from tests.checkpoints import save
 from tests.conftest import ROOT
 from tests.fronts import HANG, PATIENT

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.plan import Copy, Measure, Plan, Write
-from ckptmove.uploads import staged
+from ckptmove.plans.plan import Copy, Measure, Plan, Write
+from ckptmove.writing import staged
 from tests.plans import content, opened
 
 fsspec = pytest.importorskip("fsspec")

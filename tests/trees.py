@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.batches.ledger import LEDGER
-from ckptmove.journal import SUFFIX
+from ckptmove.writing.in_place.journal import SUFFIX
 from tests.checkpoints import MAKERS, save
 from tests.conftest import ROOT
 from tests.fronts import HANG

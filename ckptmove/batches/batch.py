@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrPath, UsageError, accept_former_names
-from ..verifier import Progress
+from ..writing.verify import Progress
 from .asking import absolute, from_root
 from .planning import plan_batch
 from .running import Batch

@@ -18,9 +18,9 @@ from concurrent.futures import Executor, Future
 from multiprocessing import Pipe
 from typing import Any
 
-from ..destination import failure_of
 from ..errors import UsageError, WriteError
 from ..sources import is_url
+from ..writing.destination import failure_of
 from .driver import Call
 from .items import Task
 from .ledger import Entry, Ledger

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..destination import HIDDEN
 from ..errors import InputError
-from ..journal import SUFFIX, UNFINISHED
+from ..writing.destination import HIDDEN
+from ..writing.in_place.journal import SUFFIX, UNFINISHED
 from .ledger import LEDGER, MARKS
 
 _T = TypeVar("_T")

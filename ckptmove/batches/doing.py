@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from ..destination import EXISTS_HINT, NO_ROOM, hidden_name
 from ..errors import CkptmoveError, InputError, RefusedError
-from ..plan import Copy, Plan, Write
+from ..plans.plan import Copy, Plan, Write
 from ..sources import folder_of, is_folder, is_url, open_source
-from ..uploads import staged
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate
 from ..verbs.unknown import refuse_unknown_in
 from ..verbs.validate import validate
-from ..verifier import Progress
+from ..writing import staged
+from ..writing.destination import EXISTS_HINT, NO_ROOM, hidden_name
+from ..writing.verify import Progress
 from .disk import allocated_nbytes
 from .items import Item, Task
 from .keys import is_ours

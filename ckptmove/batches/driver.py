@@ -27,8 +27,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ..errors import WriteError
-from ..spread import SPREAD, Part, Spread
-from ..unnamed import write_part
+from ..writing.distributed import SPREAD, Part, Spread
+from ..writing.execute import write_part
 from .doing import LISTENER
 from .ledger import Ledger
 from .telling import Teller, sendable

@@ -28,8 +28,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from ..destination import failure_of
 from ..errors import RefusedError
+from ..writing.destination import failure_of
 
 LEDGER = ".ckptmove-batch.jsonl"  # its name
 MARKS = ".ckptmove-batch"  # that of the folder which is in its place in a store

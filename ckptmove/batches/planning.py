@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..destination import failure_of
 from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..sources import is_folder, is_url, joined
-from ..uploads import check_store
 from ..verbs.companions import check_apart
+from ..writing import check_store
+from ..writing.destination import failure_of
 from .asking import Against, checked_options
 from .doing import written_nbytes
 from .finding import Found, find, once

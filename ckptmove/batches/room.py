@@ -7,10 +7,10 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from ..destination import NO_ROOM, failure_of, free_nbytes
 from ..errors import RefusedError
 from ..sources.urls import is_url
-from ..unnamed import FICLONE
+from ..writing.destination import NO_ROOM, failure_of, free_nbytes
+from ..writing.execute import FICLONE
 from .items import Task
 
 _LONGEST_NAME = 255  # bytes

@@ -12,10 +12,10 @@ from concurrent.futures import CancelledError, Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..destination import sync_folder
 from ..errors import CkptmoveError
-from ..in_place import settle
-from ..verifier import Progress
+from ..writing.destination import sync_folder
+from ..writing.in_place.change import settle
+from ..writing.verify import Progress
 from .items import BUSY, FAILED, OUTCOMES, SCHEMA, SKIPPED, Result, Task, result_of
 from .leftovers import remove_leftovers
 from .planning import BatchPlan

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 
-from ..destination import failure_of, syncing_later
 from ..errors import CkptmoveError, RefusedError, UnsupportedError, UntrustedError, UsageError
-from ..in_place import settle
 from ..sources.source import NO_MEMORY
+from ..writing.destination import failure_of, syncing_later
+from ..writing.in_place.change import settle
 from .doing import Made, made_or_there
 from .items import BUSY, DONE, FAILED, REFUSED, SKIPPED, Item, Result, Task, result_of
 from .keys import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of

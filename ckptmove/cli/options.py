@@ -14,7 +14,7 @@ import click
 from ..errors import StrPath
 from ..render.text import printable
 from ..sources import masked, nbytes_of
-from ..verifier import Progress
+from ..writing.verify import Progress
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -23,7 +23,7 @@ from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
-from ..plan import Edit, Plan, carry_out, edited
+from ..plans.plan import Edit, Plan, carry_out, edited
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .code import Literal

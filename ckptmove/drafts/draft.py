@@ -12,7 +12,7 @@ from ..contents.tensors import device_text
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
-from ..plan import Checksum, Copy, Gather, Proof, Write
+from ..plans.plan import Checksum, Copy, Gather, Proof, Write
 from ..sources.source import Memory, Readable, Source
 from .canonical import Graph, held_by, nodes_of
 

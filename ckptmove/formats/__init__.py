@@ -16,14 +16,14 @@ from ..contents.uses import not_surely_harmless
 from ..drafts.callables import Judge, misused
 from ..drafts.draft import Draft
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
-from ..in_place import settle
-from ..journal import MAGIC as JOURNAL_MAGIC
-from ..journal import file_of
 from ..manifest.manifest import Manifest
 from ..pickles.nodes import Blob, Node
 from ..pickles.reach import names_reached
 from ..sources import check_link, is_folder, open_source
 from ..sources.source import Fetched, Memory, Readable, Source
+from ..writing.in_place.change import settle
+from ..writing.in_place.journal import MAGIC as JOURNAL_MAGIC
+from ..writing.in_place.journal import file_of
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
 from .bundle import ZipBundle

@@ -9,7 +9,7 @@ from ..contents.streams import Container
 from ..drafts.draft import Draft, Loss
 from ..manifest.manifest import Manifest
 from ..placement import Moves
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import Readable, Source
 from ..zips.archive import Archive
 from .opening import Opening

@@ -27,8 +27,8 @@ from ..pickles.emit import emit
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
-from ..plan import Measure, Plan, Write
-from ..ranges import combined
+from ..plans.plan import Measure, Plan, Write
+from ..plans.split import combined
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out

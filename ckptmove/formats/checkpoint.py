@@ -20,7 +20,7 @@ from ..manifest.paths import Path
 from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement import Moves
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import MAX_NBYTES, Readable, Source
 from .base import Checkpoint, Glimpse
 from .tree import joined

@@ -12,7 +12,7 @@ from ..errors import CorruptError, InputError
 from ..manifest.dtypes import nbytes_of
 from ..manifest.manifest import Extent, Storage
 from ..manifest.paths import Path
-from ..plan import Plan, carry_out
+from ..plans.plan import Plan, carry_out
 from ..sources.source import Memory, Readable
 from ..zips.amend import amend
 from ..zips.archive import STORED, Archive, Record

@@ -29,7 +29,7 @@ from ..errors import UnsupportedError
 from ..headers import LENGTH_NBYTES, Entry, read_header, shown
 from ..manifest.dtypes import CARRIERS
 from ..manifest.manifest import Extent, Section, Storage
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import Readable
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint, PickledFormat

@@ -21,7 +21,7 @@ from ..drafts.parts import Part, parts_of
 from ..drafts.trees import TREE, read_tree, tree_text
 from ..errors import UnsupportedError, WriteError
 from ..headers import Entry, Sized, lay_out, read_header
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import Readable
 from .metadata import still_true
 from .writing import Manner, Writing, assembled

@@ -24,7 +24,7 @@ from ..headers import Entry
 from ..manifest.manifest import Section
 from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import Source
 from .base import Carries
 from .checkpoint import PickledCheckpoint

@@ -30,7 +30,7 @@ from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.paths import spell
 from ..placement import Moves
-from ..plan import Plan
+from ..plans.plan import Plan
 from .base import Carries, Checkpoint, Glimpse
 from .checkpoint import PickledCheckpoint
 from .documents import Changes, Json

@@ -30,7 +30,7 @@ from ..manifest.other_records import RecordKind
 from ..pickles.fetch import fetch
 from ..pickles.nodes import Global, Persistent, Tuple
 from ..pickles.walk import walk
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.budget import Excess
 from ..sources.source import Memory
 from ..zips.archive import STORED, Archive, Record

@@ -32,7 +32,7 @@ from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..manifest.manifest import Extent
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
-from ..plan import Plan, edited
+from ..plans.plan import Plan, edited
 from ..sources.source import Readable
 from ..tars import BLOCK, Member, has_checksum, members_of, resized
 from .base import Carries, Glimpse

@@ -29,7 +29,7 @@ from ..errors import UnsupportedError, WriteError
 from ..manifest.other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple
-from ..plan import Measure, Write
+from ..plans.plan import Measure, Write
 from ..sources.source import Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out

@@ -32,7 +32,7 @@ from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement import Moves
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import Memory
 from ..zips.archive import Archive, Record
 from .base import Carries, Checkpoint, Glimpse

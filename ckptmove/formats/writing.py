@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..drafts.draft import Pieces
 from ..drafts.trees import TREE
 from ..errors import UsageError
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..sources.source import Readable
 
 #: What can become of bytes that tensors share.

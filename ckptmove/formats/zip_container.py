@@ -15,7 +15,7 @@ from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Extent
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ..plan import Plan, carry_out, edited
+from ..plans.plan import Plan, carry_out, edited
 from ..sources.source import MAX_NBYTES, Memory, Readable
 from ..zips.archive import DEFLATED, STORED, Archive, Record
 from ..zips.checking import damage

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from ..errors import UnsupportedError
-from ..plan import Edit
+from ..plans.plan import Edit
 from .fitting import Cover, fit
 from .nodes import Call, Text, Tuple
 from .scan import (

@@ -20,7 +20,7 @@ from ..drafts.differing import Shown, Values
 from ..drafts.draft import View
 from ..errors import UnsupportedError
 from ..manifest.dtypes import BITS, nbytes_of
-from ..plan import Gather
+from ..plans.plan import Gather
 from ..sources.source import File, Source
 from .runs import Gathered, Run, plain, span
 

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..manifest.dtypes import BITS, nbytes_of, storage_element_nbytes
-from ..plan import Gather
+from ..plans.plan import Gather
 from ..sources.source import Source
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast

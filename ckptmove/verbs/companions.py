@@ -8,14 +8,14 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
-from ..folder import StagedFolder
-from ..in_place import settle
-from ..plan import Copy, Plan
+from ..plans.plan import Copy, Plan
 from ..sources import check_link, is_url, open_source
-from ..verifier import Progress
+from ..writing.in_place.change import settle
+from ..writing.staged_folder import StagedFolder
+from ..writing.verify import Progress
 
 if TYPE_CHECKING:
-    from ..uploads.prefixes import StagedPrefix
+    from ..writing.upload.staged_prefix import StagedPrefix
 
 _MOST = 100_000  # files, and folders
 
@@ -45,7 +45,7 @@ class Companion(NamedTuple):
 
         Raises:
             CorruptError: it is not what it was.
-            RefusedError, WriteError: as `unnamed.Unnamed.write`.
+            RefusedError, WriteError: as `execute.Unnamed.write`.
         """
         if self.is_folder:
             folder.make(self.name.rstrip("/"))

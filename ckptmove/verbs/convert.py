@@ -26,8 +26,8 @@ from ..pickles.terms import TooLong
 from ..placement import Kept, place
 from ..rules import Device, rules_of
 from ..sources import is_folder
-from ..verifier import Progress
 from ..words import counted
+from ..writing.verify import Progress
 from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of
 from .trust import plan_trusted

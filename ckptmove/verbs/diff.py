@@ -18,13 +18,13 @@ from ..drafts.pairing import Pairs, pair
 from ..drafts.patterns import is_name
 from ..drafts.selecting import named_by
 from ..errors import CheckFailed, RefusedError, StrPath, UsageError
-from ..in_place import settle
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
-from ..verifier import Progress
 from ..words import counted, listed
+from ..writing.in_place.change import settle
+from ..writing.verify import Progress
 from .unknown import refuse_unknown
 
 SCHEMA = 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
-from ..in_place import Recovered, undo
-from ..journal import SUFFIX, UNFINISHED, journal_name
 from ..sources import is_url
+from ..writing.in_place.change import Recovered, undo
+from ..writing.in_place.journal import SUFFIX, UNFINISHED, journal_name
 
 SCHEMA = 1
 

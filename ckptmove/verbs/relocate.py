@@ -11,17 +11,17 @@ from typing import Any
 
 from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
-from ..in_place import InPlace, check_in_place, settle
 from ..manifest.device import parse
 from ..manifest.manifest import NamedDevice
 from ..placement import Kept, Moved, Moves
 from ..placement import place as place_tensors
-from ..plan import Plan
+from ..plans.plan import Plan
 from ..rules import Device, rules_of
 from ..sources import folder_of, is_folder, is_url, joined, open_source
 from ..sources.source import File, Source
-from ..uploads import check_destination, check_room, staged
-from ..verifier import Progress
+from ..writing import check_destination, check_room, staged
+from ..writing.in_place.change import InPlace, check_in_place, settle
+from ..writing.verify import Progress
 from .unknown import refuse_unknown
 
 SCHEMA = 1

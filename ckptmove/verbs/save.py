@@ -11,13 +11,13 @@ from ..drafts.callables import Judge, Place, places_of
 from ..drafts.canonical import Composite, canonical, nodes_of
 from ..drafts.draft import Draft, Stored
 from ..errors import RefusedError, StrPath
-from ..in_place import settle
 from ..opaque import STAND_IN
 from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk
 from ..sources.budget import Boundless
-from ..verifier import Progress
+from ..writing.in_place.change import settle
+from ..writing.verify import Progress
 from .target import Target, nbytes_of_text, target_of
 from .trust import refuse_places
 

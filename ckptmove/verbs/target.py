@@ -17,7 +17,7 @@ from ..formats.model_folder import is_weights
 from ..formats.writing import Manner, Writing, check_metadata, check_shared
 from ..sources import is_url, joined
 from ..sources.source import Source
-from ..uploads import (
+from ..writing import (
     check_destination,
     check_folder,
     check_room,
@@ -26,7 +26,7 @@ from ..uploads import (
     staged,
     staged_folder,
 )
-from ..verifier import Progress
+from ..writing.verify import Progress
 from .companions import Companion
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}

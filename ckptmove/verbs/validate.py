@@ -24,8 +24,8 @@ from ..manifest.manifest import Manifest
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
-from ..verifier import Progress
 from ..words import counted, listed
+from ..writing.verify import Progress
 from .diff import diff
 from .unknown import refuse_unknown
 

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from ..errors import UnsupportedError
-from ..plan import Checksum, Edit, Plan, edited
+from ..plans.plan import Checksum, Edit, Plan, edited
 from .archive import (
     CENTRAL,
     DESCRIPTOR_MAGIC,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from ..errors import CorruptError
-from ..plan import Checksum, Plan
+from ..plans.plan import Checksum, Plan
 from .archive import STORED, Archive, Record
 
 #: A plan copies from the file that holds the zip, by offsets within that file.

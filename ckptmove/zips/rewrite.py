@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 
-from ..plan import Copy, Edit, Plan, Write, edited
+from ..plans.plan import Copy, Edit, Plan, Write, edited
 from .archive import DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, STORED, Archive, Record
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out

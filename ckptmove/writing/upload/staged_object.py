@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
+from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
+from ...plans.plan import Plan
+from ...sources.filesystem import Place, is_s3, place_of
+from ...sources.remote_object import Object
+from ...sources.source import Source
 from ..destination import exists
-from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
-from ..plan import Plan
-from ..sources.filesystem import Place, is_s3, place_of
-from ..sources.remote_object import Object
-from ..sources.source import Source
-from ..unnamed import Report
-from ..verifier import Progress
-from .assembly import Assembled
-from .failing import failure, told_to, unbroken
-from .multipart import Multipart, Single
-from .sending import PART_NBYTES, Upload, send
-from .transacted import Transacted, check_writable
+from ..execute import Report
+from ..verify import Progress
+from .errors import failure, told_to, unbroken
+from .fsspec import Transacted, check_writable
+from .parts import PART_NBYTES, Upload, send
+from .s3 import Multipart, Single
+from .stream_plan import Assembled
 
 
 class Room:

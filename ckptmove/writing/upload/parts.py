@@ -8,7 +8,7 @@ from io import BytesIO
 from itertools import count
 from typing import Protocol
 
-from ..unnamed import Report
+from ..execute import Report
 
 PART_NBYTES = 16 << 20
 _MOST_PARTS = 10_000

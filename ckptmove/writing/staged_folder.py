@@ -15,10 +15,10 @@ import stat
 from collections.abc import Sequence
 from types import TracebackType
 
+from ..errors import RefusedError, StrPath, WriteError
+from ..sources.source import Source
 from .destination import Destination, exists, failure_of, hidden_name, mode_from, mode_of
-from .errors import RefusedError, StrPath, WriteError
-from .sources.source import Source
-from .unnamed import Unnamed
+from .execute import Unnamed
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}

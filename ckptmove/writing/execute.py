@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from operator import attrgetter
 from types import TracebackType
 
-from .copier import Copier, put, start_writeback
+from ..errors import CorruptError, UnsupportedError, WriteError
+from ..plans.plan import Copy, Gather, Plan
+from ..plans.split import divided
+from ..sources.source import File, Source
+from .copy import Copier, put, start_writeback
 from .destination import failure_of, mode_from, refuse_if_full
-from .errors import CorruptError, UnsupportedError, WriteError
-from .plan import Copy, Gather, Plan
-from .ranges import divided
-from .sources.source import File, Source
-from .spread import SPREAD, Part, parts_of, seen_of
-from .verifier import Progress, Verifier, damaged
+from .distributed import SPREAD, Part, parts_of, seen_of
+from .verify import Progress, Verifier, damaged
 
 FICLONE = 0x40049409  # linux/fs.h
 
@@ -224,7 +224,7 @@ def gathered_at(
         WriteError: it is less than was planned, or more.
     """
     try:
-        from .runtime.gather import gathered  # what needs no gather needs no torch
+        from ..runtime.gather import gathered  # what needs no gather needs no torch
     except ImportError as error:
         raise UnsupportedError(
             "needs torch to write strided or cast tensors", hint="pip install torch"

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
+from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
+from ...sources import joined
+from ...sources.filesystem import Missing, Place, is_s3, place_of
+from ...sources.listing import tree
+from ...sources.remote_object import Object
+from ...sources.source import Source
 from ..destination import exists
-from ..errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
-from ..sources import joined
-from ..sources.filesystem import Missing, Place, is_s3, place_of
-from ..sources.listing import tree
-from ..sources.remote_object import Object
-from ..sources.source import Source
-from .failing import told_to, unbroken
-from .objects import Room, Uploaded, about, place_to
-from .sending import PART_NBYTES
-from .transacted import check_writable
+from .errors import told_to, unbroken
+from .fsspec import check_writable
+from .parts import PART_NBYTES
+from .staged_object import Room, Uploaded, about, place_to
 
 _INDEX = ".index.json"
 

@@ -18,11 +18,11 @@ import hashlib
 from io import BytesIO
 from typing import Any
 
+from ...errors import InputError, RefusedError, WriteError
+from ...sources.filesystem import Place, info_of, protocols_of
 from ..destination import exists
-from ..errors import InputError, RefusedError, WriteError
-from ..sources.filesystem import Place, info_of, protocols_of
-from .failing import failure, told_to
-from .sending import PART_NBYTES
+from .errors import failure, told_to
+from .parts import PART_NBYTES
 
 _AZURE = {"abfs", "abfss", "az"}
 #: Where a file that is opened with `x` is made only if nothing is there when it is committed.

@@ -22,11 +22,11 @@ from concurrent.futures import Future
 from io import BytesIO
 from typing import Any
 
+from ...errors import CkptmoveError, InputError, RefusedError, WriteError
+from ...sources.filesystem import Place, info_of
 from ..destination import exists
-from ..errors import CkptmoveError, InputError, RefusedError, WriteError
-from ..sources.filesystem import Place, info_of
-from .failing import told_to
-from .sending import part_nbytes_for
+from .errors import told_to
+from .parts import part_nbytes_for
 
 _ABORTS = 3  # what was on its way when an upload was aborted may come in after that
 _KMS = ("aws:kms", "aws:kms:dsse")

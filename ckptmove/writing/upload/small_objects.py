@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..sources.filesystem import place_of
-from .failing import told_to
+from ...sources.filesystem import place_of
+from .errors import told_to
 
 
 def put_small(url: str, data: bytes) -> None:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..errors import CkptmoveError, InputError, RefusedError, WriteError
-from ..sources.filesystem import asked, status_of
-from ..words import told
+from ...errors import CkptmoveError, InputError, RefusedError, WriteError
+from ...sources.filesystem import asked, status_of
+from ...words import told
 
 _T = TypeVar("_T")
 _UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, NotADirectoryError)

@@ -13,12 +13,12 @@ from io import BytesIO
 from itertools import accumulate
 from operator import attrgetter
 
-from ..errors import CorruptError, StrPath, UnsupportedError, WriteError
-from ..plan import Copy, Gather, Plan, Write
-from ..sources.source import Source, check_range
-from ..unnamed import gathered_at
-from ..verifier import Measured, crc32_of, damaged
-from .ahead import Ahead, Proofs
+from ...errors import CorruptError, StrPath, UnsupportedError, WriteError
+from ...plans.plan import Copy, Gather, Plan, Write
+from ...sources.source import Source, check_range
+from ..execute import gathered_at
+from ..verify import Measured, crc32_of, damaged
+from .readahead import Ahead, Proofs
 
 
 class Assembled(Source):

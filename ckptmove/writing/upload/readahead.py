@@ -9,11 +9,11 @@ from itertools import accumulate
 from math import prod
 from operator import attrgetter
 
-from ..errors import StrPath
-from ..manifest.dtypes import nbytes_of
-from ..plan import Gather, Proof
-from ..sources.source import Source
-from ..verifier import crc32_of, damaged
+from ...errors import StrPath
+from ...manifest.dtypes import nbytes_of
+from ...plans.plan import Gather, Proof
+from ...sources.source import Source
+from ..verify import crc32_of, damaged
 
 
 class Proofs:

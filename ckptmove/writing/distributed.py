@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from .plan import Plan
-from .sources.source import File, Source
+from ..plans.plan import Plan
+from ..sources.source import File, Source
 
 
 class Part(NamedTuple):

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
-from .errors import CorruptError
-from .plan import Copy
-from .sources.source import File, Source
+from ..errors import CorruptError
+from ..plans.plan import Copy
+from ..sources.source import File, Source
 
 #: What a file system says that can't do a thing at all.
 NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}

@@ -13,14 +13,14 @@ import os
 from types import TracebackType
 from typing import NamedTuple
 
-from .copier import write_at
-from .destination import failure_of
-from .errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
-from .held import Held, busy, is_held_here, is_locked, is_open_for_writing
+from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
+from ...plans.plan import Plan
+from ...sources.source import File
+from ...sources.urls import is_url
+from ..copy import write_at
+from ..destination import failure_of
 from .journal import UNFINISHED, Journal, journal_name
-from .plan import Plan
-from .sources.source import File
-from .sources.urls import is_url
+from .locked_file import Held, busy, is_held_here, is_locked, is_open_for_writing
 
 _INSIST = "--force changes it anyway"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from .errors import CorruptError, UnsupportedError
-from .plan import Write
+from ...errors import CorruptError, UnsupportedError
+from ...plans.plan import Write
 
 SUFFIX = ".ckptmove-journal"
 UNFINISHED = "-new"  # after the name of the journal, until it is whole

@@ -12,11 +12,11 @@ import os
 from collections.abc import Sequence
 from types import TracebackType
 
-from .copier import NOT_HERE
+from ..errors import StrPath, WriteError
+from ..sources.source import Source
+from .copy import NOT_HERE
 from .destination import Destination, check_destination, exists, failure_of
-from .errors import StrPath, WriteError
-from .sources.source import Source
-from .unnamed import Unnamed
+from .execute import Unnamed
 
 
 class Staged(Unnamed):

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 
-from .errors import CorruptError, WriteError
-from .plan import Check, Checksum, Measure, Plan
-from .sources.source import File, Source
+from ..errors import CorruptError, WriteError
+from ..plans.plan import Check, Checksum, Measure, Plan
+from ..sources.source import File, Source
 
 #: Called with how many bytes were copied and verified since the last call.
 Progress = Callable[[int], object]

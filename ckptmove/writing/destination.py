@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from functools import reduce
 from operator import and_
 
-from .errors import RefusedError, StrPath, WriteError
-from .plan import Plan
-from .sources.source import Source
+from ..errors import RefusedError, StrPath, WriteError
+from ..plans.plan import Plan
+from ..sources.source import Source
 
 HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
 NO_ROOM = "not enough free space"

@@ -10,8 +10,8 @@ import signal
 import stat
 import time
 
-from .copier import read_at, write_at
-from .errors import InputError, WriteError
+from ...errors import InputError, WriteError
+from ..copy import read_at, write_at
 from .journal import HEAD_NBYTES, UNFINISHED, Change, check_head, journal_name
 
 #: What this process holds for a change, or is about to: by holder, process, device and inode.

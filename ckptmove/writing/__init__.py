@@ -10,19 +10,19 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..destination import check_destination as check_file
-from ..destination import check_room as check_room_here
 from ..errors import StrPath
-from ..folder import StagedFolder
-from ..folder import check_folder as check_folder_here
-from ..plan import Plan
-from ..sink import Staged
+from ..plans.plan import Plan
 from ..sources import is_url
 from ..sources.source import Source
+from .destination import check_destination as check_file
+from .destination import check_room as check_room_here
+from .staged_file import Staged
+from .staged_folder import StagedFolder
+from .staged_folder import check_folder as check_folder_here
 
 if TYPE_CHECKING:  # what has no URL needs none of this
-    from .objects import StagedObject
-    from .prefixes import StagedPrefix
+    from .upload.staged_object import StagedObject
+    from .upload.staged_prefix import StagedPrefix
 
 __all__ = [
     "check_destination",
@@ -41,7 +41,7 @@ def staged(
 ) -> Staged | StagedObject:
     """A file in the making, here or in a store. Raises as these say."""
     if is_url(destination):
-        from .objects import StagedObject
+        from .upload.staged_object import StagedObject
 
         return StagedObject(destination, sources, force=force)
     return Staged(destination, sources, force=force)
@@ -52,7 +52,7 @@ def staged_folder(
 ) -> StagedFolder | StagedPrefix:
     """A folder in the making, here or in a store. Raises as these say."""
     if is_url(destination):
-        from .prefixes import StagedPrefix
+        from .upload.staged_prefix import StagedPrefix
 
         return StagedPrefix(destination, sources, force=force)
     return StagedFolder(destination, sources, force=force)
@@ -61,7 +61,7 @@ def staged_folder(
 def check_destination(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
     """Raises RefusedError if the file must not be written, before anything is."""
     if is_url(destination):
-        from .objects import check_object
+        from .upload.staged_object import check_object
 
         check_object(str(destination), sources, force=force)
     else:
@@ -71,7 +71,7 @@ def check_destination(destination: StrPath, sources: Sequence[Source], *, force:
 def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
     """Raises RefusedError if the folder must not be written, before anything is."""
     if is_url(destination):
-        from .prefixes import check_prefix
+        from .upload.staged_prefix import check_prefix
 
         check_prefix(str(destination), sources, force=force)
     else:
@@ -81,8 +81,8 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
 def check_store(destination: StrPath) -> None:
     """Raises RefusedError if nothing can be written to the store that a URL names."""
     if is_url(destination):
-        from .objects import place_to
-        from .transacted import check_writable
+        from .upload.fsspec import check_writable
+        from .upload.staged_object import place_to
 
         check_writable(place_to(str(destination)))
 
@@ -98,7 +98,7 @@ def check_room(
 def is_folder_there(destination: StrPath) -> bool:
     """Whether a folder is there already. Raises RefusedError if a store can't tell."""
     if is_url(destination):
-        from .objects import about, place_to
+        from .upload.staged_object import about, place_to
 
         return about(place_to(str(destination))) == "directory"
     return os.path.isdir(destination)
@@ -107,7 +107,7 @@ def is_folder_there(destination: StrPath) -> bool:
 def names_in(folder: StrPath) -> list[str]:
     """What is in a folder, however deep, by names relative to it; nothing if there is none."""
     if is_url(folder):
-        from .prefixes import names_below
+        from .upload.staged_prefix import names_below
 
         return names_below(str(folder))
     found = list[str]()

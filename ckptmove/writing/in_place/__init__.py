@@ -1,0 +1,1 @@
+"""Change a checkpoint where it lies, and undo that."""

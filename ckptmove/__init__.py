@@ -44,11 +44,11 @@ if TYPE_CHECKING:
         TensorEntry,
         Total,
     )
-    from .opaque import Opaque
-    from .placement import Kept, Moved
+    from .placement.place import Kept, Moved
     from .rehearsal.findings import Finding
     from .render.move import MoveReport
     from .render.shown import FileManifest, LiveManifest
+    from .runtime.opaque import Opaque
     from .verbs.convert import ConvertReport, convert
     from .verbs.diff import Diff, diff
     from .verbs.doctor import doctor
@@ -169,11 +169,11 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "TensorEntry",
         "Total",
     ),
-    "ckptmove.opaque": ("Opaque",),
-    "ckptmove.placement": ("Kept", "Moved"),
+    "ckptmove.placement.place": ("Kept", "Moved"),
     "ckptmove.rehearsal.findings": ("Finding",),
     "ckptmove.render.move": ("MoveReport",),
     "ckptmove.render.shown": ("FileManifest", "LiveManifest"),
+    "ckptmove.runtime.opaque": ("Opaque",),
     "ckptmove.verbs.convert": ("ConvertReport", "convert"),
     "ckptmove.verbs.diff": ("Diff", "diff"),
     "ckptmove.verbs.doctor": ("doctor",),

@@ -215,14 +215,14 @@ MUTANTS = (
     # -- safetensors
     Mutant(
         "gap between tensors accepted",
-        "headers.py",
+        "formats/safetensors_header.py",
         "        if entry.start != at:\n",
         "        if entry.start < at:\n",
         "tests/test_headers.py",
     ),
     Mutant(
         "key said twice accepted",
-        "headers.py",
+        "formats/safetensors_header.py",
         "    if len(found) != len(pairs):\n",
         "    if False:\n",
         "tests/test_headers.py",
@@ -330,7 +330,7 @@ MUTANTS = (
     ),
     Mutant(
         "optimizer steps moved",
-        "placement.py",
+        "placement/place.py",
         '    return at_home and wanted != "cpu" and not rules.everything\n',
         "    return False\n",
         "tests/test_placement.py",

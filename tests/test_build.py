@@ -27,10 +27,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.errors import CkptmoveError, CorruptError, UnsupportedError
-from ckptmove.opaque import Opaque
 from ckptmove.pickles.nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ckptmove.pickles.walk import walk
 from ckptmove.runtime.build import built
+from ckptmove.runtime.opaque import Opaque
 from tests.building import at_most
 from tests.checkpoints import MAKERS, save
 from tests.oracles import load, loads_safely

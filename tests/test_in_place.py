@@ -31,8 +31,8 @@ from ckptmove import (
     inspect,
     relocate,
 )
-from ckptmove.placement import place
-from ckptmove.rules import rules_of
+from ckptmove.placement.place import place
+from ckptmove.placement.rules import rules_of
 from ckptmove.sources.source import File
 from ckptmove.writing.in_place.change import InPlace
 from tests.checkpoints import MAKERS, kept_on_cpu, rezip, save, save_tagged, squeeze

@@ -140,7 +140,7 @@ def test_version_is_built_from_a_file_that_is_there() -> None:
 
 
 def test_what_pickles_are_told_to_make_can_be_found() -> None:
-    from ckptmove.opaque import STAND_IN
+    from ckptmove.runtime.opaque import STAND_IN
 
     assert is_there(STAND_IN)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import InputError, StrPath, UsageError, with_current_names
-from ..rules import rules_of
+from ..placement.rules import rules_of
 from ..sources import folder_of, inside, is_url, joined
 from ..verbs.convert import check_options, convert
 from ..verbs.relocate import relocate

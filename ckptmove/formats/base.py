@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from ..contents.streams import Container
 from ..drafts.draft import Draft, Loss
 from ..manifest.manifest import Manifest
-from ..placement import Moves
+from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import Readable, Source
 from ..zips.archive import Archive

@@ -10,6 +10,7 @@ from itertools import chain
 from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
+from ..contents.tree import joined
 from ..drafts.canonical import Cut, Graph, canonical
 from ..drafts.draft import Draft, Loss, Stored
 from ..drafts.programs import state_dict
@@ -19,11 +20,10 @@ from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path
 from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
-from ..placement import Moves
+from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import MAX_NBYTES, Readable, Source
 from .base import Checkpoint, Glimpse
-from .tree import joined
 
 
 class PickledFormat(ABC):

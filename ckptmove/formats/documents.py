@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, TypeAlias
 
 from ..errors import CorruptError, UnsupportedError
-from ..headers import Twice, unique
+from .safetensors_header import Twice, unique
 
 #: What `json.loads` gives.
 Json: TypeAlias = Any

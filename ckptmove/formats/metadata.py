@@ -15,8 +15,8 @@ import json
 from collections.abc import Container, Mapping
 
 from ..errors import CorruptError, UnsupportedError
-from ..headers import LONGEST, read_json
 from ..zips.archive import Archive
+from .safetensors_header import LONGEST, read_json
 
 #: The record, without the folder that all records are in.
 RECORD = ".data/ckptmove_metadata.json"

@@ -26,7 +26,6 @@ from ..drafts.leaves import Reader
 from ..drafts.ordering import Latest, Order, Reordered
 from ..drafts.trees import TREE, read_tree
 from ..errors import UnsupportedError
-from ..headers import LENGTH_NBYTES, Entry, read_header, shown
 from ..manifest.dtypes import CARRIERS
 from ..manifest.manifest import Extent, Section, Storage
 from ..plans.plan import Plan
@@ -34,6 +33,7 @@ from ..sources.source import Readable
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint, PickledFormat
 from .metadata import other_names
+from .safetensors_header import LENGTH_NBYTES, Entry, read_header, shown
 from .safetensors_writing import planned
 from .writing import Manner, Writing
 

@@ -20,10 +20,10 @@ from ..drafts.naming import names_of
 from ..drafts.parts import Part, parts_of
 from ..drafts.trees import TREE, read_tree, tree_text
 from ..errors import UnsupportedError, WriteError
-from ..headers import Entry, Sized, lay_out, read_header
 from ..plans.plan import Plan
 from ..sources.source import Readable
 from .metadata import still_true
+from .safetensors_header import Entry, Sized, lay_out, read_header
 from .writing import Manner, Writing, assembled
 
 #: What every tool looks for that reads safetensors for PyTorch.

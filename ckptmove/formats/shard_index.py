@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from ..drafts.trees import TREE
 from ..errors import CorruptError, InputError, UnsupportedError
-from ..headers import LONGEST, read_json, shown
 from ..sources import Missing, check_link, folder_of, joined, open_source
 from ..sources.source import Source
 from ..writing.in_place.change import settle
+from .safetensors_header import LONGEST, read_json, shown
 
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name

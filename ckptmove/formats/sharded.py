@@ -20,7 +20,6 @@ from typing import NamedTuple
 from ..contents.streams import Container, Spelling
 from ..drafts.trees import TREE
 from ..errors import CorruptError, UnsupportedError
-from ..headers import Entry
 from ..manifest.manifest import Section
 from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
@@ -29,6 +28,7 @@ from ..sources.source import Source
 from .base import Carries
 from .checkpoint import PickledCheckpoint
 from .safetensors import Placed, SafetensorsContainer, TensorsContainer
+from .safetensors_header import Entry
 from .shard_index import Index, check_shards
 
 _ORDERED = "collections.OrderedDict"

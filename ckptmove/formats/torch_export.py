@@ -29,7 +29,7 @@ from ..errors import UnsupportedError, WriteError
 from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.paths import spell
-from ..placement import Moves
+from ..placement.place import Moves
 from ..plans.plan import Plan
 from .base import Carries, Checkpoint, Glimpse
 from .checkpoint import PickledCheckpoint

@@ -34,9 +34,9 @@ from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plans.plan import Plan, edited
 from ..sources.source import Readable
-from ..tars import BLOCK, Member, has_checksum, members_of, resized
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
+from .tar_archive import BLOCK, Member, has_checksum, members_of, resized
 
 _NEEDED = ("storages", "tensors", "pickle")
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros

@@ -31,7 +31,7 @@ from ..manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Tuple
-from ..placement import Moves
+from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import Memory
 from ..zips.archive import Archive, Record

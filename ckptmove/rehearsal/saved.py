@@ -18,7 +18,7 @@ from ..formats.loading import object_in
 from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry, Total
 from ..manifest.paths import Path, spell
-from ..opaque import Opaque
+from ..runtime.opaque import Opaque
 from ..runtime.restoring import Restoring
 
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from ..contents.children import children_of
 from ..contents.sections import is_module_state
 from ..contents.tensors import device_text
-from ..formats.tree import joined
+from ..contents.tree import joined
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell

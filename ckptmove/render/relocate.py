@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ..placement import Kept, Moved
+from ..placement.place import Kept, Moved
 from ..verbs.relocate import RelocateReport
 from .text import listed, printable, size
 

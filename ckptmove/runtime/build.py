@@ -18,7 +18,6 @@ from torch._weights_only_unpickler import _get_allowed_globals
 from ..drafts.canonical import V2, V3, is_plain, is_untouched
 from ..errors import CkptmoveError, CorruptError, UnsupportedError
 from ..manifest.dtypes import STORAGE_CLASSES
-from ..opaque import Opaque, shown
 from ..pickles.nodes import (
     Blob,
     Call,
@@ -32,6 +31,7 @@ from ..pickles.nodes import (
     named,
 )
 from . import arrays, plain, rebuild
+from .opaque import Opaque, shown
 
 _ROOM = 256 << 20  # for copies of what several calls are given, in items or bytes
 

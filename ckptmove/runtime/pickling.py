@@ -14,7 +14,7 @@ import torch
 from torch.serialization import location_tag, normalize_storage_type
 
 from ..errors import UnsupportedError
-from ..opaque import Opaque
+from .opaque import Opaque
 
 
 class Pickled(NamedTuple):

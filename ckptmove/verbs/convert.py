@@ -23,8 +23,8 @@ from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing
 from ..pickles.terms import TooLong
-from ..placement import Kept, place
-from ..rules import Device, rules_of
+from ..placement.place import Kept, place
+from ..placement.rules import Device, rules_of
 from ..sources import is_folder
 from ..words import counted
 from ..writing.verify import Progress

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import StrPath
+from ..placement.rules import Device
 from ..render.move import MoveReport
-from ..rules import Device
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
 from ..manifest.device import parse
 from ..manifest.manifest import NamedDevice
-from ..placement import Kept, Moved, Moves
-from ..placement import place as place_tensors
+from ..placement.place import Kept, Moved, Moves
+from ..placement.place import place as place_tensors
+from ..placement.rules import Device, rules_of
 from ..plans.plan import Plan
-from ..rules import Device, rules_of
 from ..sources import folder_of, is_folder, is_url, joined, open_source
 from ..sources.source import File, Source
 from ..writing import check_destination, check_room, staged

@@ -11,10 +11,10 @@ from ..drafts.callables import Judge, Place, places_of
 from ..drafts.canonical import Composite, canonical, nodes_of
 from ..drafts.draft import Draft, Stored
 from ..errors import RefusedError, StrPath
-from ..opaque import STAND_IN
 from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk
+from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from .errors import RefusedError
-from .manifest.device import TagMap, kind_of
-from .manifest.manifest import Manifest, Role, Section, TensorEntry
-from .manifest.paths import Path
+from ..errors import RefusedError
+from ..manifest.device import TagMap, kind_of
+from ..manifest.manifest import Manifest, Role, Section, TensorEntry
+from ..manifest.paths import Path
+from ..words import quoted
 from .rules import Rules
-from .words import quoted
 
 _WHY = {
     Role.STEP: "torch keeps optimizer steps on the CPU unless capturable or fused",

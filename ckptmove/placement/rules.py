@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from .errors import DeviceError, StrPath, UsageError
-from .manifest.device import TagMap, parse
-from .manifest.manifest import TensorEntry
-from .manifest.paths import Path as KeyPath
+from ..errors import DeviceError, StrPath, UsageError
+from ..manifest.device import TagMap, parse
+from ..manifest.manifest import TensorEntry
+from ..manifest.paths import Path as KeyPath
 
 #: What `torch.compile` puts into the names of what is in a module.
 _WRAPPED = re.compile(r"\b_orig_mod\.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..contents.children import children_of
 from ..manifest.paths import Key, Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
+from .children import children_of
 
 
 class _Placed(NamedTuple):

@@ -1,0 +1,1 @@
+"""Who goes where: rules, and the moves that follow from them."""

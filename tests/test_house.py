@@ -22,7 +22,7 @@ PROJECT = ROOT.parent
 
 #: Every module, floor by floor from the ground up; each imports only what stands before it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "manifest.dtypes", "words", "version", "manifest.paths"),
+    ("errors", "manifest.dtypes", "phrases", "version", "manifest.paths"),
     (
         "sources.budget",
         "sources.source",

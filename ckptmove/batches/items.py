@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..words import which_loading_runs
+from ..phrases import which_loading_runs
 from .ledger import Entry
 
 SCHEMA = 1

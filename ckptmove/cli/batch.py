@@ -36,7 +36,7 @@ from .relocate import relocate_asked, relocate_options
 from .streams import Signalled
 from .validate import validate_options
 
-_WORDS = "ckptmove.words"
+_WORDS = "ckptmove.phrases"
 _OFTEN = 0.1  # seconds between two looks at what is being done
 _LONGEST_NAME = 40
 

@@ -9,10 +9,10 @@ import click
 
 from ..drafts.weights import WEIGHTS
 from ..errors import UsageError
+from ..phrases import which_loading_runs
 from ..render.convert import conversion
 from ..verbs.convert import PRESETS
 from ..verbs.convert import convert as convert_checkpoint
-from ..words import which_loading_runs
 from .options import (
     Command,
     Function,

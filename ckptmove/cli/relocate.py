@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ..errors import UsageError
+from ..phrases import which_loading_runs
 from ..render.relocate import relocation
 from ..verbs.relocate import relocate as relocate_checkpoint
-from ..words import which_loading_runs
 from .options import (
     Command,
     Function,

@@ -13,9 +13,9 @@ from ..contents.tensors import Recogniser
 from ..errors import RefusedError, UsageError
 from ..manifest.manifest import Section
 from ..manifest.paths import Path, spell, spell_apart
+from ..phrases import listed
 from ..pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..words import listed
 
 _SED = re.compile(
     r"""s(?P<end>[^\\\s\w])

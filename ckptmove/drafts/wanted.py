@@ -11,7 +11,7 @@ from ..contents.tensors import Recogniser
 from ..errors import RefusedError
 from ..manifest.manifest import Section
 from ..manifest.paths import Path
-from ..words import counted, quoted
+from ..phrases import counted, quoted
 from .draft import Draft
 from .patterns import is_name
 from .selecting import prune

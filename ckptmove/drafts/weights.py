@@ -17,8 +17,8 @@ from ..contents.sections import is_module_state, is_state_dict
 from ..errors import RefusedError, UsageError
 from ..manifest.manifest import Section, TensorEntry
 from ..manifest.paths import Path, spell
+from ..phrases import counted, listed
 from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
-from ..words import counted, listed
 from .patterns import covers
 from .shaping import beside, rename_keys, way_to
 

@@ -28,13 +28,13 @@ from ..contents.uses import Uses, not_surely_harmless
 from ..drafts.draft import Draft, Loss
 from ..errors import InputError
 from ..manifest.other_records import HeldRecord, RecordKind
+from ..phrases import counted
 from ..pickles.base64_text import is_json_like, pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
-from ..words import counted
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .base import Carries, Glimpse
 from .bundle_writing import is_bytes, is_of_torch, losses_of, planned

@@ -19,7 +19,7 @@ import torch
 
 from ..drafts.patterns import covers
 from ..errors import CkptmoveError, UsageError
-from ..words import first_line
+from ..phrases import first_line
 from .containers import Container, Fields, Part, attributed, fielded, own_attributes, plain, rebuilt
 from .copying import Copying
 from .devices import reachable

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, TensorEntry
+from ..phrases import counted, listed
 from ..verdicts import SLOW, WRONG, Verdict
-from ..words import counted, listed
 from .belonging import Belonging
 from .case import MOST_LINES, UNKNOWN, Case
 from .happenings import Operand, Trace

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import RefusedError
-from ..words import first_line
+from ..phrases import first_line
 from .swapping import Swap, check_free, is_plain, is_set, is_view, would_be_set
 
 #: How often a view uses its base at most: once for each direction of differentiation.

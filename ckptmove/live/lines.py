@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from ..words import told
+from ..phrases import told
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_ITEMS = 64  # of a container that may hold a tensor

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import RefusedError
 from ..manifest.paths import spell
-from ..words import listed
+from ..phrases import listed
 from .holdings import Held, Holding, Holdings
 
 #: Classes that spread a model over devices themselves.

@@ -15,10 +15,10 @@ from torch import nn
 from ..errors import RefusedError, StrPath, UsageError
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Path, spell
+from ..phrases import first_line, quoted
 from ..placement.place import place as placed
 from ..placement.rules import Device, Rules, rules_of
 from ..render.move import MoveReport
-from ..words import first_line, quoted
 from .computed import Computed, computed, dropped, renew
 from .devices import reachable
 from .exchange import Exchange, Going

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..manifest.manifest import TensorEntry
 from ..manifest.paths import Path, spell
-from ..words import quoted
+from ..phrases import quoted
 from .belonging import Belonging, belonging
 from .holdings import REGISTERED, Held, Holding, Holdings
 from .offloaded import Offloads

@@ -22,7 +22,7 @@ from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
-from ..words import told
+from ..phrases import told
 from .copies import Copies, Copy
 from .failing import Failing
 from .happenings import Happening, Operand, Site, Trace, Usage

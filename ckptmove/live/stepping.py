@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..manifest.manifest import Role
+from ..phrases import listed
 from ..verdicts import SLOW, Verdict
-from ..words import listed
 from .case import Case
 
 

@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckFailed
+from ..phrases import counted, listed
 from ..pickles.nodes import Node
 from ..sources.source import Fetched
-from ..words import counted, listed
 from .device import kind_of, parse
 from .other_records import OtherRecord
 from .paths import Path, path_json

@@ -16,7 +16,7 @@ from ..errors import RefusedError
 from ..manifest.device import TagMap, kind_of
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Path
-from ..words import quoted
+from ..phrases import quoted
 from .rules import Rules
 
 _WHY = {

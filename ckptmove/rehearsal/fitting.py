@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UsageError
-from ..words import counted, listed
+from ..phrases import counted, listed
 from .saved import Saved, State
 
 #: From what likeness on a state dict may be the model's, though its keys have other prefixes.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from ..words import counted, listed
+from ..phrases import counted, listed
 
 #: State that has the shape of its parameter.
 SHAPED = frozenset(

@@ -11,7 +11,7 @@ import torch
 from ..live.happenings import Trace
 from ..live.lines import raised_at, raised_in
 from ..live.recording import Recorder
-from ..words import counted, told
+from ..phrases import counted, told
 from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .stages import Stage, is_mismatch
 from .steps import Step

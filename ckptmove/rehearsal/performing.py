@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
 from ..live.recording import Recorder
-from ..words import counted, listed
+from ..phrases import counted, listed
 from . import factories, fitting, inputs, optimizers, saved, steps
 from .factories import Built, Model
 from .findings import FAILED, PASSED, SKIPPED

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..manifest.manifest import Manifest
-from ..words import counted, listed, told
+from ..phrases import counted, listed, told
 from .findings import FAILED, PASSED, SKIPPED, Finding
 from .rehearse import is_there, usual_device
 from .scripted import danger, makes_itself

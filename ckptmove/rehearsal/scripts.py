@@ -19,9 +19,9 @@ from ..environment.facts import facts
 from ..live.lines import said
 from ..live.recording import Recorder
 from ..live.watching import diagnosed
+from ..phrases import counted
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict
-from ..words import counted
 from .apart import tell, tell_so_far
 from .guessing import Guesses
 from .hosting import hosting

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..words import text_of, told
+from ..phrases import text_of, told
 from . import confined
 from .apart import Lost, apart
 from .factories import Built, is_of_file

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..words import text_of
+from ..phrases import text_of
 from .factories import Built
 from .fitting import Fit, loaded_into
 from .inputs import Batch

@@ -12,7 +12,7 @@ from ..live.belonging import misplaced as apart_from_parameters
 from ..live.holdings import Held, holdings
 from ..live.operations import indexed
 from ..live.recording import Recorder
-from ..words import counted, listed
+from ..phrases import counted, listed
 from .fitting import bits_equal
 from .inputs import SEED, Batch
 from .optimizers import Rebuilt

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..manifest.paths import spell
+from ..phrases import counted
 from ..verbs.convert import ConvertReport
-from ..words import counted
 from .relocate import what_stays
 from .text import listed, printable, size, table
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from ..drafts.differing import Difference, Kind, Values
 from ..drafts.excerpts import first_apart
 from ..manifest.paths import spell
+from ..phrases import counted
 from ..verbs.diff import Diff
-from ..words import counted
 from .groups import collapsed, pattern_of
 from .text import cut, listed, printable, shape, size, table
 

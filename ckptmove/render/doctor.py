@@ -8,8 +8,8 @@ from typing import Any
 
 from ..live.diagnosis import Diagnosis
 from ..live.happenings import Happening, Trace
+from ..phrases import counted
 from ..verdicts import WRONG, Verdict
-from ..words import counted
 from .text import cut, printable, size, table
 
 _INDENT = 7  # columns of a severity

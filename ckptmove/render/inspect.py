@@ -13,6 +13,7 @@ from ..contents.tree import joined
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell
+from ..phrases import counted, short
 from ..pickles.nodes import (
     Call,
     Dict,
@@ -26,7 +27,6 @@ from ..pickles.nodes import (
     Tuple,
 )
 from ..sources.urls import masked
-from ..words import counted, short
 from .blocks import Block, text_of
 from .groups import groups_of
 from .text import cut, listed, printable, shape, size, table

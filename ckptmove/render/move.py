@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..manifest.manifest import NamedDevice
+from ..phrases import counted
 from ..placement.place import Kept, Moved
-from ..words import counted
 from .blocks import Block, html_of, text_of
 from .text import listed, size
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from .. import words
+from .. import phrases
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _MOST_LISTED = 10
@@ -103,4 +103,4 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Iterator[
 
 def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """Names with commas between them; of many the first, and how many more."""
-    return words.listed([*map(printable, names[:most]), *names[most:]], most)
+    return phrases.listed([*map(printable, names[:most]), *names[most:]], most)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..phrases import counted
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED
 from ..verbs.validate import ValidationReport
-from ..words import counted
 from .text import printable
 
 _MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
-from ..words import told
+from ..phrases import told
 from .urls import masked
 
 _T = TypeVar("_T")

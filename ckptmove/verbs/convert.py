@@ -22,11 +22,11 @@ from ..drafts.weights import section_asked
 from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing
+from ..phrases import counted
 from ..pickles.terms import TooLong
 from ..placement.place import Kept, place
 from ..placement.rules import Device, rules_of
 from ..sources import is_folder
-from ..words import counted
 from ..writing.verify import Progress
 from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of

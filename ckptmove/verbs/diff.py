@@ -20,9 +20,9 @@ from ..drafts.selecting import named_by
 from ..errors import CheckFailed, RefusedError, StrPath, UsageError
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
+from ..phrases import counted, listed
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
-from ..words import counted, listed
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress
 from .unknown import refuse_unknown

@@ -14,7 +14,7 @@ from ..drafts.draft import Draft, Loss
 from ..drafts.patterns import covers
 from ..errors import RefusedError
 from ..formats.writing import Manner, Writing
-from ..words import short
+from ..phrases import short
 
 _ROOM = 140  # bytes of a line for places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"

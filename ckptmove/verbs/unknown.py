@@ -5,8 +5,8 @@ from __future__ import annotations
 from .. import formats
 from ..errors import StrPath, UntrustedError
 from ..manifest.manifest import Manifest
+from ..phrases import few
 from ..sources import open_source
-from ..words import few
 
 
 def refuse_unknown(manifest: Manifest, *, otherwise: str) -> None:

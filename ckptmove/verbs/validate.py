@@ -21,10 +21,10 @@ from ..errors import (
 )
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
+from ..phrases import counted, listed
 from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
-from ..words import counted, listed
 from ..writing.verify import Progress
 from .diff import diff
 from .unknown import refuse_unknown

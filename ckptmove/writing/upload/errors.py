@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
+from ...phrases import told
 from ...sources.filesystem import asked, status_of
-from ...words import told
 
 _T = TypeVar("_T")
 _UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, NotADirectoryError)

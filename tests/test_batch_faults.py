@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import ckptmove
 from ckptmove import RefusedError
-from ckptmove.batches.ledger import LEDGER
+from ckptmove.batches.trees.ledger import LEDGER
 from tests.checkpoints import save
 from tests.conftest import ROOT, RunCli
 from tests.staging import mounted
@@ -159,7 +159,7 @@ def test_another_version_looks_again(
     with ThreadPoolExecutor(1) as executor:
         batch = ckptmove.batch("convert", tree, out, executor=executor, dry_run=True)
         assert len(batch.plan.done) == 3
-        monkeypatch.setattr("ckptmove.batches.keys.__version__", "0.0")
+        monkeypatch.setattr("ckptmove.batches.fingerprints.__version__", "0.0")
         batch = ckptmove.batch("convert", tree, out, executor=executor)
         assert len(batch.plan.done) == 0
         assert outcomes(batch) == SKIPPED  # compared, and equal
@@ -238,7 +238,7 @@ def test_in_place_a_new_version_changes_nothing_twice(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("relocate", tree, in_place=True, map=SWAP) == THREE
-    monkeypatch.setattr("ckptmove.batches.keys.__version__", "0.0")
+    monkeypatch.setattr("ckptmove.batches.fingerprints.__version__", "0.0")
     assert run("relocate", tree, in_place=True, map=SWAP) == SKIPPED
 
 
@@ -493,7 +493,7 @@ def test_against_is_found_from_wherever_an_executor_is(
 
 
 def test_a_worker_whose_run_is_gone_ends_without_a_word(tmp_path: Path) -> None:
-    code = "from ckptmove.batches.workers import serve; serve()"
+    code = "from ckptmove.batches.executors.process_pool import serve; serve()"
     for _ in range(12):
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -20,10 +20,10 @@ import torch
 
 import ckptmove
 from ckptmove import UsageError, WriteError
-from ckptmove.batches.cluster import Cluster
-from ckptmove.batches.driver import _performing
+from ckptmove.batches.executors.ray_driver import _performing
+from ckptmove.batches.executors.ray_executor import Cluster
 from ckptmove.batches.items import Result
-from ckptmove.batches.ledger import LEDGER
+from ckptmove.batches.trees.ledger import LEDGER
 from tests.checkpoints import save
 from tests.conftest import ROOT, RunCli
 from tests.fronts import HANG
@@ -258,8 +258,8 @@ def test_a_large_item_is_written_in_parts_by_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One is killed at it; the parts that it had are written by another."""
-    monkeypatch.setattr("ckptmove.batches.cluster._LARGE", 1 << 20)
-    monkeypatch.setattr("ckptmove.batches.cluster._PART", 4 << 20)
+    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._LARGE", 1 << 20)
+    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._PART", 4 << 20)
     out, name = tmp_path / "out", "large-1.safetensors"
     writers = set[int]()
 
@@ -283,8 +283,8 @@ def test_a_large_item_is_written_in_parts_by_several(
 def test_a_run_that_is_broken_off_takes_its_parts_with_it(
     nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.batches.cluster._LARGE", 1 << 20)
-    monkeypatch.setattr("ckptmove.batches.cluster._PART", 2 << 20)
+    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._LARGE", 1 << 20)
+    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._PART", 2 << 20)
     out = tmp_path / "out"
     batch = ckptmove.batch("relocate", tree, out, to="cpu", include="large*", ray=nodes.address)
     with ThreadPoolExecutor(1) as executor:
@@ -315,7 +315,7 @@ def test_a_cluster_that_is_not_there_is_told_in_a_line(
 
 @pytest.mark.slow
 def test_what_answers_but_is_no_cluster_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptmove.batches.cluster._CONNECTING", 3.0)
+    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._CONNECTING", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         hangs = threading.Timer(HANG, server.close)

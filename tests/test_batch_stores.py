@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.batches.ledger import MARKS
+from ckptmove.batches.trees.ledger import MARKS
 from ckptmove.errors import InputError, RefusedError, UsageError
 from tests.checkpoints import save
 from tests.conftest import RunCli

@@ -59,7 +59,7 @@ def test_memory_that_does_not_suffice_is_the_file_s_fault(tmp_path: Path) -> Non
     path.parent.mkdir()
     path.write_bytes(BOMBS["large_numbers.pkl"](12_000_000))
     limit = (
-        "import resource, ckptmove, ckptmove.cli, ckptmove.batches.working\n"
+        "import resource, ckptmove, ckptmove.cli, ckptmove.batches.executors.worker\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "room = pages * resource.getpagesize() + (50 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"

@@ -146,9 +146,9 @@ def test_what_pickles_are_told_to_make_can_be_found() -> None:
 
 
 def test_a_cluster_is_driven_by_a_module_that_is_there() -> None:
-    from ckptmove.batches import cluster, driver
+    from ckptmove.batches.executors import ray_driver, ray_executor
 
-    assert driver.__name__ == cluster._DRIVER
+    assert ray_driver.__name__ == ray_executor._DRIVER
 
 
 def test_code_of_ours_is_told_from_code_of_users() -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import StrPath, UsageError, accept_former_names
 from ..writing.verify import Progress
-from .asking import absolute, from_root
+from .options import absolute, from_root
 from .planning import plan_batch
 from .running import Batch
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from .executors.ray_executor import Cluster
 
 
 @accept_former_names(copy_others="copy_rest")
@@ -122,7 +122,7 @@ def _refuse_memory(*trees: StrPath | None) -> None:
 
 
 def _joined(address: str) -> Cluster:
-    from .cluster import Cluster  # only here: it takes a while to import
+    from .executors.ray_executor import Cluster  # only here: it takes a while to import
 
     return Cluster(address)
 

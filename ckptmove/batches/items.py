@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..phrases import which_loading_runs
-from .ledger import Entry
+from .trees.ledger import Entry
 
 SCHEMA = 1
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
@@ -25,7 +25,7 @@ class Item(NamedTuple):
             checkpoint, to be copied), or `unreadable`.
         files: of a folder or an index, all its files.
         nbytes: of all that belongs to it.
-        stamp: of what it is made of, when it was found; see `disk.stamp_of`.
+        stamp: of what it is made of, when it was found; see `local_tree.stamp_of`.
         output: what is written; the file itself if it is changed in place, and empty if nothing is.
     """
 

@@ -12,17 +12,17 @@ from ..sources import is_folder, is_url, joined
 from ..verbs.companions import check_apart
 from ..writing import check_store
 from ..writing.destination import failure_of
-from .asking import Against, checked_options
-from .doing import written_nbytes
-from .finding import Found, find, once
+from .discovery import Found, find, once
+from .fingerprints import is_done, is_ours, key_of, request_of
+from .free_space import free_in, obstacles, refuse_if_full
 from .items import SCHEMA, Item, Task
-from .keys import is_done, is_ours, key_of, request_of
-from .leftovers import remove_leftovers
-from .marks import book_in
-from .naming import naming, refuse_clashes
-from .places import at
-from .room import free_in, obstacles, refuse_if_full
-from .wanted import Wanted, is_below, is_in_share, names_to_retry, share_of
+from .options import Against, checked_options
+from .outputs import naming, refuse_clashes
+from .run_item import written_nbytes
+from .selection import Wanted, is_below, is_in_share, names_to_retry, share_of
+from .trees.cleanup import remove_leftovers
+from .trees.object_ledger import book_in
+from .trees.tree import at
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from ..errors import CkptmoveError
 from ..writing.destination import sync_folder
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress
+from .executors.process_pool import WorkerDied, Workers
+from .executors.worker import work
 from .items import BUSY, FAILED, OUTCOMES, SCHEMA, SKIPPED, Result, Task, result_of
-from .leftovers import remove_leftovers
 from .planning import BatchPlan
-from .workers import WorkerDied, Workers
-from .working import work
+from .trees.cleanup import remove_leftovers
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from .executors.ray_executor import Cluster
 
 _AHEAD = 2  # items handed out for each worker
 _FAR_AHEAD = 256  # where we don't know how many workers there are

@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import InputError
-from ..sources import exists, joined, open_source
-from ..sources.filesystem import info_of, place_of, size_in
-from ..sources.filesystem import stamp_of as stamp_of_object
-from ..sources.listing import facts, many, tree
-from .disk import FILE, FOLDER, NAMELESS, Listed, Output, as_one, is_ours
+from ...errors import InputError
+from ...sources import exists, joined, open_source
+from ...sources.filesystem import info_of, place_of, size_in
+from ...sources.filesystem import stamp_of as stamp_of_object
+from ...sources.listing import facts, many, tree
+from .local_tree import FILE, FOLDER, NAMELESS, Listed, Output, as_one, is_ours
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 def each(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
-    """As `disk.each`, several at once."""
+    """As `local_tree.each`, several at once."""
     return many(call, given)
 
 
 def listings(root: str) -> Callable[[str], list[Listed]]:
-    """As `disk.listings`: the whole tree is listed at once."""
+    """As `local_tree.listings`: the whole tree is listed at once."""
     base = root.rstrip("/")
     found: dict[str, list[Listed]] = {base: []}
     for name, path, nbytes, stamp in tree(root):
@@ -50,13 +50,13 @@ def _is_name(part: str) -> bool:
 
 
 def stamp_of(files: Sequence[str], root: str = "") -> str:
-    """As `disk.stamp_of`, by what the store says of each."""
+    """As `local_tree.stamp_of`, by what the store says of each."""
     stamps = (stamp for _, stamp in many(facts, files))
     return as_one([(path[len(root) :], stamp) for path, stamp in zip(files, stamps, strict=True)])
 
 
 def files_of(path: str) -> Sequence[str]:
-    """As `disk.files_of`."""
+    """As `local_tree.files_of`."""
     return [each.path for each in _there(path)]
 
 
@@ -73,7 +73,7 @@ def _there(path: str) -> list[Listed]:
 
 
 def nbytes_of(files: Iterable[str]) -> int:
-    """As `disk.nbytes_of`."""
+    """As `local_tree.nbytes_of`."""
 
     def size(path: str) -> int:
         try:
@@ -85,19 +85,19 @@ def nbytes_of(files: Iterable[str]) -> int:
 
 
 def output_of(path: str, *, summed: bool) -> Output:
-    """As `disk.output_of`. It is never read: what the store says of it changes with its bytes."""
+    """As `local_tree.output_of`, but never read: what the store says changes with the bytes."""
     there = _there(path)
     stamp = as_one([(each.path[len(path) :], each.stamp) for each in there])
     return Output(sum(each.nbytes for each in there), stamp)
 
 
 def sizes_of(path: str) -> dict[str, int]:
-    """As `disk.sizes_of`."""
+    """As `local_tree.sizes_of`."""
     return {each.name: each.nbytes for each in _there(path)}
 
 
 def same(one: str, other: str) -> bool:
-    """As `disk.same`; the other is a file or a folder here."""
+    """As `local_tree.same`; the other is a file or a folder here."""
     here = Path(other)
     theirs = sizes_of(one)
     ours = {
@@ -116,7 +116,7 @@ def _same_bytes(one: str, other: str) -> bool:
 
 
 def holds(path: str, data: bytes) -> bool:
-    """As `disk.holds`."""
+    """As `local_tree.holds`."""
     if sizes_of(path) != {"": len(data)}:
         return False
     with open_source(path) as source:
@@ -124,9 +124,9 @@ def holds(path: str, data: bytes) -> bool:
 
 
 def is_taken(path: str) -> bool:
-    """As `disk.is_taken`."""
+    """As `local_tree.is_taken`."""
     return exists(path)
 
 
 def make_folder(path: str) -> None:
-    """As `disk.make_folder`: there is nothing to be made."""
+    """As `local_tree.make_folder`: there is nothing to be made."""

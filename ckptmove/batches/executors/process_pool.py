@@ -24,8 +24,8 @@ from contextvars import copy_context
 from types import FrameType
 from typing import IO, Any, NoReturn
 
-from .doing import LISTENER
-from .telling import Teller, sendable
+from ..run_item import LISTENER
+from .progress import Teller, sendable
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress

@@ -16,12 +16,12 @@ from typing import Any
 from ..errors import InputError
 from ..verbs.inspect import inspect
 from ..version import __version__
-from .asking import absolute, code_of, from_root
-from .disk import Output, inode_of
-from .finding import parts_of
+from .discovery import parts_of
 from .items import Item, Task
-from .ledger import Entry
-from .places import at
+from .options import absolute, code_of, from_root
+from .trees.ledger import Entry
+from .trees.local_tree import Output, inode_of
+from .trees.tree import at
 
 
 def request_of(verb: str, options: Mapping[str, Any]) -> str:

@@ -18,13 +18,13 @@ from ..verbs.validate import validate
 from ..writing import staged
 from ..writing.destination import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
-from .disk import allocated_nbytes
+from .fingerprints import is_ours
+from .free_space import existing_of, refuse_long_name
 from .items import Item, Task
-from .keys import is_ours
-from .ledger import Entry
-from .leftovers import beside
-from .places import at
-from .room import existing_of, refuse_long_name
+from .trees.cleanup import beside
+from .trees.ledger import Entry
+from .trees.local_tree import allocated_nbytes
+from .trees.tree import at
 
 #: Who wants to know of progress within an item.
 LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..errors import InputError
-from ..writing.destination import HIDDEN
-from ..writing.in_place.journal import SUFFIX, UNFINISHED
+from ...errors import InputError
+from ...writing.destination import HIDDEN
+from ...writing.in_place.journal import SUFFIX, UNFINISHED
 from .ledger import LEDGER, MARKS
 
 _T = TypeVar("_T")

@@ -26,12 +26,12 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from ..errors import WriteError
-from ..writing.distributed import SPREAD, Part, Spread
-from ..writing.execute import write_part
-from .doing import LISTENER
-from .ledger import Ledger
-from .telling import Teller, sendable
+from ...errors import WriteError
+from ...writing.distributed import SPREAD, Part, Spread
+from ...writing.execute import write_part
+from ..run_item import LISTENER
+from ..trees.ledger import Ledger
+from .progress import Teller, sendable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
@@ -263,7 +263,7 @@ def _performing(version: str) -> Callable[[int, bytes, Any], bytes]:
         if found != version:
             has = f"has ckptmove {found}, not {version}" if found else f"has no ckptmove {version}"
             return pickle.dumps(("unfit", f"the node {platform.node()} {has}"))
-        from ckptmove.batches.driver import carry_out
+        from ckptmove.batches.executors.ray_driver import carry_out
 
         return carry_out(call, number, told)
 

@@ -14,7 +14,7 @@ from ..sources import folder_of, inside, is_url, joined
 from ..verbs.convert import check_options, convert
 from ..verbs.relocate import relocate
 from ..verbs.validate import validate
-from .naming import bare_name
+from .outputs import bare_name
 
 VERBS: Mapping[str, Callable[..., Any]] = {
     "relocate": relocate,

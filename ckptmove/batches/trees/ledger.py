@@ -28,8 +28,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from ..errors import RefusedError
-from ..writing.destination import failure_of
+from ...errors import RefusedError
+from ...writing.destination import failure_of
 
 LEDGER = ".ckptmove-batch.jsonl"  # its name
 MARKS = ".ckptmove-batch"  # that of the folder which is in its place in a store
@@ -50,8 +50,8 @@ class Entry(NamedTuple):
         key: a digest of all that what was made of it depends on; see `keys`.
         outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
             where that came to nothing.
-        nbytes, stamp, crc32: of the output, as `disk.Output` has them; not where a file was changed
-            in place.
+        nbytes, stamp, crc32: of the output, as `local_tree.Output` has them; not where a file was
+            changed in place.
         tags: where a file is changed in place by the devices that it names, a digest of these: as
             they were when it was begun, as they are since it was done.
     """

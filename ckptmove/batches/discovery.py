@@ -14,10 +14,10 @@ from ..errors import InputError, UnsupportedError
 from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
 from ..sources import folder_of, is_folder, is_url, joined, open_source
-from .disk import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
 from .items import Item
-from .places import at
-from .wanted import Wanted
+from .selection import Wanted
+from .trees.local_tree import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
+from .trees.tree import at
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", ".index.json")

@@ -18,16 +18,16 @@ from concurrent.futures import Executor, Future
 from multiprocessing import Pipe
 from typing import Any
 
-from ..errors import UsageError, WriteError
-from ..sources import is_url
-from ..writing.destination import failure_of
-from .driver import Call
-from .items import Task
-from .ledger import Entry, Ledger
-from .workers import Listener, WorkerDied
+from ...errors import UsageError, WriteError
+from ...sources import is_url
+from ...writing.destination import failure_of
+from ..items import Task
+from ..trees.ledger import Entry, Ledger
+from .process_pool import Listener, WorkerDied
+from .ray_driver import Call
 
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd}, {address!r})"
-_DRIVER = f"{__package__}.driver"
+_DRIVER = f"{__package__}.ray_driver"
 _CONNECTING = 30.0  # seconds to reach a cluster
 _GRACE = 40.0  # seconds to break off
 _LEAST_AHEAD = 16  # tasks handed out, however small the cluster is now: it may grow

@@ -1,0 +1,1 @@
+"""Who does the items: threads, processes, a Ray cluster."""

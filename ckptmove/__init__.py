@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         UsageError,
         WriteError,
     )
-    from .live.diagnosis import Diagnosis
-    from .live.happenings import Happening, Operand, Site, Trace, Usage
+    from .live.tracing.diagnosis import Diagnosis
+    from .live.tracing.events import Happening, Operand, Site, Trace, Usage
     from .manifest.manifest import (
         Alias,
         Extent,
@@ -156,8 +156,8 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "UsageError",
         "WriteError",
     ),
-    "ckptmove.live.diagnosis": ("Diagnosis",),
-    "ckptmove.live.happenings": ("Happening", "Operand", "Site", "Trace", "Usage"),
+    "ckptmove.live.tracing.diagnosis": ("Diagnosis",),
+    "ckptmove.live.tracing.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
     "ckptmove.manifest.manifest": (
         "Alias",
         "Extent",

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 import ckptmove
 from ckptmove import RefusedError
-from ckptmove.live.holdings import Holding, Holdings, holdings
+from ckptmove.live.inventory.holdings import Holding, Holdings, holdings
 
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 

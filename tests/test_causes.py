@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove.live.causes import causes
-from ckptmove.live.happenings import Happening, Operand, Site, Trace
-from ckptmove.live.holdings import holdings
-from ckptmove.live.operations import factory
-from ckptmove.live.reporting import manifest_of
+from ckptmove.live.inventory.holdings import holdings
+from ckptmove.live.inventory.manifest import manifest_of
+from ckptmove.live.tracing.causes import causes
+from ckptmove.live.tracing.events import Happening, Operand, Site, Trace
+from ckptmove.live.tracing.operations import factory
 from ckptmove.manifest.manifest import Manifest
 from ckptmove.verdicts import SLOW, WRONG, Verdict
 

@@ -333,7 +333,12 @@ def test_the_help_says_of_each_command_how_its_own_help_begins() -> None:
 
 
 #: What takes a while to import, and calls that need little of it.
-HEAVY = ("ckptmove.batches", "ckptmove.live", "ckptmove.rehearsal", "ckptmove.verbs.convert")
+HEAVY = (
+    "ckptmove.batches",
+    "ckptmove.live.inventory",
+    "ckptmove.rehearsal",
+    "ckptmove.verbs.convert",
+)
 SLOW = ("hashlib", "html", "ipaddress", "random", "subprocess", "torch", "numpy")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ckptmove import DeviceError
-from ckptmove.live.devices import reachable
+from ckptmove.live.transfer.devices import reachable
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])

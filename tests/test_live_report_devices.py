@@ -265,7 +265,7 @@ def test_a_batch_elsewhere_is_told() -> None:
 
 
 def test_a_walk_that_was_cut_short_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptmove.live.reaching.MOST_VALUES", 3)
+    monkeypatch.setattr("ckptmove.live.inventory.object_walk.MOST_VALUES", 3)
     model = nn.Linear(2, 2)
     model.words = [{"a": 1} for _ in range(9)]  # type: ignore[assignment]  # as users do
     assert "tensors may be missing from this list" in ckptmove.report(model).warnings[0]

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import ckptmove
 from ckptmove import Moved, RefusedError
-from ckptmove.live.holdings import holdings
+from ckptmove.live.inventory.holdings import holdings
 from tests import moving
 from tests.growing import grown, recipes
 from tests.second_device import DEVICE, apart, limited

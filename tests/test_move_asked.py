@@ -19,8 +19,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import ckptmove
 from ckptmove import RefusedError, UsageError
-from ckptmove.live.holdings import holdings
-from ckptmove.live.unregistered import unregistered
+from ckptmove.live.inventory.holdings import holdings
+from ckptmove.live.inventory.unregistered import unregistered
 from tests import moving
 from tests.growing import grown, recipes
 from tests.second_device import DEVICE, apart

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import ckptmove
-from ckptmove.live.holdings import holdings
+from ckptmove.live.inventory.holdings import holdings
 from tests import moving
 from tests.growing import composites, grown, recipes
 

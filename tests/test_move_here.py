@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ckptmove
 from ckptmove import DeviceError, RefusedError, UsageError
-from ckptmove.live.exchange import Exchange, Going
-from ckptmove.live.holdings import Holding, holdings
+from ckptmove.live.inventory.holdings import Holding, holdings
+from ckptmove.live.transfer.swap_storages import Exchange, Going
 from tests import moving
 from tests.growing import composites, grown, recipes
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from ckptmove import DeviceError, UsageError, prefetch
-from ckptmove.live import prefetching
+from ckptmove.live.transfer import prefetch as prefetching
 from tests.second_device import DEVICE, apart
 
 META = torch.device("meta")

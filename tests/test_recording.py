@@ -16,9 +16,10 @@ from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove import UsageError
-from ckptmove.live import lines, recording
-from ckptmove.live.happenings import Trace
-from ckptmove.live.recording import Recorder
+from ckptmove.live.tracing import recorder as recording
+from ckptmove.live.tracing import source_lines
+from ckptmove.live.tracing.events import Trace
+from ckptmove.live.tracing.recorder import Recorder
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a second device that every machine has
@@ -120,8 +121,8 @@ def test_an_exception_is_told_by_operation_and_module() -> None:
     recorder = Recorder(module, CPU)
     with pytest.raises(RuntimeError) as raised, recorder:
         module(torch.ones(1, 3))  # wrong
-    assert lines.raised_in(raised.value, module) == "1"
-    assert lines.raised_at(raised.value).endswith(f":{line_of('# wrong')}")
+    assert source_lines.raised_in(raised.value, module) == "1"
+    assert source_lines.raised_at(raised.value).endswith(f":{line_of('# wrong')}")
     site = recorder.trace().error
     assert site is not None
     assert site.module == "1"

@@ -154,12 +154,12 @@ def test_a_cluster_is_driven_by_a_module_that_is_there() -> None:
 def test_code_of_ours_is_told_from_code_of_users() -> None:
     """By the folder of the package, and by the files of it that stand in for torch."""
     pytest.importorskip("torch")
-    from ckptmove.live import lines
+    from ckptmove.live.tracing import source_lines
     from ckptmove.rehearsal import answering, guessing, hosting, keeping, kernels, pretending
 
-    assert str(ROOT) + os.sep == lines._OURS
+    assert str(ROOT) + os.sep == source_lines._OURS
     stand_ins = (answering, guessing, hosting, keeping, kernels, pretending)
-    assert sorted(lines._LIKE_TORCH) == sorted(str(each.__file__) for each in stand_ins)
+    assert sorted(source_lines._LIKE_TORCH) == sorted(str(each.__file__) for each in stand_ins)
 
 
 def test_what_simulates_a_device_is_known_by_its_folder() -> None:

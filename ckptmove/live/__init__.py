@@ -1,1 +1,1 @@
-"""Models in memory: where they are, moving them, and watching what they do. Imports torch."""
+"""Models in memory: what they hold, moving it, and watching it run."""

@@ -11,9 +11,9 @@ import torch
 
 from ..environment.usable import Facts, facts
 from ..errors import CkptmoveError, UsageError
-from ..live.lines import said
-from ..live.recording import Recorder
-from ..live.watching import diagnosed
+from ..live.tracing.recorder import Recorder
+from ..live.tracing.source_lines import said
+from ..live.tracing.trace import diagnosed
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict
 from . import confined, factories, inputs, optimizers, steps

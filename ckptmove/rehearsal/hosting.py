@@ -26,7 +26,7 @@ from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..live.lines import user_line
+from ..live.tracing.source_lines import user_line
 from .answering import replaced
 from .guessing import Guesses
 from .keeping import Files

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..live.happenings import Trace
-from ..live.lines import raised_at, raised_in
-from ..live.recording import Recorder
+from ..live.tracing.events import Trace
+from ..live.tracing.recorder import Recorder
+from ..live.tracing.source_lines import raised_at, raised_in
 from ..phrases import counted, told
 from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .stages import Stage, is_mismatch

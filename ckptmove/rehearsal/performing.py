@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
-from ..live.recording import Recorder
+from ..live.tracing.recorder import Recorder
 from ..phrases import counted, listed
 from . import factories, fitting, inputs, optimizers, saved, steps
 from .factories import Built, Model

@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..environment.facts import facts
-from ..live.lines import said
-from ..live.recording import Recorder
-from ..live.watching import diagnosed
+from ..live.tracing.recorder import Recorder
+from ..live.tracing.source_lines import said
+from ..live.tracing.trace import diagnosed
 from ..phrases import counted
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..live.belonging import misplaced as apart_from_parameters
-from ..live.holdings import Held, holdings
-from ..live.operations import indexed
-from ..live.recording import Recorder
+from ..live.inventory.holdings import Held, holdings
+from ..live.inventory.ownership import misplaced as apart_from_parameters
+from ..live.tracing.operations import indexed
+from ..live.tracing.recorder import Recorder
 from ..phrases import counted, listed
 from .fitting import bits_equal
 from .inputs import SEED, Batch

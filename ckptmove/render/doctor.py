@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..live.diagnosis import Diagnosis
-from ..live.happenings import Happening, Trace
+from ..live.tracing.diagnosis import Diagnosis
+from ..live.tracing.events import Happening, Trace
 from ..phrases import counted
 from ..verdicts import WRONG, Verdict
 from .text import cut, printable, size, table

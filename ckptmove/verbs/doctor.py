@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrPath, UsageError
-from ..live.diagnosis import Diagnosis
+from ..live.tracing.diagnosis import Diagnosis
 from ..manifest.device import numbered
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict

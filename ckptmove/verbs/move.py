@@ -60,7 +60,7 @@ def move(
         RefusedError: it can't be moved (it has no values, is dispatched or distributed), there is
             no room, or the rules contradict each other. Then everything is as it was.
     """
-    from ..live.moving import move as moved
+    from ..live.transfer.move import move as moved
 
     return moved(
         model,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     import torch
 
-    from ..live.prefetching import Prefetched
+    from ..live.transfer.prefetch import Prefetched
 
 Batch = TypeVar("Batch")
 
@@ -37,6 +37,6 @@ def prefetch(
         DeviceError: there is no such device, or it can't be used here.
         UsageError: the loader gives no batches, a model say, or `keep` is no pattern.
     """
-    from ..live.prefetching import Prefetched
+    from ..live.transfer.prefetch import Prefetched
 
     return Prefetched(loader, device, keep)

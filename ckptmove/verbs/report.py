@@ -43,8 +43,8 @@ def report(
         UsageError: the model is no module, the optimizer none, or one of the others holds nothing
             that could be on a device.
     """
-    from ..live.holdings import holdings
-    from ..live.reporting import report_of
+    from ..live.inventory.holdings import holdings
+    from ..live.inventory.manifest import report_of
 
     names = "optimizer", "scheduler", "batch"
     return report_of(holdings(model, optimizer, scheduler, batch, others, parameters=names), model)

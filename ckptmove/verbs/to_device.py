@@ -46,6 +46,6 @@ def to_device(
         UsageError: there is a model in it, a tensor on meta, which has no values, or what can't
             move itself; or `keep` is no pattern.
     """
-    from ..live.batches import to_device as moved
+    from ..live.transfer.to_device import to_device as moved
 
     return moved(obj, device, non_blocking=non_blocking, keep=keep)  # type: ignore[no-any-return]

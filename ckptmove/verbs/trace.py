@@ -10,7 +10,7 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from ..live.watching import Watch
+    from ..live.tracing.trace import Watch
 
 
 def trace(
@@ -46,7 +46,7 @@ def trace(
         DeviceError: it is no device.
     """
     try:
-        from ..live.watching import Watch
+        from ..live.tracing.trace import Watch
     except ImportError as error:
         raise UsageError("to watch a model takes torch", hint="pip install torch") from error
     return Watch(model, optimizer, device=device)

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..errors import RefusedError
-from ..manifest.paths import spell
-from ..phrases import listed
-from .holdings import Held, Holding, Holdings
+from ...errors import RefusedError
+from ...manifest.paths import spell
+from ...phrases import listed
+from ..inventory.holdings import Held, Holding, Holdings
 
 #: Classes that spread a model over devices themselves.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")

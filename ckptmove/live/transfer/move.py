@@ -12,22 +12,22 @@ from weakref import ref
 import torch
 from torch import nn
 
-from ..errors import RefusedError, StrPath, UsageError
-from ..manifest.manifest import Manifest, Role, Section, TensorEntry
-from ..manifest.paths import Path, spell
-from ..phrases import first_line, quoted
-from ..placement.place import place as placed
-from ..placement.rules import Device, Rules, rules_of
-from ..render.move import MoveReport
-from .computed import Computed, computed, dropped, renew
+from ...errors import RefusedError, StrPath, UsageError
+from ...manifest.manifest import Manifest, Role, Section, TensorEntry
+from ...manifest.paths import Path, spell
+from ...phrases import first_line, quoted
+from ...placement.place import place as placed
+from ...placement.rules import Device, Rules, rules_of
+from ...render.move import MoveReport
+from ..inventory.holdings import Held, Holding, Holdings, Optimizers, holdings
+from ..inventory.manifest import manifest_of, tag_of
+from ..inventory.unregistered import unregistered
+from .device_attributes import Renaming, renaming
 from .devices import reachable
-from .exchange import Exchange, Going
-from .holdings import Held, Holding, Holdings, Optimizers, holdings
 from .movable import check_movable, emptying, holder_of
-from .renaming import Renaming, renaming
-from .reporting import manifest_of, tag_of
+from .parametrized import Computed, computed, dropped, renew
+from .swap_storages import Exchange, Going
 from .swapping import is_plain
-from .unregistered import unregistered
 
 #: What torch has no word in.
 _FREE = (Held.UNREGISTERED, Held.HOOK)

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..errors import UsageError
-from .batches import Delivery, delivered, patterns_of
+from ...errors import UsageError
 from .devices import reachable
+from .to_device import Delivery, delivered, patterns_of
 
 Batch = TypeVar("Batch")
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from .happenings import Operand, Site
-from .naming import Remembered, key_of
+from .events import Operand, Site
+from .tensor_names import Remembered, key_of
 
 _MOST_COPIES = 1024
 

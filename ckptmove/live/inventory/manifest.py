@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
-from ..manifest.dtypes import BITS, nbytes_of
-from ..manifest.manifest import (
+from ...manifest.dtypes import BITS, nbytes_of
+from ...manifest.manifest import (
     MOST_SHARED,
     Manifest,
     NamedDevice,
@@ -23,11 +23,11 @@ from ..manifest.manifest import (
     Storage,
     TensorEntry,
 )
-from ..manifest.paths import Path, spell
-from ..render.shown import LiveManifest
+from ...manifest.paths import Path, spell
+from ...render.shown import LiveManifest
 from .holdings import REGISTERED, Held, Holding, Holdings, Naming
-from .oddities import oddities
 from .offloaded import Offloaded, Offloads
+from .warnings import oddities
 
 FORMAT = "live model"
 #: Classes that wrap a model, and the name that they give it.

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ..manifest.device import kind_of
-from ..manifest.manifest import Manifest, TensorEntry
-from ..phrases import counted, listed
-from ..verdicts import SLOW, WRONG, Verdict
-from .belonging import Belonging
-from .case import MOST_LINES, UNKNOWN, Case
-from .happenings import Operand, Trace
-from .holdings import Held
+from ...manifest.device import kind_of
+from ...manifest.manifest import Manifest, TensorEntry
+from ...phrases import counted, listed
+from ...verdicts import SLOW, WRONG, Verdict
+from ..inventory.holdings import Held
+from ..inventory.ownership import Belonging
+from .causes_optimizer import optimizer, state
+from .events import Operand, Trace
+from .evidence import MOST_LINES, UNKNOWN, Case
 from .operations import UNNAMED
-from .stepping import optimizer, state
 
 _OFFLOADED = "(offloaded)"
 #: What a model computes with; only these are moved by `Module.to`.

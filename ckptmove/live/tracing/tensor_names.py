@@ -15,11 +15,11 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .happenings import Operand, Site
-from .holdings import Held, holdings
-from .lines import is_within, variable
+from ..inventory.holdings import Held, holdings
+from ..inventory.object_walk import Reach
+from .events import Operand, Site
 from .operations import UNNAMED, factory
-from .reaching import Reach
+from .source_lines import is_within, variable
 
 _MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
 _MOST_WALKS = 32  # through the model to find a name

@@ -21,15 +21,15 @@ from torch.nn.modules import module as hooks
 from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import UsageError
-from ..phrases import told
-from .copies import Copies, Copy
-from .failing import Failing
-from .happenings import Happening, Operand, Site, Trace, Usage
-from .lines import is_asked, line_of, locals_of, user_frame, user_line, variable
-from .naming import Names, key_of
+from ...errors import UsageError
+from ...phrases import told
+from .events import Happening, Operand, Site, Trace, Usage
+from .failed_call import Failing
 from .operations import COPIES, NAMES, SYNCS, Seen, indexed, is_big, tensors_of
+from .source_lines import is_asked, line_of, locals_of, user_frame, user_line, variable
+from .tensor_names import Names, key_of
 from .threads import runs_for
+from .unused_copies import Copies, Copy
 
 _MOST_SITES = 4096  # more are counted, and not told apart
 _MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line

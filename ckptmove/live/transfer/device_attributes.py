@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..manifest.device import kind_of
-from ..manifest.manifest import NamedDevice, Role, Section, TensorEntry
-from ..manifest.paths import Path, spell
-from .holdings import Held, Holding, Naming
+from ...manifest.device import kind_of
+from ...manifest.manifest import NamedDevice, Role, Section, TensorEntry
+from ...manifest.paths import Path, spell
+from ..inventory.holdings import Held, Holding, Naming
 
 #: What strings that name a device are called by everybody; others may mean where to offload, say.
 _CALLED = ("device", "_device")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..manifest.paths import Path, spell
+from ...manifest.paths import Path, spell
 
 CPU, DISK = "cpu (offloaded)", "disk (offloaded)"
 

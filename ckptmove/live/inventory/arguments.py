@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UsageError
-from ..manifest.paths import Path
-from .reaching import is_words
+from ...errors import UsageError
+from ...manifest.paths import Path
+from .object_walk import is_words
 
 _LONGEST_SAID = 40  # characters
 

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..environment.usable import Facts, best, facts, usable
-from ..errors import UsageError
-from ..manifest.device import numbered
-from ..manifest.manifest import Manifest, Section
-from ..render.blocks import text_of
-from ..render.doctor import ShownDiagnosis
-from ..render.live import places
-from ..verdicts import Verdict
-from .belonging import belonging
+from ...environment.usable import Facts, best, facts, usable
+from ...errors import UsageError
+from ...manifest.device import numbered
+from ...manifest.manifest import Manifest, Section
+from ...render.blocks import text_of
+from ...render.doctor import ShownDiagnosis
+from ...render.live import places
+from ...verdicts import Verdict
+from ..inventory.holdings import Optimizers, holdings, optimizers_of
+from ..inventory.manifest import manifest_of
+from ..inventory.ownership import belonging
 from .causes import causes
-from .happenings import Happening, Trace
-from .holdings import Optimizers, holdings, optimizers_of
-from .lines import said
-from .recording import Recorder
-from .reporting import manifest_of
+from .events import Happening, Trace
+from .recorder import Recorder
+from .source_lines import said
 
 
 def diagnosed(

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..manifest.manifest import Role, Section
-from ..manifest.paths import Path, spell
+from ...manifest.manifest import Role, Section
+from ...manifest.paths import Path, spell
 from .holdings import Held, Holding, Holdings
-from .reaching import hooks
+from .object_walk import hooks
 
 _IN_HOOK = "let the hook read it from a buffer of the module"
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..errors import RefusedError
-from ..phrases import first_line
+from ...errors import RefusedError
+from ...phrases import first_line
 from .swapping import Swap, check_free, is_plain, is_set, is_view, would_be_set
 
 #: How often a view uses its base at most: once for each direction of differentiation.

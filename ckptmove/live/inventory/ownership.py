@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..manifest.device import kind_of
-from ..manifest.manifest import Role
-from ..manifest.paths import Path
+from ...manifest.device import kind_of
+from ...manifest.manifest import Role
+from ...manifest.paths import Path
 from .holdings import Held, Holdings
 from .unregistered import Unregistered, unregistered
 

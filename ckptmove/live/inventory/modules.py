@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from ..manifest.paths import Path
+from ...manifest.paths import Path
 
 
 def with_tensors(modules: Sequence[tuple[Path, nn.Module]]) -> set[int]:

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from ..drafts.patterns import covers
-from ..errors import CkptmoveError, UsageError
-from ..phrases import first_line
+from ...drafts.patterns import covers
+from ...errors import CkptmoveError, UsageError
+from ...phrases import first_line
 from .containers import Container, Fields, Part, attributed, fielded, own_attributes, plain, rebuilt
-from .copying import Copying
+from .copy import Copying
 from .devices import reachable
 from .instances import MOST_VALUES, holds_tensors, is_divisible, is_shared
 

@@ -20,9 +20,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..manifest.manifest import Role
-from ..manifest.paths import Key, Path
-from .worlds import is_denied, is_world
+from ...manifest.manifest import Role
+from ...manifest.paths import Key, Path
+from .opaque_types import is_denied, is_world
 
 #: Values that one walk looks at, so that a list of millions of words doesn't take forever.
 MOST_VALUES = 200_000

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 #: Devices to which tensors are sent one by one: theirs have no storage that another could show.
 _WITHOUT_STORAGE = ("xla", "lazy", "vulkan", "maia", "ipu", "ort", "mkldnn")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..manifest.manifest import Role
-from ..phrases import listed
-from ..verdicts import SLOW, Verdict
-from .case import Case
+from ...manifest.manifest import Role
+from ...phrases import listed
+from ...verdicts import SLOW, Verdict
+from .evidence import Case
 
 
 def optimizer(case: Case) -> Iterator[Verdict]:

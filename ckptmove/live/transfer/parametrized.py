@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..errors import RefusedError
-from ..phrases import first_line
+from ...errors import RefusedError
+from ...phrases import first_line
 
 
 class Computed(NamedTuple):

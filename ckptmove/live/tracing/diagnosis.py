@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckFailed
-from ..verdicts import WRONG, Verdict
-from .happenings import Trace
+from ...errors import CheckFailed
+from ...verdicts import WRONG, Verdict
+from .events import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from ..manifest.manifest import TensorEntry
-from ..manifest.paths import Path, spell
-from ..phrases import quoted
-from .belonging import Belonging, belonging
+from ...manifest.manifest import TensorEntry
+from ...manifest.paths import Path, spell
+from ...phrases import quoted
 from .holdings import REGISTERED, Held, Holding, Holdings
+from .object_walk import attributes
 from .offloaded import Offloads
-from .reaching import attributes
+from .ownership import Belonging, belonging
 
 
 def oddities(found: Holdings, entries: Sequence[TensorEntry], offloads: Offloads) -> Iterator[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..manifest.manifest import Manifest
-from .belonging import Belonging
-from .happenings import Happening, Operand, Trace
+from ...manifest.manifest import Manifest
+from ..inventory.ownership import Belonging
+from .events import Happening, Operand, Trace
 
 MOST_LINES = 5  # of evidence
 UNKNOWN = Belonging()

@@ -13,13 +13,13 @@ from types import FrameType
 
 import torch
 
-from ..phrases import told
+from ...phrases import told
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_ITEMS = 64  # of a container that may hold a tensor
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
-_OURS = str(Path(__file__).parent.parent) + os.sep
+_OURS = str(Path(__file__).parents[2]) + os.sep
 #: What stands in for code of torch, and is called by the user's as that is.
 _LIKE_TORCH = tuple(
     f"{_OURS}rehearsal{os.sep}{name}.py"

@@ -1,0 +1,1 @@
+"""Watching a model run, and why it runs where it does."""

@@ -1,0 +1,1 @@
+"""Moving a model and its batches to a device."""

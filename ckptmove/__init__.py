@@ -45,10 +45,10 @@ if TYPE_CHECKING:
         Total,
     )
     from .placement.place import Kept, Moved
-    from .rehearsal.findings import Finding
     from .render.move import MoveReport
     from .render.shown import FileManifest, LiveManifest
     from .runtime.opaque import Opaque
+    from .trial.findings import Finding
     from .verbs.convert import ConvertReport, convert
     from .verbs.diff import Diff, diff
     from .verbs.doctor import doctor
@@ -170,10 +170,10 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "Total",
     ),
     "ckptmove.placement.place": ("Kept", "Moved"),
-    "ckptmove.rehearsal.findings": ("Finding",),
     "ckptmove.render.move": ("MoveReport",),
     "ckptmove.render.shown": ("FileManifest", "LiveManifest"),
     "ckptmove.runtime.opaque": ("Opaque",),
+    "ckptmove.trial.findings": ("Finding",),
     "ckptmove.verbs.convert": ("ConvertReport", "convert"),
     "ckptmove.verbs.diff": ("Diff", "diff"),
     "ckptmove.verbs.doctor": ("doctor",),

@@ -294,14 +294,14 @@ MUTANTS = (
     ),
     Mutant(
         "any operator of a program accepted",
-        "rehearsal/graphs.py",
+        "trial/sandbox/exported_graphs.py",
         "    found = _OPERATOR.fullmatch(said)\n    if found is None:\n",
         "    return True\n    found = _OPERATOR.fullmatch(said)\n    if found is None:\n",
         "tests/test_validate_programs.py",
     ),
     Mutant(
         "guarded process not ended",
-        "rehearsal/guard.py",
+        "trial/sandbox/guard.py",
         "        os._exit(CODE)\n",
         "        return None  # type: ignore\n",
         "tests/test_guard.py",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptmove.rehearsal import apart
+from ckptmove.trial import subprocess_call
 
 Act = Callable[[Path], object]
 
@@ -227,7 +227,7 @@ HARMLESS: dict[str, Act] = {
 
 def act(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """In that process: be guarded, then act."""
-    apart.enforce()
+    subprocess_call.enforce()
     of_kind = {"ending": ENDING, "harmless": HARMLESS, "failing": FAILING, "ended": ENDED}
     of_kind[asked["kind"]][asked["act"]](Path(asked["path"]))
     return {"did": asked["act"]}

@@ -50,7 +50,7 @@ def _device(kind: str) -> str:
 
 def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
     """What a process tells that runs a program and nothing else."""
-    from ckptmove.rehearsal.scripts import watched
+    from ckptmove.trial.script import watched
 
     reading, writing = os.pipe()
     child = os.fork()
@@ -82,7 +82,7 @@ def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
 def _serve(kind: str) -> None:
     import torch._dynamo  # a second for each program that needs it
 
-    import ckptmove.rehearsal.scripts  # noqa: F401 - likewise
+    import ckptmove.trial.script  # noqa: F401 - likewise
 
     torch.set_num_threads(1)  # before any is started, which no child would have
     device = _device(kind)

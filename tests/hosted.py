@@ -42,9 +42,9 @@ def hosted(programs: Mapping[str, str], folder: Path) -> dict[str, dict[str, Any
 
 
 def _run(path: str) -> dict[str, Any]:
-    from ckptmove.rehearsal.hosting import hosting
-    from ckptmove.rehearsal.pretending import Cast
-    from ckptmove.rehearsal.simulation import excused
+    from ckptmove.trial.simulation.patches import Cast
+    from ckptmove.trial.simulation.script_host import hosting
+    from ckptmove.trial.stage_fake import excused
 
     os.chdir(Path(path).parent)
     cast = Cast("cuda:0")
@@ -82,8 +82,8 @@ def _one(path: str) -> dict[str, Any]:
 def _serve() -> None:
     import torch._dynamo  # a second for each program that needs it
 
-    import ckptmove.rehearsal.hosting
-    import ckptmove.rehearsal.simulation  # noqa: F401 - likewise
+    import ckptmove.trial.simulation.script_host
+    import ckptmove.trial.stage_fake  # noqa: F401 - likewise
 
     torch.set_num_threads(1)  # before any is started, which no child would have
     json.dump([_one(each) for each in json.load(sys.stdin)], sys.stdout)

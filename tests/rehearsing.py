@@ -238,8 +238,8 @@ def of_convolutions(**options: Any) -> dict[str, Any]:
 _MANY = """
 import json, os, sys
 from ckptmove.errors import CkptmoveError
-from ckptmove.rehearsal.performing import Request, perform
-from ckptmove.rehearsal.simulation import Simulated
+from ckptmove.trial.run import Request, perform
+from ckptmove.trial.stage_fake import Simulated
 telling = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for asked in json.load(sys.stdin):

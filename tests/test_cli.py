@@ -336,7 +336,7 @@ def test_the_help_says_of_each_command_how_its_own_help_begins() -> None:
 HEAVY = (
     "ckptmove.batches",
     "ckptmove.live.inventory",
-    "ckptmove.rehearsal",
+    "ckptmove.trial",
     "ckptmove.verbs.convert",
 )
 SLOW = ("hashlib", "html", "ipaddress", "random", "subprocess", "torch", "numpy")

@@ -16,8 +16,8 @@ import torch
 
 import ckptmove
 from ckptmove import Diagnosis, UsageError
-from ckptmove.rehearsal.apart import Lost, apart
-from ckptmove.rehearsal.examining import examined
+from ckptmove.trial.examine import examined
+from ckptmove.trial.subprocess_call import Lost, apart
 from tests.conftest import ROOT, RunCli
 from tests.fronts import HANG
 from tests.trees import until

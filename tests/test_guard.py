@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.rehearsal.apart import Lost, apart
-from ckptmove.rehearsal.guard import CODE
+from ckptmove.trial.sandbox.guard import CODE
+from ckptmove.trial.subprocess_call import Lost, apart
 
 from . import acts
 

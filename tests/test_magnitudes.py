@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.rehearsal.graphs import unknown
+from ckptmove.trial.sandbox.exported_graphs import unknown
 
 from .conftest import RunCli
 from .hostile_programs import edited, exported, expression_at

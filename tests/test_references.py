@@ -155,20 +155,28 @@ def test_code_of_ours_is_told_from_code_of_users() -> None:
     """By the folder of the package, and by the files of it that stand in for torch."""
     pytest.importorskip("torch")
     from ckptmove.live.tracing import source_lines
-    from ckptmove.rehearsal import answering, guessing, hosting, keeping, kernels, pretending
+    from ckptmove.trial.simulation import (
+        kernels,
+        made_up_values,
+        patches,
+        script_host,
+        torch_answers,
+        torch_save,
+    )
 
     assert str(ROOT) + os.sep == source_lines._OURS
-    stand_ins = (answering, guessing, hosting, keeping, kernels, pretending)
+    stand_ins = (torch_answers, made_up_values, script_host, torch_save, kernels, patches)
     assert sorted(source_lines._LIKE_TORCH) == sorted(str(each.__file__) for each in stand_ins)
 
 
 def test_what_simulates_a_device_is_known_by_its_folder() -> None:
     pytest.importorskip("torch")
-    from ckptmove import rehearsal
-    from ckptmove.rehearsal import hosting, simulation
+    from ckptmove import trial
+    from ckptmove.trial import stage_fake
+    from ckptmove.trial.simulation import script_host
 
-    inside = pkgutil.walk_packages(rehearsal.__path__, f"{rehearsal.__name__}.")
+    inside = pkgutil.walk_packages(trial.__path__, f"{trial.__name__}.")
     files = [found.origin for each in inside if (found := importlib.util.find_spec(each.name))]
     assert len(files) > 20
-    assert str(hosting.__file__) in files
-    assert all(str(file).startswith(simulation._OURS) for file in files)
+    assert str(script_host.__file__) in files
+    assert all(str(file).startswith(stage_fake._OURS) for file in files)

@@ -13,7 +13,7 @@ import torch
 
 import ckptmove
 from ckptmove.errors import DeviceError, UnsupportedError, UsageError
-from ckptmove.rehearsal.rehearse import Rehearsal, rehearse
+from ckptmove.trial.trial import Rehearsal, rehearse
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, Tied, images, sequences, trained

@@ -11,9 +11,9 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.rehearsal.performing import Request
-from ckptmove.rehearsal.rehearse import rehearse
-from ckptmove.rehearsal.simulation import excused, simulate
+from ckptmove.trial.run import Request
+from ckptmove.trial.stage_fake import excused, simulate
+from ckptmove.trial.trial import rehearse
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, named, sequences, trained

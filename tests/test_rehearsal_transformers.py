@@ -15,7 +15,7 @@ from torch.serialization import skip_data
 
 import ckptmove
 from ckptmove.errors import UnsupportedError, UsageError
-from ckptmove.rehearsal.rehearse import rehearse
+from ckptmove.trial.trial import rehearse
 
 from . import rehearsing
 
@@ -102,7 +102,7 @@ BILLION = {
 
 _WATCHED = """
 import json, resource, sys
-from ckptmove.rehearsal.rehearse import rehearse
+from ckptmove.trial.trial import rehearse
 found = rehearse(sys.argv[1], model=sys.argv[2], step="train", device="cuda:0", simulate=True)
 peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 print(json.dumps([[each.outcome for each in found.findings], peak]))

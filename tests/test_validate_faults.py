@@ -13,8 +13,8 @@ import torch
 
 import ckptmove
 from ckptmove.errors import UnsupportedError
-from ckptmove.rehearsal.rehearse import rehearse
-from ckptmove.rehearsal.steps import Step, compared
+from ckptmove.trial.step import Step, compared
+from ckptmove.trial.trial import rehearse
 
 from . import rehearsing
 from .rehearsing import IMAGES, Convolutions

@@ -16,9 +16,9 @@ import torch
 
 import ckptmove
 from ckptmove.errors import InputError, UnsupportedError
-from ckptmove.rehearsal import configs, scripted
-from ckptmove.rehearsal.programs import danger
-from ckptmove.rehearsal.rehearse import rehearse
+from ckptmove.trial.sandbox import configurations, torchscript
+from ckptmove.trial.sandbox.exported_programs import danger
+from ckptmove.trial.trial import rehearse
 
 from .conftest import RunCli
 from .hostile_programs import REFUSED, RUNNING, edited, exported
@@ -280,7 +280,7 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path, run_cli: RunCli) -> N
 def test_a_script_that_writes_files_is_refused(kind: type, tmp_path: Path) -> None:
     path, written = scripted_by(kind, tmp_path)
     with pytest.raises(UnsupportedError, match=r"save|from_file"):
-        scripted.loaded(path, trust=False)
+        torchscript.loaded(path, trust=False)
     assert not written.exists()
     torch.jit.load(str(path))(torch.ones(3))
     assert written.exists()  # it would have
@@ -296,7 +296,7 @@ def test_a_script_may_not_hide_what_it_calls(tmp_path: Path) -> None:
                 content = content.replace(b"torch.save(", b'getattr(torch, "\\163ave")(')
             other.writestr(name, content)
     with pytest.raises(UnsupportedError, match="save"):
-        scripted.loaded(hidden, trust=False)
+        torchscript.loaded(hidden, trust=False)
     assert not written.exists()
 
 
@@ -310,14 +310,14 @@ def test_a_script_with_objects_of_others_is_refused(tmp_path: Path) -> None:
                 new = b"c__torch__.torch.classes.dist_c10d\nTCPStore\n0"
                 content = content[:2] + new + content[2:]
             made.writestr(name, content)
-    assert "dist_c10d" in str(scripted.danger(other))
+    assert "dist_c10d" in str(torchscript.danger(other))
     assert ckptmove.validate(other).of("reload").outcome == "skipped"
 
 
 @pytest.mark.parametrize("kind", [Prints, Restored])
 def test_a_script_that_computes_runs(kind: type, tmp_path: Path) -> None:
     path, written = scripted_by(kind, tmp_path)
-    assert scripted.loaded(path, trust=False)(torch.ones(3)).shape == (3,)
+    assert torchscript.loaded(path, trust=False)(torch.ones(3)).shape == (3,)
     assert not written.exists()
 
 
@@ -341,11 +341,14 @@ def test_a_script_that_computes_runs(kind: type, tmp_path: Path) -> None:
     ],
 )
 def test_a_configuration_brings_no_code(said: dict[str, object]) -> None:
-    assert configs.danger({"model_type": "bert", "dtype": "float32"}, {"bert"}) is None
-    assert configs.danger({"model_type": "bert", "attn_implementation": "sdpa"}, {"bert"}) is None
+    assert configurations.danger({"model_type": "bert", "dtype": "float32"}, {"bert"}) is None
+    assert (
+        configurations.danger({"model_type": "bert", "attn_implementation": "sdpa"}, {"bert"})
+        is None
+    )
     timm = {"architecture": "resnet18", "model_args": {"depth": 3}, "pretrained_cfg": {"tag": "a"}}
-    assert configs.danger(timm, {"bert"}) is None
-    assert configs.danger({"model_type": "bert", **said}, {"bert"}) is not None
+    assert configurations.danger(timm, {"bert"}) is None
+    assert configurations.danger({"model_type": "bert", **said}, {"bert"}) is not None
 
 
 # -- a pickled module ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..phrases import counted
-from ..rehearsal.findings import FAILED, PASSED, SKIPPED
+from ..trial.findings import FAILED, PASSED, SKIPPED
 from ..verbs.validate import ValidationReport
 from .text import printable
 

@@ -122,7 +122,7 @@ def _spelled(model: object) -> str:
 
 
 def _script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> ShownDiagnosis:
-    from ..rehearsal.scripts import watched
+    from ..trial.script import watched
 
     asked = {
         "script": run.subject,
@@ -141,11 +141,11 @@ def _model(
     specs: Sequence[str],
     optimizer: str | None,
 ) -> ShownDiagnosis:
-    from ..rehearsal import inputs
-    from ..rehearsal.examining import examine, examined
-    from ..rehearsal.factories import is_of_file
-    from ..rehearsal.imported import spelled
-    from ..rehearsal.stages import Stage
+    from ..trial import inputs
+    from ..trial.examine import examine, examined
+    from ..trial.import_by_name import spelled
+    from ..trial.model_factory import is_of_file
+    from ..trial.stage import Stage
 
     inputs.check(specs)
     guarded = is_of_file(model)
@@ -177,7 +177,7 @@ def _apart(
     guarded: bool = False,
 ) -> ShownDiagnosis:
     """What a run in another process comes to, however it ends."""
-    from ..rehearsal.apart import Lost, apart
+    from ..trial.subprocess_call import Lost, apart
 
     try:
         told = apart(
@@ -197,7 +197,7 @@ def _lost(
     latest: Mapping[str, Any] | None,
     lines: tuple[str, ...],
 ) -> ShownDiagnosis:
-    """What a process that ended without a result comes to; see `apart.Lost`."""
+    """What a process that ended without a result comes to; see `subprocess_call.Lost`."""
     found = ShownDiagnosis(
         run.subject, run.device, run.played, facts=run.known.to_json(), complete=False
     )

@@ -22,9 +22,9 @@ from ..errors import (
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
 from ..phrases import counted, listed
-from ..rehearsal.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
+from ..trial.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..writing.verify import Progress
 from .diff import diff
 from .unknown import refuse_unknown
@@ -187,7 +187,7 @@ def validate(
         rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
         if rehearsed:
             try:
-                from ..rehearsal.rehearse import rehearse
+                from ..trial.trial import rehearse
             except ImportError:
                 rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
             else:
@@ -297,10 +297,10 @@ def _fetched(
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:
-        from ..rehearsal import reloading
+        from ..trial import reload
     except ImportError:
         return ()
-    del reloading  # whoever opens the files imports it again
+    del reload  # whoever opens the files imports it again
     try:
         taken = copies.take(path, found.sources, folder=is_folder(path), beside=rehearsed)
     except RefusedError as error:
@@ -432,7 +432,7 @@ def _reload(
     if isinstance(files, RefusedError):
         return device, Finding("reload", SKIPPED, str(files))
     try:
-        from ..rehearsal.reloading import reloaded, there
+        from ..trial.reload import reloaded, there
     except ImportError:
         return device, Finding("reload", SKIPPED, _NO_TORCH)
     wanted = there(manifest, device)

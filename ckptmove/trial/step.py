@@ -13,9 +13,9 @@ from ..live.inventory.ownership import misplaced as apart_from_parameters
 from ..live.tracing.operations import indexed
 from ..live.tracing.recorder import Recorder
 from ..phrases import counted, listed
-from .fitting import bits_equal
 from .inputs import SEED, Batch
-from .optimizers import Rebuilt
+from .optimizer_state import Rebuilt
+from .state_dict_fit import bits_equal
 
 _MOST_LISTED = 8
 #: Relative and absolute differences that are let pass where bits may differ, by the coarsest dtype.

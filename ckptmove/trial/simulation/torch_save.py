@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .pretending import Cast, valueless
+from .patches import Cast, valueless
 
 
 class _Kept(NamedTuple):

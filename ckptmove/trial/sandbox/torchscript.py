@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from .. import formats
-from ..errors import StrPath, UnsupportedError
-from ..formats.checkpoint import PickledCheckpoint
-from ..sources.source import File
-from ..zips.archive import Archive
-from .graphs import FILES, NAMESPACES
+from ... import formats
+from ...errors import StrPath, UnsupportedError
+from ...formats.checkpoint import PickledCheckpoint
+from ...sources.source import File
+from ...zips.archive import Archive
+from .exported_graphs import FILES, NAMESPACES
 
 _MADE_BY = "__setstate__"
 _HINT = "trust the file with --trust-pickle"

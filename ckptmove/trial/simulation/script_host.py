@@ -26,12 +26,12 @@ from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ..live.tracing.source_lines import user_line
-from .answering import replaced
-from .guessing import Guesses
-from .keeping import Files
+from ...live.tracing.source_lines import user_line
 from .kernels import Kernels
-from .pretending import Cast, Devices, Valueless, applying, pretences, valueless
+from .made_up_values import Guesses
+from .patches import Cast, Devices, Valueless, applying, pretences, valueless
+from .torch_answers import replaced
+from .torch_save import Files
 
 #: Where a made up value of 1 would say that a gradient is infinite.
 _OF_SCALING = "torch.amp.grad_scaler"

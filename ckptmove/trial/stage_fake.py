@@ -23,15 +23,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..phrases import text_of, told
-from . import confined
-from .apart import Lost, apart
-from .factories import Built, is_of_file
 from .findings import CHECKS, SKIPPED, Finding
-from .fitting import Fit
 from .inputs import Batch
-from .performing import Request, perform
-from .pretending import Cast, place, pretending, valueless
-from .stages import Stage, is_mismatch
+from .model_factory import Built, is_of_file
+from .run import Request, perform
+from .sandbox import confinement
+from .simulation.patches import Cast, place, pretending, valueless
+from .stage import Stage, is_mismatch
+from .state_dict_fit import Fit
+from .subprocess_call import Lost, apart
 
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
 
@@ -225,7 +225,7 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
         result = apart(rehearsed, asked, patience=patience, guarded=guarded)
     except Lost as lost:
         if lost.attempt is not None:
-            return confined.ended(lost)
+            return confinement.ended(lost)
         why = f"can't be simulated: {lost}"
         return tuple(Finding(check, SKIPPED, why, lost.lines) for check in CHECKS)
     return tuple(Finding(**each) for each in result["findings"])
@@ -237,6 +237,6 @@ def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     if is_of_file(request.model):
         path = request.path if request.model is None else str(request.model)
         inputs, optimizer = request.inputs, request.optimizer
-        confined.begin(path, inputs, optimizer, "cpu", trust_pickle=request.trust_pickle)
-    found = perform(request, Simulated(request.device), report=confined.report)
+        confinement.begin(path, inputs, optimizer, "cpu", trust_pickle=request.trust_pickle)
+    found = perform(request, Simulated(request.device), report=confinement.report)
     return {"findings": [each.to_json() for each in found.listed()]}

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ..phrases import text_of
-from .factories import Built
-from .fitting import Fit, loaded_into
+from .checkpoint_state import Placing, Saved, State
 from .inputs import Batch
-from .saved import Placing, Saved, State
+from .model_factory import Built
+from .state_dict_fit import Fit, loaded_into
 
 _MISMATCH = re.compile(r"same device|different devices|FakeTensor Device Propagation")
 

@@ -22,11 +22,11 @@ from ..live.tracing.trace import diagnosed
 from ..phrases import counted
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict
-from .apart import tell, tell_so_far
-from .guessing import Guesses
-from .hosting import hosting
-from .pretending import Cast
-from .simulation import excused
+from .simulation.made_up_values import Guesses
+from .simulation.patches import Cast
+from .simulation.script_host import hosting
+from .stage_fake import excused
+from .subprocess_call import tell, tell_so_far
 
 #: As many calls without a step are looked at one by one; more, as often as takes little time.
 _FEW_CALLS = 16

@@ -17,17 +17,17 @@ from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.device import is_tag, kind_of, numbered
 from ..manifest.manifest import Manifest
-from . import confined
 from . import inputs as batches
-from .apart import Lost, apart
-from .factories import Model, is_of_file
+from .checkpoint_state import devices_of
 from .findings import FAILED, Finding, Rehearsal
-from .imported import is_named, spelled
-from .performance import Performance
-from .performing import Request, perform
-from .saved import devices_of
-from .stages import Stage
-from .steps import Difference, compared
+from .import_by_name import is_named, spelled
+from .model_factory import Model, is_of_file
+from .outcome import Performance
+from .run import Request, perform
+from .sandbox import confinement
+from .stage import Stage
+from .step import Difference, compared
+from .subprocess_call import Lost, apart
 
 __all__ = ["Finding", "Rehearsal", "rehearse"]
 
@@ -151,7 +151,7 @@ def _confined(request: Request, against: str | None, device: str, timeout: float
     try:
         result = apart(performed, asked, patience=timeout, guarded=True)
     except Lost as lost:
-        return Rehearsal(request.device, False, confined.ended(lost))
+        return Rehearsal(request.device, False, confinement.ended(lost))
     return Rehearsal(request.device, False, [Finding(**each) for each in result["findings"]])
 
 
@@ -160,14 +160,14 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     told = asked["request"]
     request = Request(**{**told, "inputs": tuple(told["inputs"])})
     path = request.path if request.model is None else str(request.model)
-    confined.begin(
+    confinement.begin(
         path,
         request.inputs,
         request.optimizer,
         request.device,
         trust_pickle=request.trust_pickle,
     )
-    found = _found(request, asked["against"], asked["device"], confined.report)
+    found = _found(request, asked["against"], asked["device"], confinement.report)
     return {"findings": [each.to_json() for each in found.listed()]}
 
 
@@ -175,7 +175,7 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _simulated(request: Request, against: StrPath | None, timeout: float) -> Rehearsal:
-    from .simulation import simulate
+    from .stage_fake import simulate
 
     model = request.model
     if model is not None and not isinstance(model, (str, os.PathLike)):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UsageError
 from ..phrases import counted, listed
-from .saved import Saved, State
+from .checkpoint_state import Saved, State
 
 #: From what likeness on a state dict may be the model's, though its keys have other prefixes.
 _LIKE = 0.2

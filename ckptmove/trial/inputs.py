@@ -16,8 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import UsageError
-from .factories import Built
-from .imported import imported, is_named
+from .import_by_name import imported, is_named
+from .model_factory import Built
 
 SEED = 20240229
 _SPEC = re.compile(

@@ -16,12 +16,14 @@ from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnosed
 from ..render.doctor import ShownDiagnosis
 from ..verdicts import Verdict
-from . import confined, factories, inputs, optimizers, steps
-from .factories import Built, Model
-from .imported import imported
-from .simulation import Simulated
-from .stages import Stage
-from .steps import NoLoss
+from . import inputs, model_factory, optimizer_state
+from . import step as steps
+from .import_by_name import imported
+from .model_factory import Built, Model
+from .sandbox import confinement
+from .stage import Stage
+from .stage_fake import Simulated
+from .step import NoLoss
 
 _LIMIT = "the simulation can't continue"
 _NO_INPUT = "no step was run: describe the input, for example --input 'float32[8,3,224,224]'"
@@ -31,9 +33,9 @@ def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """In another process: examine a model on a device, that is played or there."""
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
     known = facts()  # the tools that tell them are processes
-    if factories.is_of_file(model):
+    if model_factory.is_of_file(model):
         device = "cpu" if asked["played"] else asked["device"]
-        confined.begin(model, specs, optimizer, device)
+        confinement.begin(model, specs, optimizer, device)
     stage = Simulated(asked["device"]) if asked["played"] else Stage(asked["device"])
     found = examine(model, specs, optimizer, stage, known)
     return found.to_json()
@@ -49,7 +51,7 @@ def examine(
     """Build a model, bring it to a device as `model.to` does, and take a step.
 
     Args:
-        model: what makes it; see `factories.built`.
+        model: what makes it; see `model_factory.built`.
         specs: what it takes; see `inputs`.
         optimizer: `package.module:Class`; AdamW.
         stage: the device.
@@ -61,7 +63,7 @@ def examine(
     with stage.entered():
         torch.manual_seed(inputs.SEED)
         try:
-            built = stage.build(lambda: factories.built(model), 0)
+            built = stage.build(lambda: model_factory.built(model), 0)
         except CkptmoveError:
             raise
         except SystemExit as error:
@@ -162,13 +164,13 @@ def _step(
         made = imported(optimizer, "--optimizer")
     batch = stage.batch(inputs.batch(specs, built, train=True))
     parameters = [each for each in built.module.parameters() if each.requires_grad]
-    fresh = optimizers.new(made, parameters) if parameters else None
+    fresh = optimizer_state.new(made, parameters) if parameters else None
     trainer = None
     if fresh is not None:
         for group in fresh.param_groups:
             if not stage.values:
                 group["foreach"] = False
-        trainer = optimizers.Rebuilt(fresh, type(fresh).__name__, {}, frozenset(), [])
+        trainer = optimizer_state.Rebuilt(fresh, type(fresh).__name__, {}, frozenset(), [])
     try:
         step = steps.taken(built.module, batch, trainer, recorder, values=stage.values, keep=False)
         notes += step.problems

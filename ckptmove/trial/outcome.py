@@ -13,8 +13,8 @@ from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import raised_at, raised_in
 from ..phrases import counted, told
 from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
-from .stages import Stage, is_mismatch
-from .steps import Step
+from .stage import Stage, is_mismatch
+from .step import Step
 
 _MOST_HAPPENINGS = 6  # shown of a kind
 _MOST_TOLD = 200  # in data

@@ -18,12 +18,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import InputError, StrPath
-from ..formats.documents import Document
-from ..formats.zip_container import content_of
-from ..sources.source import File
-from ..zips.archive import Archive, Record
-from . import graphs
+from ...errors import InputError, StrPath
+from ...formats.documents import Document
+from ...formats.zip_container import content_of
+from ...sources.source import File
+from ...zips.archive import Archive, Record
+from . import exported_graphs
 
 _SHOWN = 80  # characters of a name
 _NAME = r"[\w.-]+"
@@ -105,7 +105,7 @@ def _dangers(archive: Archive) -> Iterator[str]:
         elif kind in ("program", *_PAYLOADS):
             root = Document(record.name, archive.read_parsed(record)).root
             folder = name[: name.rfind("/") + 1]
-            said = graphs.unknown(root) if kind == "program" else _payloads(root, kind)
+            said = exported_graphs.unknown(root) if kind == "program" else _payloads(root, kind)
             said = said or _pickled(archive, folder, root, kind)
             if said is not None:
                 yield f"{name[:_SHOWN]!r} has {said}"

@@ -15,15 +15,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import CkptmoveError
 from ..live.tracing.recorder import Recorder
 from ..phrases import counted, listed
-from . import factories, fitting, inputs, optimizers, saved, steps
-from .factories import Built, Model
+from . import checkpoint_state, inputs, model_factory, optimizer_state, state_dict_fit
+from . import step as steps
+from .checkpoint_state import Placing, Saved, State
 from .findings import FAILED, PASSED, SKIPPED
-from .fitting import Fit
-from .imported import imported
-from .performance import Performance, report_error, report_failed_step, report_trace
-from .saved import Placing, Saved, State
-from .stages import Stage
-from .steps import NoLoss, Step
+from .import_by_name import imported
+from .model_factory import Built, Model
+from .outcome import Performance, report_error, report_failed_step, report_trace
+from .stage import Stage
+from .state_dict_fit import Fit
+from .step import NoLoss, Step
 
 #: What the user's code may raise; a script may parse arguments that aren't its own, and exit.
 _THEIRS = (Exception, SystemExit)
@@ -31,7 +32,7 @@ _THEIRS = (Exception, SystemExit)
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be rehearsed; see `rehearsal.rehearse`."""
+    """What is to be rehearsed; see `trial.trial`."""
 
     path: str
     model: Model | None
@@ -62,8 +63,8 @@ def perform(
         InputError: a file can't be read, or is not trusted.
     """
     found = Performance(report=report)
-    held = saved.read(request.path, values=stage.values)
-    to = saved.placing(held, request.device)
+    held = checkpoint_state.read(request.path, values=stage.values)
+    to = checkpoint_state.placing(held, request.device)
     with stage.entered():
         torch.manual_seed(inputs.SEED)
         try:
@@ -88,7 +89,7 @@ def perform(
 def _built(request: Request, held: Saved) -> Built:
     model = request.path if request.model is None else request.model
     known = held.manifest.format if _is_itself(request) else None
-    return factories.built(model, trust_pickle=request.trust_pickle, fmt=known)
+    return model_factory.built(model, trust_pickle=request.trust_pickle, fmt=known)
 
 
 def _is_itself(request: Request) -> bool:
@@ -125,11 +126,11 @@ def _adopt(
             return False
         found.find("model", PASSED, f"the checkpoint itself is the model: {kind}", *built.notes)
         return True
-    state, averages = fitting.chosen(built.module, held)
+    state, averages = state_dict_fit.chosen(built.module, held)
     if state is None:
         found.find("model", FAILED, "the checkpoint holds no state dict")
         return False
-    fit = fitting.fitted(
+    fit = state_dict_fit.fitted(
         built.module, state, None if stage.values else lambda: _valued(request, state)
     )
     found.dtypes = frozenset(
@@ -173,7 +174,7 @@ def _adopt(
 def _valued(request: Request, state: State) -> Mapping[Any, Any]:
     """The state dict with values, mapped from the file, where the stage has none."""
     with _disable_current_modes():
-        again = saved.read(request.path)
+        again = checkpoint_state.read(request.path)
     return next(each.content for each in again.states if each.path == state.path)
 
 
@@ -205,7 +206,7 @@ def _take(
     keep: bool,
 ) -> None:
     train = request.step == "train"
-    optimizer: optimizers.Rebuilt | None = None
+    optimizer: optimizer_state.Rebuilt | None = None
     lines: list[str] = []
     problems: list[str] = []
     try:
@@ -218,11 +219,11 @@ def _take(
             lines += [f"optimizer: {said}"]
     except CkptmoveError:
         raise
-    except optimizers.Unrecognised as error:
+    except optimizer_state.Unrecognised as error:
         hint = "give its class, for example --optimizer torch.optim:AdamW"
         found.find("step", SKIPPED, "the optimizer is not recognized", str(error), hint)
         return
-    except optimizers.Misfit as error:
+    except optimizer_state.Misfit as error:
         found.find("step", FAILED, "the optimizer state does not match the model", str(error))
         return
     except _THEIRS as error:
@@ -276,27 +277,29 @@ def _step_title(step: Step, stage: Stage, train: bool) -> str:
 
 def _optimizer(
     request: Request, stage: Stage, held: Saved, to: Placing, module: torch.nn.Module
-) -> tuple[optimizers.Rebuilt, list[str], str]:
+) -> tuple[optimizer_state.Rebuilt, list[str], str]:
     """The optimizer, what is wrong with its state, and what it is."""
     made: Callable[..., Any] | None = None
     if request.optimizer is not None:
         made = imported(request.optimizer, "--optimizer")
     if not held.optimizers:
         made = made or torch.optim.AdamW
-        fresh = optimizers.new(made, list(module.parameters()))
+        fresh = optimizer_state.new(made, list(module.parameters()))
         for group in fresh.param_groups:
             if not stage.values:
                 group["foreach"] = False
         known = "a new one, because the checkpoint holds none"
         name = f"{made.__name__} ({known})"
-        return optimizers.Rebuilt(fresh, name, {}, frozenset(), []), [], name
-    misfit: optimizers.Misfit | None = None
+        return optimizer_state.Rebuilt(fresh, name, {}, frozenset(), []), [], name
+    misfit: optimizer_state.Misfit | None = None
     for state in held.optimizers:
         content = stage.optimizer_state(state, held, to)
         try:
-            kind, known = (made, "") if made is not None else optimizers.kind_of(content)
-            rebuilt = optimizers.rebuilt(module, content, kind, known, simulated=not stage.values)
-        except optimizers.Misfit as error:
+            kind, known = (made, "") if made is not None else optimizer_state.kind_of(content)
+            rebuilt = optimizer_state.rebuilt(
+                module, content, kind, known, simulated=not stage.values
+            )
+        except optimizer_state.Misfit as error:
             misfit = misfit or error
             continue
         wrong = [*rebuilt.problems, *_steps_elsewhere(state, held, to, rebuilt)]
@@ -306,14 +309,14 @@ def _optimizer(
     assert misfit is not None
     if len(held.optimizers) > 1:
         n = counted(len(held.optimizers), "optimizer")
-        raise optimizers.Unrecognised(
+        raise optimizer_state.Unrecognised(
             f"of {n}, but none holds all parameters of the model"
         ) from misfit
     raise misfit
 
 
 def _steps_elsewhere(
-    state: State, held: Saved, to: Placing, rebuilt: optimizers.Rebuilt
+    state: State, held: Saved, to: Placing, rebuilt: optimizer_state.Rebuilt
 ) -> list[str]:
     """Tensors that torch keeps on the CPU, but that were stored elsewhere and stay there."""
     if to.wanted == "cpu":

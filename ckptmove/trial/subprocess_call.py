@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import errors
-from . import guard
+from .sandbox import guard
 
 _MOST_SAID = 1 << 16  # bytes of what the process said last
 _GRACE = 1.0  # seconds that what is left behind has to end
@@ -36,7 +36,7 @@ if sys.path[:1] == [""]:
 spec = util.spec_from_file_location("ckptmove", sys.argv[1])
 sys.modules["ckptmove"] = util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["ckptmove"])
-from ckptmove.rehearsal.apart import serve
+from ckptmove.trial.subprocess_call import serve
 serve(sys.argv[2])
 """
 _ASKED, _TOLD = "asked.json", "told.json"

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from ..errors import InputError, UnsupportedError, UsageError
-from . import configs, programs, scripted
-from .imported import imported, is_named
+from .import_by_name import imported, is_named
+from .sandbox import configurations, exported_programs, torchscript
 
 #: What makes a module, or the name of it.
 Model = str | os.PathLike[str] | Callable[..., Any]
@@ -157,7 +157,7 @@ def _huggingface(folder: Path) -> Built:
         raise UsageError(
             "a Hugging Face folder needs the transformers library", hint="pip install transformers"
         ) from error
-    found = configs.danger(said, transformers.CONFIG_MAPPING)
+    found = configurations.danger(said, transformers.CONFIG_MAPPING)
     if found is not None:
         raise UnsupportedError(
             found,
@@ -200,7 +200,7 @@ def _quiet() -> Iterator[None]:
 def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
     fmt = _format(path) if fmt is None else fmt
     if fmt.startswith("torchscript"):
-        return Built(scripted.loaded(path, trust=trust_pickle), "torchscript")
+        return Built(torchscript.loaded(path, trust=trust_pickle), "torchscript")
     if fmt in ("torch-export", "pt2"):
         return _exported(path, trust_pickle)
     if not trust_pickle:
@@ -225,7 +225,7 @@ def _format(path: Path) -> str:
 
 def _exported(path: Path, trust_pickle: bool) -> Built:
     """A program of torch.export, of which no pickle but of plain tensors is read."""
-    found = None if trust_pickle else programs.danger(path)
+    found = None if trust_pickle else exported_programs.danger(path)
     if found is not None:
         raise UnsupportedError(
             f"torch might run what is in the program: {found}",

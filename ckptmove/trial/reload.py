@@ -14,8 +14,8 @@ import torch
 from ..manifest.manifest import Manifest
 from ..phrases import counted, listed, told
 from .findings import FAILED, PASSED, SKIPPED, Finding
-from .rehearse import is_there, usual_device
-from .scripted import danger, makes_itself
+from .sandbox.torchscript import danger, makes_itself
+from .trial import is_there, usual_device
 
 #: Not tars: torch refuses them, and until 2.5 it unpacked them wherever they said, CVE-2025-32434.
 _BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-sharded")

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..live.tracing.source_lines import user_line
+from ...live.tracing.source_lines import user_line
 
 #: How often a line gets an answer before it gets another, since a loop may wait for that.
 _PATIENT, _IMPATIENT = 256, 3

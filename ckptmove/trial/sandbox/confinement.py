@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 
-from .. import formats
-from ..errors import CkptmoveError, StrPath
-from ..formats.checkpoint import PickledCheckpoint
-from . import apart, factories, programs
-from .findings import CHECKS, FAILED, SKIPPED, Finding
-from .imported import imported, is_named
-from .performance import Performance
+from ... import formats
+from ...errors import CkptmoveError, StrPath
+from ...formats.checkpoint import PickledCheckpoint
+from .. import model_factory, subprocess_call
+from ..findings import CHECKS, FAILED, SKIPPED, Finding
+from ..import_by_name import imported, is_named
+from ..outcome import Performance
+from . import exported_programs
 
 _MOST_MODULES = 64
 _TORCH = ("torch._dynamo", "torch.export.pt2_archive._package")
@@ -51,7 +52,7 @@ def begin(
     folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
     with contextlib.suppress(CkptmoveError):  # whoever reads it says so
         if folder.is_dir():
-            factories.import_classes(folder)
+            model_factory.import_classes(folder)
         for module in _modules(path, trust_pickle):
             with contextlib.suppress(Exception):  # whoever needs it says so
                 importlib.import_module(module)
@@ -60,7 +61,7 @@ def begin(
     if optimizer is not None:
         imported(optimizer, "--optimizer")
     _start(device)
-    apart.enforce()
+    subprocess_call.enforce()
 
 
 def _start(device: str) -> None:
@@ -78,7 +79,7 @@ def _modules(path: StrPath, trust_pickle: bool) -> list[str]:
     with formats.opened(path) as found:
         checkpoint = found.checkpoint
         if checkpoint.manifest.format == "torch-export":
-            return [*_TORCH, *programs.libraries(path)]
+            return [*_TORCH, *exported_programs.libraries(path)]
         if not trust_pickle or not isinstance(checkpoint, PickledCheckpoint):
             return []
         names = [
@@ -93,10 +94,10 @@ def _modules(path: StrPath, trust_pickle: bool) -> list[str]:
 
 def report(found: Performance) -> None:
     """In that process: tell what is found so far, in case that it is ended."""
-    apart.tell_so_far({"findings": [each.to_json() for each in found.findings.values()]})
+    subprocess_call.tell_so_far({"findings": [each.to_json() for each in found.findings.values()]})
 
 
-def ended(lost: apart.Lost) -> tuple[Finding, ...]:
+def ended(lost: subprocess_call.Lost) -> tuple[Finding, ...]:
     """What a process found that was ended: what it told, and by what it ended."""
     latest = lost.latest.get("findings", []) if lost.latest is not None else []
     with contextlib.suppress(TypeError):  # it may tell what it likes

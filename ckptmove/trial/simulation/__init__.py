@@ -1,0 +1,1 @@
+"""A device that is not there: what torch would say and do on it."""

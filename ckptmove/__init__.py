@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .batches.items import Result
     from .batches.planning import BatchPlan
     from .batches.running import Batch, BatchReport
-    from .drafts.differing import Difference, Kind, Values
-    from .drafts.draft import Loss
     from .errors import (
         CheckFailed,
         CkptmoveError,
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
         UsageError,
         WriteError,
     )
+    from .graph.compare.difference import Difference, Kind, Values
+    from .graph.draft import Loss
     from .live.tracing.diagnosis import Diagnosis
     from .live.tracing.events import Happening, Operand, Site, Trace, Usage
     from .manifest.manifest import (
@@ -142,8 +142,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.batches.items": ("Result",),
     "ckptmove.batches.planning": ("BatchPlan",),
     "ckptmove.batches.running": ("Batch", "BatchReport"),
-    "ckptmove.drafts.differing": ("Difference", "Kind", "Values"),
-    "ckptmove.drafts.draft": ("Loss",),
     "ckptmove.errors": (
         "CheckFailed",
         "CkptmoveError",
@@ -156,6 +154,8 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "UsageError",
         "WriteError",
     ),
+    "ckptmove.graph.compare.difference": ("Difference", "Kind", "Values"),
+    "ckptmove.graph.draft": ("Loss",),
     "ckptmove.live.tracing.diagnosis": ("Diagnosis",),
     "ckptmove.live.tracing.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
     "ckptmove.manifest.manifest": (

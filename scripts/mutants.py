@@ -258,7 +258,7 @@ MUTANTS = (
     ),
     Mutant(
         "alias dropped",
-        "drafts/parts.py",
+        "graph/parts.py",
         "                self.found.shared[name] = part\n",
         "                pass\n",
         "tests/test_convert.py tests/test_round_trips.py",
@@ -308,14 +308,14 @@ MUTANTS = (
     ),
     Mutant(
         "other records not compared",
-        "drafts/beside.py",
+        "graph/compare/other_content.py",
         "            difference = _unlike(mine[name], others[name], no_devices=False)\n",
         "            difference = None\n",
         "tests/test_bundle.py tests/test_diff_whole.py",
     ),
     Mutant(
         "metadata not compared",
-        "drafts/beside.py",
+        "graph/compare/other_content.py",
         "    found = list(_unlike_metadata(old, new))\n",
         "    found: list[Difference] = []\n",
         "tests/test_metadata.py",

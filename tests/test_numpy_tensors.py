@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from ckptmove import Opaque, RefusedError, convert, diff, formats, inspect, load, save, validate
 from ckptmove.cli import run
-from ckptmove.drafts.ordering import Latest, Order, Reordered
 from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
 from ckptmove.formats.safetensors import SafetensorsFile
 from ckptmove.formats.writing import Manner
+from ckptmove.graph.array_order import Latest, Order, Reordered
 from ckptmove.manifest.manifest import Role
 from ckptmove.sources.source import Memory
 from tests.making import python2

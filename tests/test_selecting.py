@@ -16,7 +16,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove import RefusedError, convert, diff, formats, inspect
-from ckptmove.drafts.wanted import leave
+from ckptmove.graph.edit.narrow import leave
 from ckptmove.manifest.manifest import Manifest
 from tests.checkpoints import MAKERS
 from tests.conftest import RunCli

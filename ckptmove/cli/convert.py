@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ..drafts.weights import WEIGHTS
 from ..errors import UsageError
+from ..graph.edit.model_weights import WEIGHTS
 from ..phrases import which_loading_runs
 from ..render.convert import conversion
 from ..verbs.convert import PRESETS

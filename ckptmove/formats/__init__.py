@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from ..contents.streams import Container
 from ..contents.uses import not_surely_harmless
-from ..drafts.callables import Judge, misused
-from ..drafts.draft import Draft
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
+from ..graph.draft import Draft
+from ..graph.edit.callables import Judge, misused
 from ..manifest.manifest import Manifest
 from ..pickles.nodes import Blob, Node
 from ..pickles.reach import names_reached

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..contents.streams import Container
-from ..drafts.draft import Draft, Loss
+from ..graph.draft import Draft, Loss
 from ..manifest.manifest import Manifest
 from ..placement.place import Moves
 from ..plans.plan import Plan

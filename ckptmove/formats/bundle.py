@@ -25,8 +25,8 @@ from functools import cached_property
 
 from ..contents.streams import Stream
 from ..contents.uses import Uses, not_surely_harmless
-from ..drafts.draft import Draft, Loss
 from ..errors import InputError
+from ..graph.draft import Draft, Loss
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..phrases import counted
 from ..pickles.base64_text import is_json_like, pickles_in

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..drafts.canonical import nodes_of
-from ..drafts.draft import Draft, Loss, Pieces
-from ..drafts.filling import fill, stored_blob
-from ..drafts.meaning import bytes_of, is_mutable
 from ..errors import RefusedError, WriteError
+from ..graph.canonical import nodes_of
+from ..graph.draft import Draft, Loss, Pieces
+from ..graph.edges import bytes_of, is_mutable
+from ..graph.fill import fill, stored_blob
 from ..pickles.emit import emit
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent

@@ -11,10 +11,10 @@ from ..contents.listing import Contents, contents_of
 from ..contents.streams import Container, Spelling, Stream, whole
 from ..contents.tensors import device_text
 from ..contents.tree import joined
-from ..drafts.canonical import Cut, Graph, canonical
-from ..drafts.draft import Draft, Loss, Stored
-from ..drafts.programs import state_dict
 from ..errors import UnsupportedError, WriteError
+from ..graph.canonical import Cut, Graph, canonical
+from ..graph.draft import Draft, Loss, Stored
+from ..graph.program_tensors import state_dict
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..manifest.paths import Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..drafts.filling import fill
-from ..drafts.wanted import leave
 from ..errors import CorruptError
+from ..graph.edit.narrow import leave
+from ..graph.fill import fill
 from ..pickles.nodes import Persistent
 from . import Opened
 

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
 from ..contents.strided import MOST_DIMENSIONS
-from ..drafts.callables import callables_in, misused
-from ..drafts.canonical import Graph
-from ..drafts.draft import Draft, Loss
-from ..drafts.leaves import Reader
-from ..drafts.ordering import Latest, Order, Reordered
-from ..drafts.trees import TREE, read_tree
 from ..errors import UnsupportedError
+from ..graph.array_order import Latest, Order, Reordered
+from ..graph.canonical import Graph
+from ..graph.draft import Draft, Loss
+from ..graph.edit.callables import callables_in, misused
+from ..graph.tensor_terms import Reader
+from ..graph.tree_text import TREE, read_tree
 from ..manifest.dtypes import CARRIERS
 from ..manifest.manifest import Extent, Section, Storage
 from ..plans.plan import Plan

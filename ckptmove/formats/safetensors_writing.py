@@ -12,14 +12,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..drafts.arrays import bytes_of_arrays
-from ..drafts.draft import Draft, Pieces
-from ..drafts.filling import stored_blob
-from ..drafts.fingerprint import fingerprint
-from ..drafts.naming import names_of
-from ..drafts.parts import Part, parts_of
-from ..drafts.trees import TREE, read_tree, tree_text
 from ..errors import UnsupportedError, WriteError
+from ..graph.draft import Draft, Pieces
+from ..graph.edit.numpy_arrays import bytes_of_arrays
+from ..graph.fill import stored_blob
+from ..graph.fingerprint import fingerprint
+from ..graph.names import names_of
+from ..graph.parts import Part, parts_of
+from ..graph.tree_text import TREE, read_tree, tree_text
 from ..plans.plan import Plan
 from ..sources.source import Readable
 from .metadata import still_true

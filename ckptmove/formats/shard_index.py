@@ -5,7 +5,7 @@
 
 The files lie beside the index. A name in it is a plain file name, so that none leads elsewhere;
 the file of that name may be a symbolic link within the folder, or to a blob in the cache of the
-Hub. The tree of a checkpoint that ckptmove divided is in `metadata`, under `drafts.trees.TREE`.
+Hub. The tree of a checkpoint that ckptmove divided is in `metadata`, under `graph.tree_text.TREE`.
 
 What contradicts itself is refused: a tensor that is not in the file it should be in, or in two of
 them. Tensors that the index does not list are read as well, as loaders do that go by the files.
@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from ..drafts.trees import TREE
 from ..errors import CorruptError, InputError, UnsupportedError
+from ..graph.tree_text import TREE
 from ..sources import Missing, check_link, folder_of, joined, open_source
 from ..sources.source import Source
 from ..writing.in_place.change import settle

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..contents.streams import Container, Spelling
-from ..drafts.trees import TREE
 from ..errors import CorruptError, UnsupportedError
+from ..graph.tree_text import TREE
 from ..manifest.manifest import Section
 from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode

@@ -22,10 +22,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 
-from ..drafts.canonical import nodes_of
-from ..drafts.draft import Draft, Loss, Pieces, Stored
-from ..drafts.filling import fill
 from ..errors import UnsupportedError, WriteError
+from ..graph.canonical import nodes_of
+from ..graph.draft import Draft, Loss, Pieces, Stored
+from ..graph.fill import fill
 from ..manifest.other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple

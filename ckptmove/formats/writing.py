@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ..drafts.draft import Pieces
-from ..drafts.trees import TREE
 from ..errors import UsageError
+from ..graph.draft import Pieces
+from ..graph.tree_text import TREE
 from ..plans.plan import Plan
 from ..sources.source import Readable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from ..drafts.differing import Difference, Kind, Values
-from ..drafts.excerpts import first_apart
+from ..graph.compare.difference import Difference, Kind, Values
+from ..graph.compare.excerpts import first_apart
 from ..manifest.paths import spell
 from ..phrases import counted
 from ..verbs.diff import Diff

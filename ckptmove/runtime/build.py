@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-from ..drafts.canonical import V2, V3, is_plain, is_untouched
 from ..errors import CkptmoveError, CorruptError, UnsupportedError
+from ..graph.canonical import V2, V3, is_plain, is_untouched
 from ..manifest.dtypes import STORAGE_CLASSES
 from ..pickles.nodes import (
     Blob,

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..contents.strided import is_contiguous
-from ..drafts.differing import Shown, Values
-from ..drafts.draft import View
 from ..errors import UnsupportedError
+from ..graph.compare.difference import Shown, Values
+from ..graph.draft import View
 from ..manifest.dtypes import BITS, nbytes_of
 from ..plans.plan import Gather
 from ..sources.source import File, Source

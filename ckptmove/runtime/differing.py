@@ -28,7 +28,7 @@ class Unlike(NamedTuple):
         close: how many differ by less.
         first: which element is the first that does by more, counted from the start; -1 if none, or
             if it was not asked for.
-        max_abs, max_rel: as `drafts.differing.Values` has them.
+        max_abs, max_rel: as `compare.difference.Values` has them.
     """
 
     far: int

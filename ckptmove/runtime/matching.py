@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..drafts.differing import Held, can_cast
+from ..graph.compare.difference import Held, can_cast
 from .bytewise import Comparison
 
 _Key = tuple[str, tuple[int, ...]]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ..contents.strided import reach_of
-from ..drafts.differing import Shown
-from ..drafts.draft import View
+from ..graph.compare.difference import Shown
+from ..graph.draft import View
 from ..manifest.dtypes import BITS
 from ..sources.source import Source
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..drafts.draft import Stored
 from ..errors import InputError
+from ..graph.draft import Stored
 from ..manifest.dtypes import storage_element_nbytes
 from ..sources.source import Source
 from .restoring import Restoring

@@ -11,17 +11,17 @@ from typing import Any
 
 from .. import formats
 from ..contents.tensors import Recogniser
-from ..drafts.arrays import tensors_for_arrays
-from ..drafts.casting import Casts, Dtype, cast, casts_of
-from ..drafts.draft import Draft, Loss
-from ..drafts.flattening import flatten
-from ..drafts.patterns import covers
-from ..drafts.shaping import rename_keys, renaming, state_dicts
-from ..drafts.wanted import leave
-from ..drafts.weights import section_asked
 from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing
+from ..graph.draft import Draft, Loss
+from ..graph.edit.cast import Casts, Dtype, cast, casts_of
+from ..graph.edit.flatten_modules import flatten
+from ..graph.edit.model_weights import section_asked
+from ..graph.edit.narrow import leave
+from ..graph.edit.numpy_arrays import tensors_for_arrays
+from ..graph.edit.subtree import rename_keys, renaming, state_dicts
+from ..graph.patterns import covers
 from ..phrases import counted
 from ..pickles.terms import TooLong
 from ..placement.place import Kept, place

@@ -11,13 +11,13 @@ from math import isfinite
 from typing import Any
 
 from .. import formats
-from ..drafts.beside import Beside, compare_beside, is_code
-from ..drafts.differing import Difference, Held, Kind, can_cast, shared, unlike
-from ..drafts.draft import Draft
-from ..drafts.pairing import Pairs, pair
-from ..drafts.patterns import is_name
-from ..drafts.selecting import named_by
 from ..errors import CheckFailed, RefusedError, StrPath, UsageError
+from ..graph.compare.difference import Difference, Held, Kind, can_cast, shared, unlike
+from ..graph.compare.other_content import Beside, compare_beside, is_code
+from ..graph.compare.pairing import Pairs, pair
+from ..graph.draft import Draft
+from ..graph.edit.select import named_by
+from ..graph.patterns import is_name
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
 from ..phrases import counted, listed

@@ -7,10 +7,10 @@ from typing import TypeGuard
 
 from .. import formats
 from ..contents.pids import storage_ids, storages_of
-from ..drafts.callables import Judge, Place, places_of
-from ..drafts.canonical import Composite, canonical, nodes_of
-from ..drafts.draft import Draft, Stored
 from ..errors import RefusedError, StrPath
+from ..graph.canonical import Composite, canonical, nodes_of
+from ..graph.draft import Draft, Stored
+from ..graph.edit.callables import Judge, Place, places_of
 from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk

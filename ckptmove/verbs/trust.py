@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from .. import formats
-from ..drafts.callables import Place, leave_out, places_of
-from ..drafts.draft import Draft, Loss
-from ..drafts.patterns import covers
 from ..errors import RefusedError
 from ..formats.writing import Manner, Writing
+from ..graph.draft import Draft, Loss
+from ..graph.edit.callables import Place, leave_out, places_of
+from ..graph.patterns import covers
 from ..phrases import short
 
 _ROOM = 140  # bytes of a line for places

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import formats
-from ..drafts.differing import Difference, Kind
 from ..errors import (
     CheckFailed,
     CorruptError,
@@ -19,6 +18,7 @@ from ..errors import (
     UntrustedError,
     accept_former_names,
 )
+from ..graph.compare.difference import Difference, Kind
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
 from ..phrases import counted, listed

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ...drafts.patterns import covers
 from ...errors import CkptmoveError, UsageError
+from ...graph.patterns import covers
 from ...phrases import first_line
 from .containers import Container, Fields, Part, attributed, fielded, own_attributes, plain, rebuilt
 from .copy import Copying

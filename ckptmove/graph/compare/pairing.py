@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from ..contents.modules import attributes_of
-from ..contents.strided import Tensor
-from ..errors import CorruptError
-from ..manifest.paths import Path
-from ..pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
-from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.terms import Term
-from .canonical import Composite
-from .differing import Difference, Held, Kind, can_cast, regrouped, unlike
-from .draft import Draft
-from .excerpts import first_unlike, of_bytes, of_scalars
-from .meaning import (
+from ...contents.modules import attributes_of
+from ...contents.strided import Tensor
+from ...errors import CorruptError
+from ...manifest.paths import Path
+from ...pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
+from ...pickles.nodes import Mapping as MappingNode
+from ...pickles.terms import Term
+from ..canonical import Composite
+from ..draft import Draft
+from ..edges import (
     COMPOSITE,
     Edges,
     children_edges,
@@ -34,8 +32,10 @@ from .meaning import (
     type_of,
     types_of,
 )
+from .difference import Difference, Held, Kind, can_cast, regrouped, unlike
+from .excerpts import first_unlike, of_bytes, of_scalars
+from .places import Where
 from .side import Side
-from .where import Where
 
 _DEEPEST = 1000  # keys in a path
 _LEAST_ROOM = 1 << 20  # steps

@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from ..pickles.nodes import Global, Node
-from ..pickles.terms import Term
-from ..sources.source import Readable
+from ...pickles.nodes import Global, Node
+from ...pickles.terms import Term
+from ...sources.source import Readable
 
 _CHUNK_NBYTES = 1 << 20
 _SHOWN_NBYTES = 8  # of bytes, in hexadecimal

@@ -20,10 +20,10 @@ from ..contents.strided import is_contiguous, reach_of
 from ..errors import RefusedError
 from ..manifest.dtypes import BITS, CARRIERS, nbytes_of
 from ..pickles.nodes import Blob, Call, Node, Persistent
-from .arrays import ArrayBytes
+from .array_order import Order
 from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of
 from .draft import Draft, Stored, View
-from .ordering import Order
+from .edit.numpy_arrays import ArrayBytes
 
 _SHARED = ("keep", "duplicate", "error")
 _LARGEST_EXPANDED = 1 << 30  # bytes of a tensor that shows the same ones again and again

@@ -15,8 +15,8 @@ from ..errors import CorruptError, UnsupportedError
 from ..pickles.nodes import Dict, Node, Text
 from ..pickles.terms import from_terms, parsed, spelled, to_terms
 from .canonical import Graph
-from .leaves import Held, MissingTensor, Reader, Speller
 from .parts import Parts
+from .tensor_terms import Held, MissingTensor, Reader, Speller
 
 #: The key of the metadata.
 TREE = "ckptmove"

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from ..contents.listing import Contents
 from ..manifest.manifest import TensorEntry
 from ..pickles.nodes import Node
-from .arrays import ArrayBytes
 from .draft import Draft
-from .filling import blobs_of
-from .raising import LONGEST_INLINE
+from .edit.numpy_arrays import ArrayBytes
+from .fill import blobs_of
+from .normalize import LONGEST_INLINE
 
 #: How names end of what no state dict holds.
 _BESIDE = "~extra"

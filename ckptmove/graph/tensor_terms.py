@@ -28,8 +28,8 @@ from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
 from ..sources.source import MAX_NBYTES
+from .array_order import Order, order_of
 from .canonical import Graph, is_plain, nodes_of
-from .ordering import Order, order_of
 from .parts import Parts
 
 _TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}

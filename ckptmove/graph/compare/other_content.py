@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ..errors import UnsupportedError
-from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from .differing import Difference, Kind
-from .draft import Draft
+from ...errors import UnsupportedError
+from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
+from ..draft import Draft
+from .difference import Difference, Kind
 from .excerpts import changed_lines, first_unlike, of_bytes
 
 _CLASS = "__torch__."  # how the names of a program's own classes begin

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contents.listing import Contents
-from ..contents.tensors import Recogniser
-from ..errors import RefusedError
-from ..manifest.manifest import Section
-from ..manifest.paths import Path
-from ..phrases import counted, quoted
-from .draft import Draft
-from .patterns import is_name
-from .selecting import prune
-from .shaping import subtree
-from .weights import (
+from ...contents.listing import Contents
+from ...contents.tensors import Recogniser
+from ...errors import RefusedError
+from ...manifest.manifest import Section
+from ...manifest.paths import Path
+from ...phrases import counted, quoted
+from ..draft import Draft
+from ..nested_checkpoints import names_within, show_within
+from ..patterns import is_name
+from .model_weights import (
     WEIGHTS,
     Weights,
     one_of,
@@ -25,7 +24,8 @@ from .weights import (
     state_of,
     weights_in,
 )
-from .within import names_within, show_within
+from .select import prune
+from .subtree import subtree
 
 
 @dataclass(frozen=True)

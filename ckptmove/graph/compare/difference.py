@@ -8,10 +8,10 @@ from enum import Enum
 from math import isfinite
 from typing import Any, NamedTuple
 
-from ..contents.strided import Tensor, reach_of
-from ..manifest.dtypes import BITS
-from ..pickles.nodes import Node
-from .draft import Draft, Stored, View
+from ...contents.strided import Tensor, reach_of
+from ...manifest.dtypes import BITS
+from ...pickles.nodes import Node
+from ..draft import Draft, Stored, View
 
 _FLOATING = ("float", "bfloat", "complex")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..contents.tensors import Recogniser
-from ..errors import RefusedError, UsageError
-from ..manifest.dtypes import ALIASES, BITS
-from ..manifest.manifest import Section, TensorEntry
-from ..pickles.nodes import Call, Node, Persistent, Tuple
-from .canonical import is_plain, nodes_of
-from .draft import Draft
-from .patterns import covers, unheard
+from ...contents.tensors import Recogniser
+from ...errors import RefusedError, UsageError
+from ...manifest.dtypes import ALIASES, BITS
+from ...manifest.manifest import Section, TensorEntry
+from ...pickles.nodes import Call, Node, Persistent, Tuple
+from ..canonical import is_plain, nodes_of
+from ..draft import Draft
+from ..patterns import covers, unheard
 
 #: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
 Dtype = object

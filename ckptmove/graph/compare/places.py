@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
-from ..manifest.paths import Path, spell, spell_apart
+from ...manifest.paths import Path, spell, spell_apart
 
 
 class Where(NamedTuple):

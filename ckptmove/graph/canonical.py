@@ -37,7 +37,7 @@ from ..pickles.nodes import (
 )
 from ..pickles.nodes import Mapping as MappingNode
 from ..sources.source import Readable
-from .raising import raised, text_of
+from .normalize import raised, text_of
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}

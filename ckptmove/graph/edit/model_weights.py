@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..contents.averages import COPY, model_names, speaks_of_average
-from ..contents.children import children_of
-from ..contents.listing import Contents
-from ..contents.sections import is_module_state, is_state_dict
-from ..errors import RefusedError, UsageError
-from ..manifest.manifest import Section, TensorEntry
-from ..manifest.paths import Path, spell
-from ..phrases import counted, listed
-from ..pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
-from .patterns import covers
-from .shaping import beside, rename_keys, way_to
+from ...contents.averages import COPY, model_names, speaks_of_average
+from ...contents.children import children_of
+from ...contents.listing import Contents
+from ...contents.sections import is_module_state, is_state_dict
+from ...errors import RefusedError, UsageError
+from ...manifest.manifest import Section, TensorEntry
+from ...manifest.paths import Path, spell
+from ...phrases import counted, listed
+from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
+from ..patterns import covers
+from .subtree import beside, rename_keys, way_to
 
 #: What can be asked for.
 WEIGHTS = (Section.MODEL.value, Section.EMA.value)

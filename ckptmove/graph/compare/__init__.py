@@ -1,0 +1,1 @@
+"""Compare two graphs, and what else their checkpoints hold."""

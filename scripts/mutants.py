@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     Mutant(
         "allow-list entry too many",
-        "contents/known.py",
+        "torch_pickle/callables/allowlist.py",
         '        "_codecs": "encode",\n',
         '        "_codecs": "encode",\n        "os": "system",\n',
         "tests/test_payloads.py tests/test_house.py",
@@ -251,7 +251,7 @@ MUTANTS = (
     ),
     Mutant(
         "tensor reaches outside its storage",
-        "contents/strided.py",
+        "torch_pickle/values/strided.py",
         "    if reach_of(shape, stride, offset, dtype) > storage.nbytes:\n",
         "    if False:\n",
         "tests/test_manifest.py tests/test_mutations.py tests/test_inspect.py",
@@ -323,7 +323,7 @@ MUTANTS = (
     # -- who goes where
     Mutant(
         "section misnamed",
-        "contents/sections.py",
+        "torch_pickle/sections/sections.py",
         "        return Section.SCHEDULER\n",
         "        return Section.OTHER\n",
         "tests/test_sections.py",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ckptmove import inspect
-from ckptmove.contents.known import MODULES
+from ckptmove.torch_pickle.callables.allowlist import MODULES
 from tests.making.modules import TinyNet
 
 

@@ -15,7 +15,7 @@ import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 from ckptmove import Manifest, inspect
-from ckptmove.contents.known import KNOWN
+from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from tests.census import children
 from tests.checkpoints import MAKERS, kept_on_cpu, save
 from tests.oracles import load, pid_locations, storage_records

@@ -34,8 +34,8 @@ from torch.package.package_exporter import PackageExporter
 
 import ckptmove
 from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError
-from ckptmove.contents.known import KNOWN
-from ckptmove.contents.uses import not_surely_harmless
+from ckptmove.torch_pickle.callables.allowlist import KNOWN
+from ckptmove.torch_pickle.callables.uses import not_surely_harmless
 from tests.carriers import CARRIERS, runs
 from tests.payload_families import FAMILIES, LASTING, OF_OLD
 from tests.payloads import CANARY, LEGACY, Family, called, legacy_of, name

@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove import RefusedError, UntrustedError
-from ckptmove.contents.known import KNOWN
-from ckptmove.contents.reviewed import REVIEWED
+from ckptmove.torch_pickle.callables.allowlist import KNOWN
+from ckptmove.torch_pickle.callables.reviewed_names import REVIEWED
 from tests.conftest import RunCli
 from tests.oracles import loads_safely
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..contents.streams import Container
-from ..contents.uses import not_surely_harmless
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from ..graph.draft import Draft
 from ..graph.edit.callables import Judge, misused
@@ -21,6 +19,8 @@ from ..pickles.nodes import Blob, Node
 from ..pickles.reach import names_reached
 from ..sources import check_link, is_folder, open_source
 from ..sources.source import Fetched, Memory, Readable, Source
+from ..torch_pickle.callables.uses import not_surely_harmless
+from ..torch_pickle.streams import Container
 from ..writing.in_place.change import settle
 from ..writing.in_place.journal import MAGIC as JOURNAL_MAGIC
 from ..writing.in_place.journal import file_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..contents.streams import Container
 from ..graph.draft import Draft, Loss
 from ..manifest.manifest import Manifest
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import Readable, Source
+from ..torch_pickle.streams import Container
 from ..zips.archive import Archive
 from .opening import Opening
 from .writing import Manner, Writing

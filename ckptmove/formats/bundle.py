@@ -23,8 +23,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from ..contents.streams import Stream
-from ..contents.uses import Uses, not_surely_harmless
 from ..errors import InputError
 from ..graph.draft import Draft, Loss
 from ..manifest.other_records import HeldRecord, RecordKind
@@ -35,6 +33,8 @@ from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
+from ..torch_pickle.callables.uses import Uses, not_surely_harmless
+from ..torch_pickle.streams import Stream
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .base import Carries, Glimpse
 from .bundle_writing import is_bytes, is_of_torch, losses_of, planned

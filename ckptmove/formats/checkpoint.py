@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
-from ..contents.listing import Contents, contents_of
-from ..contents.streams import Container, Spelling, Stream, whole
-from ..contents.tensors import device_text
-from ..contents.tree import joined
 from ..errors import UnsupportedError, WriteError
 from ..graph.canonical import Cut, Graph, canonical
 from ..graph.draft import Draft, Loss, Stored
@@ -23,6 +19,10 @@ from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import MAX_NBYTES, Readable, Source
+from ..torch_pickle.listing import Contents, contents_of
+from ..torch_pickle.streams import Container, Spelling, Stream, whole
+from ..torch_pickle.tree import joined
+from ..torch_pickle.values.tensors import device_text
 from .base import Checkpoint, Glimpse
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from ..contents.streams import Candidate, Container, Nested, Stream, loaded_from
-from ..contents.uses import LOADER
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.budget import Budget, Excess
 from ..sources.source import Readable
+from ..torch_pickle.callables.uses import LOADER
+from ..torch_pickle.streams import Candidate, Container, Nested, Stream, loaded_from
 
 _DEEPEST = 8  # checkpoints within the bytes of each other
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..contents.streams import Container
-from ..contents.uses import not_surely_harmless
 from ..errors import CorruptError, InputError, UnsupportedError
 from ..pickles.nodes import Node
 from ..pickles.reach import names_reached
 from ..sources.budget import Excess
+from ..torch_pickle.callables.uses import not_surely_harmless
+from ..torch_pickle.streams import Container
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 

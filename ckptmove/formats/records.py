@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
-from ..contents.streams import Container, Spelling
-from ..contents.strided import MOST_DIMENSIONS, reach_of
 from ..errors import CorruptError, InputError
 from ..manifest.dtypes import nbytes_of
 from ..manifest.manifest import Extent, Storage
 from ..manifest.paths import Path
 from ..plans.plan import Plan, carry_out
 from ..sources.source import Memory, Readable
+from ..torch_pickle.streams import Container, Spelling
+from ..torch_pickle.values.strided import MOST_DIMENSIONS, reach_of
 from ..zips.amend import amend
 from ..zips.archive import STORED, Archive, Record
 from ..zips.content import Content

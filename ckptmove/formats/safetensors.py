@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..contents.streams import Container, Spelling
-from ..contents.strided import MOST_DIMENSIONS
 from ..errors import UnsupportedError
 from ..graph.array_order import Latest, Order, Reordered
 from ..graph.canonical import Graph
@@ -30,6 +28,8 @@ from ..manifest.dtypes import CARRIERS
 from ..manifest.manifest import Extent, Section, Storage
 from ..plans.plan import Plan
 from ..sources.source import Readable
+from ..torch_pickle.streams import Container, Spelling
+from ..torch_pickle.values.strided import MOST_DIMENSIONS
 from .base import Carries, Glimpse
 from .checkpoint import PickledCheckpoint, PickledFormat
 from .metadata import other_names

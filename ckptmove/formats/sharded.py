@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..contents.streams import Container, Spelling
 from ..errors import CorruptError, UnsupportedError
 from ..graph.tree_text import TREE
 from ..manifest.manifest import Section
@@ -25,6 +24,7 @@ from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..plans.plan import Plan
 from ..sources.source import Source
+from ..torch_pickle.streams import Container, Spelling
 from .base import Carries
 from .checkpoint import PickledCheckpoint
 from .safetensors import Placed, SafetensorsContainer, TensorsContainer

@@ -24,13 +24,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ..contents.naming import with_shared
 from ..errors import UnsupportedError, WriteError
 from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.paths import spell
 from ..placement.place import Moves
 from ..plans.plan import Plan
+from ..torch_pickle.sections.tensor_names import with_shared
 from .base import Carries, Checkpoint, Glimpse
 from .checkpoint import PickledCheckpoint
 from .documents import Changes, Json

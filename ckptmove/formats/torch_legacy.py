@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Container, Spelling, Stream
-from ..contents.uses import not_surely_harmless
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.dtypes import storage_element_nbytes
 from ..manifest.manifest import Extent
 from ..pickles.nodes import Dict, List, Text
 from ..pickles.reach import names_reached
+from ..torch_pickle.callables.uses import not_surely_harmless
+from ..torch_pickle.streams import Container, Spelling, Stream
+from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 

@@ -22,8 +22,6 @@ Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.
 
 from __future__ import annotations
 
-from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Extent
 from ..manifest.other_records import RecordKind
@@ -33,6 +31,8 @@ from ..pickles.walk import walk
 from ..plans.plan import Plan
 from ..sources.budget import Excess
 from ..sources.source import Memory
+from ..torch_pickle.streams import Spelling
+from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ..zips.archive import STORED, Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat

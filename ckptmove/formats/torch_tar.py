@@ -24,9 +24,6 @@ import struct
 from collections.abc import Iterator
 from functools import partial
 
-from ..contents.pids import StorageId, TensorId, is_size, storages_of
-from ..contents.streams import Container, Spelling, Stream
-from ..contents.strided import tensor_at
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..manifest.manifest import Extent
@@ -34,6 +31,9 @@ from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plans.plan import Plan, edited
 from ..sources.source import Readable
+from ..torch_pickle.streams import Container, Spelling, Stream
+from ..torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
+from ..torch_pickle.values.strided import tensor_at
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat
 from .tar_archive import BLOCK, Member, has_checksum, members_of, resized

@@ -24,15 +24,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..contents.code import Literal, literals, rewritten
-from ..contents.pids import StorageId
-from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import NamedDevice, Section
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path
 from ..pickles.nodes import Global, Node, Tuple
 from ..sources.source import Memory, Readable
+from ..torch_pickle.streams import Spelling
+from ..torch_pickle.torchscript_code import Literal, literals, rewritten
+from ..torch_pickle.values.persistent_ids import StorageId
 from ..zips.archive import Archive, Record
 from .base import Carries, Glimpse
 from .checkpoint import PickledFormat

@@ -21,9 +21,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ..contents.code import literals
-from ..contents.naming import with_shared
-from ..contents.streams import Spelling
 from ..errors import CorruptError, UnsupportedError, WriteError
 from ..manifest.device import names_device
 from ..manifest.dtypes import nbytes_of
@@ -34,6 +31,9 @@ from ..pickles.nodes import Call, Dict, List, Node, Tuple
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import Memory
+from ..torch_pickle.sections.tensor_names import with_shared
+from ..torch_pickle.streams import Spelling
+from ..torch_pickle.torchscript_code import literals
 from ..zips.archive import Archive, Record
 from .base import Carries, Checkpoint, Glimpse
 from .checkpoint import PickledCheckpoint

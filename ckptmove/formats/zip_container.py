@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ..contents.pids import StorageId, storage_ids, storages_of
-from ..contents.streams import Container, Spelling, Stream
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Extent
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..plans.plan import Plan, carry_out, edited
 from ..sources.source import MAX_NBYTES, Memory, Readable
+from ..torch_pickle.streams import Container, Spelling, Stream
+from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ..zips.archive import DEFLATED, STORED, Archive, Record
 from ..zips.checking import damage
 from ..zips.layout import ALIGNMENT

@@ -14,10 +14,10 @@ from itertools import product
 from math import prod
 from typing import Literal, NamedTuple
 
-from ..contents.arrays import Array
-from ..contents.strided import is_contiguous
 from ..manifest.dtypes import BITS
 from ..sources.source import Memory, Readable, check_range
+from ..torch_pickle.values.numpy_arrays import Array
+from ..torch_pickle.values.strided import is_contiguous
 
 #: What Python's arrays call integers, by their size.
 _CODES: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}

@@ -15,10 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..contents.arrays import array_of, put_content
-from ..contents.pids import StorageId, TensorId
-from ..contents.strided import Tensor
-from ..contents.tensors import Recogniser, variable_of
 from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..manifest.manifest import Section, Storage
 from ..pickles.nodes import (
@@ -37,6 +33,10 @@ from ..pickles.nodes import (
 )
 from ..pickles.nodes import Mapping as MappingNode
 from ..sources.source import Readable
+from ..torch_pickle.values.numpy_arrays import array_of, put_content
+from ..torch_pickle.values.persistent_ids import StorageId, TensorId
+from ..torch_pickle.values.strided import Tensor
+from ..torch_pickle.values.tensors import Recogniser, variable_of
 from .normalize import raised, text_of
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..contents.listing import Contents, contents_of
-from ..contents.streams import Container, Whole
-from ..contents.tensors import device_text
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..plans.plan import Checksum, Copy, Gather, Proof, Write
 from ..sources.source import Memory, Readable, Source
+from ..torch_pickle.listing import Contents, contents_of
+from ..torch_pickle.streams import Container, Whole
+from ..torch_pickle.values.tensors import device_text
 from .canonical import Graph, held_by, nodes_of
 
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds

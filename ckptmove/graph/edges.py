@@ -7,14 +7,14 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
-from ..contents.arrays import CONTENT_AT, array_of
-from ..contents.children import TRANSPARENT, children_of
-from ..contents.modules import attributes_of, is_frame
-from ..contents.strided import Child
-from ..contents.tensors import device_text
 from ..manifest.device import names_device
 from ..manifest.paths import Key, Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
+from ..torch_pickle.children import TRANSPARENT, children_of
+from ..torch_pickle.pickled_modules import attributes_of, is_frame
+from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of
+from ..torch_pickle.values.strided import Child
+from ..torch_pickle.values.tensors import device_text
 from .canonical import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..contents.listing import Contents
 from ..manifest.manifest import TensorEntry
 from ..pickles.nodes import Node
+from ..torch_pickle.listing import Contents
 from .draft import Draft
 from .edit.numpy_arrays import ArrayBytes
 from .fill import blobs_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..contents.children import children_of
-from ..contents.modules import attributes_of, is_frame
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from ..torch_pickle.children import children_of
+from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from .canonical import Composite, nodes_of
 from .draft import Draft
 

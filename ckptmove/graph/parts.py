@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from ..contents.strided import is_contiguous, reach_of
 from ..errors import RefusedError
 from ..manifest.dtypes import BITS, CARRIERS, nbytes_of
 from ..pickles.nodes import Blob, Call, Node, Persistent
+from ..torch_pickle.values.strided import is_contiguous, reach_of
 from .array_order import Order
 from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of
 from .draft import Draft, Stored, View

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..contents.pids import StorageId, TensorId
-from ..contents.strided import reach_of
 from ..manifest.manifest import Manifest, Section, TensorEntry
 from ..pickles.nodes import Call, Global, Node, Text, Tuple
+from ..torch_pickle.values.persistent_ids import StorageId, TensorId
+from ..torch_pickle.values.strided import reach_of
 from .canonical import Graph, canonical
 
 

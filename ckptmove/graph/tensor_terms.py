@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..contents.arrays import DTYPES, Array, array_of, content_of
-from ..contents.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
 from ..sources.source import MAX_NBYTES
+from ..torch_pickle.values.numpy_arrays import DTYPES, Array, array_of, content_of
+from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from .array_order import Order, order_of
 from .canonical import Graph, is_plain, nodes_of
 from .parts import Parts

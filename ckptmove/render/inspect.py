@@ -6,10 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from ..contents.children import children_of
-from ..contents.sections import is_module_state
-from ..contents.tensors import device_text
-from ..contents.tree import joined
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell
@@ -27,6 +23,10 @@ from ..pickles.nodes import (
     Tuple,
 )
 from ..sources.urls import masked
+from ..torch_pickle.children import children_of
+from ..torch_pickle.sections.sections import is_module_state
+from ..torch_pickle.tree import joined
+from ..torch_pickle.values.tensors import device_text
 from .blocks import Block, text_of
 from .groups import groups_of
 from .text import cut, listed, printable, shape, size, table

@@ -15,13 +15,13 @@ from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..contents.strided import is_contiguous
 from ..errors import UnsupportedError
 from ..graph.compare.difference import Shown, Values
 from ..graph.draft import View
 from ..manifest.dtypes import BITS, nbytes_of
 from ..plans.plan import Gather
 from ..sources.source import File, Source
+from ..torch_pickle.values.strided import is_contiguous
 from .runs import Gathered, Run, plain, span
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-from ..contents.strided import MOST_DIMENSIONS, count_of, reach_of
 from ..errors import CorruptError, DeviceError
 from ..manifest.dtypes import BITS, nbytes_of
+from ..torch_pickle.values.strided import MOST_DIMENSIONS, count_of, reach_of
 from .restoring import REMEDY
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..contents.strided import reach_of
 from ..graph.compare.difference import Shown
 from ..graph.draft import View
 from ..manifest.dtypes import BITS
 from ..sources.source import Source
+from ..torch_pickle.values.strided import reach_of
 
 
 class Run(Protocol):

@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
-from ..contents.tensors import Recogniser
 from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing
@@ -27,6 +26,7 @@ from ..pickles.terms import TooLong
 from ..placement.place import Kept, place
 from ..placement.rules import Device, rules_of
 from ..sources import is_folder
+from ..torch_pickle.values.tensors import Recogniser
 from ..writing.verify import Progress
 from .companions import Companion, check_apart, companions_of
 from .target import Target, nbytes_of_text, target_of

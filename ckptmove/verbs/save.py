@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TypeGuard
 
 from .. import formats
-from ..contents.pids import storage_ids, storages_of
 from ..errors import RefusedError, StrPath
 from ..graph.canonical import Composite, canonical, nodes_of
 from ..graph.draft import Draft, Stored
@@ -16,6 +15,7 @@ from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
+from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress
 from .target import Target, nbytes_of_text, target_of

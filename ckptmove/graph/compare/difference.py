@@ -8,9 +8,9 @@ from enum import Enum
 from math import isfinite
 from typing import Any, NamedTuple
 
-from ...contents.strided import Tensor, reach_of
 from ...manifest.dtypes import BITS
 from ...pickles.nodes import Node
+from ...torch_pickle.values.strided import Tensor, reach_of
 from ..draft import Draft, Stored, View
 
 _FLOATING = ("float", "bfloat", "complex")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from ...contents.modules import attributes_of
-from ...contents.strided import Tensor
 from ...errors import CorruptError
 from ...manifest.paths import Path
 from ...pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.terms import Term
+from ...torch_pickle.pickled_modules import attributes_of
+from ...torch_pickle.values.strided import Tensor
 from ..canonical import Composite
 from ..draft import Draft
 from ..edges import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from ...contents.strided import Tensor
 from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
 from ...pickles.terms import Term, to_terms
 from ...sources.source import Memory, Readable
+from ...torch_pickle.values.strided import Tensor
 from ..canonical import data_of, flags_of, held_by, is_plain, nodes_of
 from ..draft import Draft, View
 from ..edges import COMPOSITE, bytes_of, type_of

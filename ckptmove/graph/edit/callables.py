@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeGuard
 
-from ...contents.known import KNOWN
-from ...contents.uses import NEVER_BARE, wrong_use
 from ...errors import RefusedError
 from ...manifest.paths import spell
 from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
+from ...torch_pickle.callables.allowlist import KNOWN
+from ...torch_pickle.callables.uses import NEVER_BARE, wrong_use
 from ..canonical import held_by, nodes_of
 
 #: The name of an unknown callable that a node is, calls or holds as bytes; None if there is none.

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ...contents.tensors import Recogniser
 from ...errors import RefusedError, UsageError
 from ...manifest.dtypes import ALIASES, BITS
 from ...manifest.manifest import Section, TensorEntry
 from ...pickles.nodes import Call, Node, Persistent, Tuple
+from ...torch_pickle.values.tensors import Recogniser
 from ..canonical import is_plain, nodes_of
 from ..draft import Draft
 from ..patterns import covers, unheard

@@ -6,11 +6,11 @@ renamed, or nothing but a model's weights is wanted, its state dict stands for i
 
 from __future__ import annotations
 
-from ...contents.modules import is_module, state_of
-from ...contents.tensors import Recogniser
 from ...errors import RefusedError
 from ...pickles.nodes import Call, Global, List, Node, Set, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
+from ...torch_pickle.pickled_modules import is_module, state_of
+from ...torch_pickle.values.tensors import Recogniser
 from ..canonical import Composite, nodes_of
 from ..draft import Draft
 

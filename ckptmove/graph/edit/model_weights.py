@@ -1,6 +1,6 @@
 """Whose weights a checkpoint holds: those of the models in it, and their averages (EMA).
 
-A model is found by evidence, as sections are (`contents.sections`, `contents.averages`). Where
+A model is found by evidence, as sections are (`sections.sections`, `sections.averages`). Where
 there are several, the one at the top under a name that everybody uses is meant. Otherwise nobody
 can tell which of a generator and a discriminator is, and both are named.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...contents.averages import COPY, model_names, speaks_of_average
-from ...contents.children import children_of
-from ...contents.listing import Contents
-from ...contents.sections import is_module_state, is_state_dict
 from ...errors import RefusedError, UsageError
 from ...manifest.manifest import Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...phrases import counted, listed
 from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
+from ...torch_pickle.children import children_of
+from ...torch_pickle.listing import Contents
+from ...torch_pickle.sections.averages import COPY, model_names, speaks_of_average
+from ...torch_pickle.sections.sections import is_module_state, is_state_dict
 from ..patterns import covers
 from .subtree import beside, rename_keys, way_to
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...contents.listing import Contents
-from ...contents.tensors import Recogniser
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path
 from ...phrases import counted, quoted
+from ...torch_pickle.listing import Contents
+from ...torch_pickle.values.tensors import Recogniser
 from ..draft import Draft
 from ..nested_checkpoints import names_within, show_within
 from ..patterns import is_name

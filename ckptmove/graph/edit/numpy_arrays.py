@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...contents.arrays import Array, array_of, put_content
-from ...contents.listing import Contents
-from ...contents.sections import is_state_dict
-from ...contents.strided import contiguous_stride
 from ...manifest.dtypes import STORAGE_CLASSES
 from ...manifest.manifest import Role
 from ...pickles.nodes import Blob, Call, Node
 from ...pickles.nodes import Mapping as MappingNode
 from ...sources.source import MAX_NBYTES
+from ...torch_pickle.listing import Contents
+from ...torch_pickle.sections.sections import is_state_dict
+from ...torch_pickle.values.numpy_arrays import Array, array_of, put_content
+from ...torch_pickle.values.strided import contiguous_stride
 from ..array_order import Order, Reordered, order_of
 from ..canonical import nodes_of
 from ..draft import Draft, Stored, View

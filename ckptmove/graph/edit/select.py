@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...contents.children import spell_key
-from ...contents.listing import Contents
-from ...contents.modules import FRAME, INNER, PASSING, attributes_of, is_compiled
-from ...contents.tensors import Recogniser
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Key, Path, spell, spell_apart
 from ...pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
 from ...pickles.nodes import Mapping as MappingNode
+from ...torch_pickle.children import spell_key
+from ...torch_pickle.listing import Contents
+from ...torch_pickle.pickled_modules import FRAME, INNER, PASSING, attributes_of, is_compiled
+from ...torch_pickle.values.tensors import Recogniser
 from ..patterns import covers, unheard
 from .model_weights import WEIGHTS, Weights, one_called, one_of
 

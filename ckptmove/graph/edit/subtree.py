@@ -6,16 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from ...contents.children import children_of
-from ...contents.modules import attributes_of, is_frame
-from ...contents.sections import is_module_state, is_state_dict, section_of
-from ...contents.tensors import Recogniser
 from ...errors import RefusedError, UsageError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path, spell, spell_apart
 from ...phrases import listed
 from ...pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
+from ...torch_pickle.children import children_of
+from ...torch_pickle.pickled_modules import attributes_of, is_frame
+from ...torch_pickle.sections.sections import is_module_state, is_state_dict, section_of
+from ...torch_pickle.values.tensors import Recogniser
 
 _SED = re.compile(
     r"""s(?P<end>[^\\\s\w])

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from ...contents.sections import Rng, is_rng_state
 from ...errors import UsageError
 from ...manifest.device import names_device
 from ...manifest.manifest import Alias, Role, Section
 from ...manifest.paths import Path, spell
+from ...torch_pickle.sections.sections import Rng, is_rng_state
 from .arguments import are_optimizers, check_others, optimizers_at
 from .modules import Known, modules_of, with_tensors
 from .object_walk import (

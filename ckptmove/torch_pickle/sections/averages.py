@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ..manifest.manifest import Section
-from ..manifest.paths import Key
-from ..pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
+from ...manifest.manifest import Section
+from ...manifest.paths import Key
+from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
 from .sections import is_tensor
 
 _LONGEST_KEY = 1000  # characters of a key that is looked through

@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from ..errors import CorruptError
-from ..manifest.dtypes import nbytes_of
-from ..manifest.manifest import Role
-from ..manifest.paths import Key
-from ..pickles.nodes import Call, Node, Text
-from .pids import StorageId
+from ...errors import CorruptError
+from ...manifest.dtypes import nbytes_of
+from ...manifest.manifest import Role
+from ...manifest.paths import Key
+from ...pickles.nodes import Call, Node, Text
+from .persistent_ids import StorageId
 
 #: The most dimensions of a tensor; torch has no bound on reading, numpy and autograd have this one.
 MOST_DIMENSIONS = 64

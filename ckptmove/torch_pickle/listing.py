@@ -11,18 +11,15 @@ from ..manifest.manifest import Alias, NamedDevice, Role, Section, Storage, Tens
 from ..manifest.paths import Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from .allowance import Allowance
-from .arrays import KIND, Arrays, array_of, content_of
-from .averages import are_tensors, averages_within, is_average
 from .children import TRANSPARENT, visits_of
-from .code import Literal
-from .context import Context, towards
-from .doubts import Doubt, Doubts, doubt_within, is_hooked, is_packed
-from .keys import check_keys
-from .modules import Inside, Way, attributes_of, inside_buffers, inside_module, name_of
-from .naming import set_apart, with_shared
-from .reach import breadth, reachable
-from .sections import (
+from .hash_costs import check_keys
+from .listing_budget import Allowance
+from .module_doubts import Doubt, Doubts, doubt_within, is_hooked, is_packed
+from .pickled_modules import Inside, Way, attributes_of, inside_buffers, inside_module, name_of
+from .reachable import breadth, reachable
+from .sections.averages import are_tensors, averages_within, is_average
+from .sections.context import Context, towards
+from .sections.sections import (
     Rng,
     is_capturable,
     is_graph_data,
@@ -36,9 +33,12 @@ from .sections import (
     rng_within,
     section_of,
 )
+from .sections.tensor_names import set_apart, with_shared
 from .streams import Container, Whole
-from .strided import Tensor
-from .tensors import Recogniser, device_text
+from .torchscript_code import Literal
+from .values.numpy_arrays import KIND, Arrays, array_of, content_of
+from .values.strided import Tensor
+from .values.tensors import Recogniser, device_text
 
 #: Where a program keeps the inputs that it was traced with, which are no part of the model.
 _EXAMPLES = ("traced_inputs",)

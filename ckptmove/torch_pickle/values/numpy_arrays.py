@@ -12,12 +12,12 @@ from collections.abc import Collection
 from math import prod
 from typing import NamedTuple, TypeGuard
 
-from ..manifest.dtypes import nbytes_of
-from ..manifest.manifest import Storage
-from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
-from .pids import is_size
+from ...manifest.dtypes import nbytes_of
+from ...manifest.manifest import Storage
+from ...pickles.nodes import Blob, Call, Global, Node, Text, Tuple
+from ..callables.uses import ENCODE, LATIN_1
+from .persistent_ids import is_size
 from .strided import MOST_DIMENSIONS, Tensor, contiguous_stride
-from .uses import ENCODE, LATIN_1
 
 KIND = "numpy.ndarray"
 #: The keys that lead from an array to its bytes, where its state has them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from ..manifest.manifest import MOST_SHARED, TensorEntry
-from ..manifest.paths import Path, spell_apart
+from ...manifest.manifest import MOST_SHARED, TensorEntry
+from ...manifest.paths import Path, spell_apart
 
 
 def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) -> set[str]:

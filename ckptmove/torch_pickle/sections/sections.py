@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
-from ..manifest.manifest import Role, Section
-from ..manifest.paths import Key
-from ..pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
-from .arrays import array_of
-from .modules import is_module
+from ...manifest.manifest import Role, Section
+from ...manifest.paths import Key
+from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
+from ..pickled_modules import is_module
+from ..values.numpy_arrays import array_of
 
 _RNG_WORDS = re.compile(r"(^|[^a-z])(rng|random)([^a-z]|$)|rng_?states?|random_?states?")
 #: Bytes of torch's CPU generator state (at::CPUGeneratorImplState), now and in the beginning.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..manifest.manifest import Role, Section
-from .modules import Way
+from ...manifest.manifest import Role, Section
+from ..pickled_modules import Way
 from .sections import Rng
 
 

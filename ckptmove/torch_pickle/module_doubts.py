@@ -14,7 +14,7 @@ from enum import Enum
 from ..manifest.paths import spell
 from ..phrases import few
 from ..pickles.nodes import Call, Global, Mapping, Node
-from .modules import FRAME, is_module
+from .pickled_modules import FRAME, is_module
 
 _MOST = 1000  # places of a kind that are kept; a file may have any number
 _LAZY = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")

@@ -17,10 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
-from ..manifest.manifest import Extent, Storage
-from ..pickles.nodes import Global, Node, Persistent, Text, Tuple, named
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ...manifest.manifest import Extent, Storage
+from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, named
 
 _LONGEST = 256  # characters of a key or a location
 

@@ -26,11 +26,11 @@ from ..pickles.walk import walk
 from ..plans.plan import Edit, Plan, carry_out, edited
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
-from .code import Literal
-from .encoded import bytes_as_text, latin_1
-from .known import KNOWN
-from .pids import StorageId, TensorId
-from .uses import ENCODE, LOADER, Uses
+from .callables.allowlist import KNOWN
+from .callables.encoded_bytes import bytes_as_text, latin_1
+from .callables.uses import ENCODE, LOADER, Uses
+from .torchscript_code import Literal
+from .values.persistent_ids import StorageId, TensorId
 
 _SPAN = 1 << 40  # how far the bases of two streams are apart
 _NEAR = 4096  # bytes between two changes that are written as one

@@ -21,8 +21,8 @@ from ..pickles.nodes import (
     are_plain,
 )
 from ..pickles.nodes import Mapping as MappingNode
-from .modules import INNER, body_of, is_compiled
-from .tensors import device_text
+from .pickled_modules import INNER, body_of, is_compiled
+from .values.tensors import device_text
 
 #: What libtorch's pickler wraps around a list or dict to say its type.
 TRANSPARENT = {

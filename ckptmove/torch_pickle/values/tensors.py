@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
-from ..manifest.manifest import Role
-from ..pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
-from .pids import StorageId, TensorId, is_size
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
+from ...manifest.manifest import Role
+from ...pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
+from .persistent_ids import StorageId, TensorId, is_size
 from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 
 _DEEPEST = 16  # of tensors wrapped in each other

@@ -9,8 +9,8 @@ a check of its uses in `uses`.
 
 from __future__ import annotations
 
-from ..manifest.dtypes import BITS, STORAGE_CLASSES
-from .reviewed import REVIEWED
+from ...manifest.dtypes import BITS, STORAGE_CLASSES
+from .reviewed_names import REVIEWED
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
 _SPARSE_TYPES = "BFloat16 Byte Char Double Float Half Int Long Short"

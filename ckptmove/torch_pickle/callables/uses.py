@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from ..pickles.nodes import (
+from ...pickles.nodes import (
     Blob,
     Call,
     Dict,
@@ -26,9 +26,9 @@ from ..pickles.nodes import (
     Tuple,
     named,
 )
-from ..pickles.walk import Pickle
-from .known import KNOWN, MODULES
-from .reviewed import MADE_EMPTY
+from ...pickles.walk import Pickle
+from .allowlist import KNOWN, MODULES
+from .reviewed_names import MADE_EMPTY
 
 #: By what a plain pickle loads a storage from bytes.
 LOADER = "torch.storage._load_from_bytes"

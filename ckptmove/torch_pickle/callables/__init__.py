@@ -1,0 +1,1 @@
+"""Which callables a pickle names, how it uses them, and which are known to be harmless."""

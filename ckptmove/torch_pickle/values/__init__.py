@@ -1,0 +1,1 @@
+"""Storages, tensors and arrays among the nodes of a pickle."""

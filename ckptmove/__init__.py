@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         Total,
     )
     from .placement.place import Kept, Moved
-    from .render.move import MoveReport
-    from .render.shown import FileManifest, LiveManifest
+    from .reports.manifests import FileManifest, LiveManifest
+    from .reports.move import MoveReport
     from .runtime.opaque import Opaque
     from .trial.findings import Finding
     from .verbs.convert import ConvertReport, convert
@@ -170,8 +170,8 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "Total",
     ),
     "ckptmove.placement.place": ("Kept", "Moved"),
-    "ckptmove.render.move": ("MoveReport",),
-    "ckptmove.render.shown": ("FileManifest", "LiveManifest"),
+    "ckptmove.reports.manifests": ("FileManifest", "LiveManifest"),
+    "ckptmove.reports.move": ("MoveReport",),
     "ckptmove.runtime.opaque": ("Opaque",),
     "ckptmove.trial.findings": ("Finding",),
     "ckptmove.verbs.convert": ("ConvertReport", "convert"),

@@ -18,7 +18,7 @@ _STACKS = 256 << 20  # bytes of address space that a fresh process has before it
 #: Inspect a file, show it in every form, and relocate it; says the exit code of a refusal.
 _EVERYTHING = """
 import sys, ckptmove
-from ckptmove.render import inspect as rendering
+from ckptmove.reports import inspect as rendering
 try:
     manifest = ckptmove.inspect(sys.argv[1])
     manifest.to_json()

@@ -21,7 +21,7 @@ import torch
 import ckptmove
 from ckptmove.cli import COMMANDS, cli, run
 from ckptmove.cli.relocate import relocate as relocate_command
-from ckptmove.render.text import one_line
+from ckptmove.reports.text import one_line
 from tests.checkpoints import MAKERS, kept_on_cpu, save
 from tests.conftest import ROOT, RunCli
 

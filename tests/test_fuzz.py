@@ -24,7 +24,7 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import CkptmoveError
-from ckptmove.render import inspect as rendering
+from ckptmove.reports import inspect as rendering
 from tests.bounds import limited_memory
 from tests.building import at_most
 from tests.checkpoints import MAKERS, rezip, save

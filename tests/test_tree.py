@@ -9,8 +9,8 @@ import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect
 from ckptmove.manifest.paths import spell
-from ckptmove.render.inspect import summary, tree
-from ckptmove.render.text import cut, printable
+from ckptmove.reports.inspect import summary, tree
+from ckptmove.reports.text import cut, printable
 from tests.making.families import FAMILIES
 from tests.test_torchscript_v1 import model, write
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ckptmove import inspect, relocate
-from ckptmove.render.inspect import summary
-from ckptmove.render.relocate import relocation
+from ckptmove.reports.inspect import summary
+from ckptmove.reports.relocate import relocation
 from tests.checkpoints import save
 from tests.conftest import RunCli
 from tests.making.families import FAMILIES

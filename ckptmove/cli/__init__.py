@@ -163,7 +163,7 @@ def _say(error: CkptmoveError) -> int:
 
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
-    from ..render.text import LONGEST_REASON, one_line, printable
+    from ..reports.text import LONGEST_REASON, one_line, printable
     from ..sources import masked
 
     where, message, hint = (masked(printable(each)) for each in (where, message, hint))

@@ -18,8 +18,8 @@ from ..batches.batch import batch as run_batch
 from ..batches.items import Result
 from ..batches.running import Batch
 from ..errors import CheckFailed, WriteError
-from ..render.batch import Again, batch_line, batch_plan, batch_summary
-from ..render.text import cut, printable
+from ..reports.batch import Again, batch_line, batch_plan, batch_summary
+from ..reports.text import cut, printable
 from .convert import convert_asked, convert_options
 from .options import (
     Command,

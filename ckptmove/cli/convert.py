@@ -10,7 +10,7 @@ import click
 from ..errors import UsageError
 from ..graph.edit.model_weights import WEIGHTS
 from ..phrases import which_loading_runs
-from ..render.convert import conversion
+from ..reports.convert import conversion
 from ..verbs.convert import PRESETS
 from ..verbs.convert import convert as convert_checkpoint
 from .options import (

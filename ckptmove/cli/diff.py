@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ..errors import UsageError
-from ..render.diff import differences
-from ..render.text import printable
+from ..reports.diff import differences
+from ..reports.text import printable
 from ..sources import masked
 from ..verbs.diff import diff as diff_checkpoints
 from .options import (

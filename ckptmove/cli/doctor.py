@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..errors import CheckFailed
-from ..render.doctor import diagnosis
+from ..reports.doctor import diagnosis
 from ..verbs.doctor import doctor as examine
 from .options import Command, emit, emit_json, option, output_options
 from .streams import stdout_kept

@@ -6,7 +6,7 @@ import click
 
 from ..errors import UsageError
 from ..manifest.device import parse
-from ..render import inspect as render
+from ..reports import inspect as render
 from ..verbs.inspect import inspect as inspect_checkpoint
 from .options import (
     Command,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from ..errors import StrPath
-from ..render.text import printable
+from ..reports.text import printable
 from ..sources import masked, nbytes_of
 from ..writing.verify import Progress
 

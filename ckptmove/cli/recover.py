@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..render.recover import recovery
+from ..reports.recover import recovery
 from ..verbs.recover import recover as recover_files
 from .options import Command, emit, emit_json, needs_source, output_options
 

@@ -9,7 +9,7 @@ import click
 
 from ..errors import UsageError
 from ..phrases import which_loading_runs
-from ..render.relocate import relocation
+from ..reports.relocate import relocation
 from ..verbs.relocate import relocate as relocate_checkpoint
 from .options import (
     Command,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import CheckFailed
-from ..render.validate import validation
+from ..reports.validate import validation
 from ..verbs.validate import validate as validate_checkpoint
 from .options import (
     Command,

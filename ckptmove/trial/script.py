@@ -20,7 +20,7 @@ from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnosed
 from ..phrases import counted
-from ..render.doctor import ShownDiagnosis
+from ..reports.doctor import ShownDiagnosis
 from ..verdicts import Verdict
 from .simulation.made_up_values import Guesses
 from .simulation.patches import Cast

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import StrPath, UsageError
 from ..live.tracing.diagnosis import Diagnosis
 from ..manifest.device import numbered
-from ..render.doctor import ShownDiagnosis
+from ..reports.doctor import ShownDiagnosis
 from ..verdicts import Verdict
 
 if TYPE_CHECKING:

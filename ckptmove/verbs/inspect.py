@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .. import formats
 from ..errors import StrPath
-from ..render.shown import FileManifest
+from ..reports.manifests import FileManifest
 
 
 @formats.uncollected()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StrPath
 from ..placement.rules import Device
-from ..render.move import MoveReport
+from ..reports.move import MoveReport
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from ...manifest.manifest import (
     TensorEntry,
 )
 from ...manifest.paths import Path, spell
-from ...render.shown import LiveManifest
+from ...reports.manifests import LiveManifest
 from .holdings import REGISTERED, Held, Holding, Holdings, Naming
 from .offloaded import Offloaded, Offloads
 from .warnings import oddities

@@ -14,9 +14,9 @@ from ...environment.usable import Facts, best, facts, usable
 from ...errors import UsageError
 from ...manifest.device import numbered
 from ...manifest.manifest import Manifest, Section
-from ...render.blocks import text_of
-from ...render.doctor import ShownDiagnosis
-from ...render.live import places
+from ...reports.blocks import text_of
+from ...reports.doctor import ShownDiagnosis
+from ...reports.live import places
 from ...verdicts import Verdict
 from ..inventory.holdings import Optimizers, holdings, optimizers_of
 from ..inventory.manifest import manifest_of

@@ -18,7 +18,7 @@ from ...manifest.paths import Path, spell
 from ...phrases import first_line, quoted
 from ...placement.place import place as placed
 from ...placement.rules import Device, Rules, rules_of
-from ...render.move import MoveReport
+from ...reports.move import MoveReport
 from ..inventory.holdings import Held, Holding, Holdings, Optimizers, holdings
 from ..inventory.manifest import manifest_of, tag_of
 from ..inventory.unregistered import unregistered

@@ -14,7 +14,6 @@ from .version import __version__
 TYPE_CHECKING = False  # typing has the same name; importing it takes a while
 if TYPE_CHECKING:
     from .batches.batch import batch
-    from .batches.items import Result
     from .batches.planning import BatchPlan
     from .batches.running import Batch, BatchReport
     from .errors import (
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     )
     from .graph.compare.difference import Difference, Kind, Values
     from .graph.draft import Loss
-    from .live.tracing.diagnosis import Diagnosis
-    from .live.tracing.events import Happening, Operand, Site, Trace, Usage
     from .manifest.manifest import (
         Alias,
         Extent,
@@ -45,10 +42,14 @@ if TYPE_CHECKING:
         Total,
     )
     from .placement.place import Kept, Moved
+    from .reports.data.batch_items import Result
+    from .reports.data.diagnosis import Diagnosis
+    from .reports.data.events import Happening, Operand, Site, Trace, Usage
+    from .reports.data.findings import Finding
+    from .reports.data.verdict import Verdict
     from .reports.manifests import FileManifest, LiveManifest
     from .reports.move import MoveReport
     from .runtime.opaque import Opaque
-    from .trial.findings import Finding
     from .verbs.convert import ConvertReport, convert
     from .verbs.diff import Diff, diff
     from .verbs.doctor import doctor
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from .verbs.to_device import to_device
     from .verbs.trace import trace
     from .verbs.validate import ValidationReport, validate
-    from .verdicts import Verdict
     from .writing.in_place.change import Recovered
     from .writing.verify import Progress
 
@@ -139,7 +139,6 @@ __all__ = [
 #: the command line first says what Ctrl-C shall do, and since most callers want few.
 _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.batches.batch": ("batch",),
-    "ckptmove.batches.items": ("Result",),
     "ckptmove.batches.planning": ("BatchPlan",),
     "ckptmove.batches.running": ("Batch", "BatchReport"),
     "ckptmove.errors": (
@@ -156,8 +155,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
     ),
     "ckptmove.graph.compare.difference": ("Difference", "Kind", "Values"),
     "ckptmove.graph.draft": ("Loss",),
-    "ckptmove.live.tracing.diagnosis": ("Diagnosis",),
-    "ckptmove.live.tracing.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
     "ckptmove.manifest.manifest": (
         "Alias",
         "Extent",
@@ -170,10 +167,14 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "Total",
     ),
     "ckptmove.placement.place": ("Kept", "Moved"),
+    "ckptmove.reports.data.batch_items": ("Result",),
+    "ckptmove.reports.data.diagnosis": ("Diagnosis",),
+    "ckptmove.reports.data.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
+    "ckptmove.reports.data.findings": ("Finding",),
+    "ckptmove.reports.data.verdict": ("Verdict",),
     "ckptmove.reports.manifests": ("FileManifest", "LiveManifest"),
     "ckptmove.reports.move": ("MoveReport",),
     "ckptmove.runtime.opaque": ("Opaque",),
-    "ckptmove.trial.findings": ("Finding",),
     "ckptmove.verbs.convert": ("ConvertReport", "convert"),
     "ckptmove.verbs.diff": ("Diff", "diff"),
     "ckptmove.verbs.doctor": ("doctor",),
@@ -188,7 +189,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.verbs.to_device": ("to_device",),
     "ckptmove.verbs.trace": ("trace",),
     "ckptmove.verbs.validate": ("ValidationReport", "validate"),
-    "ckptmove.verdicts": ("Verdict",),
     "ckptmove.writing.in_place.change": ("Recovered",),
     "ckptmove.writing.verify": ("Progress",),
 }

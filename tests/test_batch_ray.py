@@ -22,8 +22,8 @@ import ckptmove
 from ckptmove import UsageError, WriteError
 from ckptmove.batches.executors.ray_driver import _performing
 from ckptmove.batches.executors.ray_executor import Cluster
-from ckptmove.batches.items import Result
 from ckptmove.batches.trees.ledger import LEDGER
+from ckptmove.reports.data.batch_items import Result
 from tests.checkpoints import save
 from tests.conftest import ROOT, RunCli
 from tests.fronts import HANG

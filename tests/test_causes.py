@@ -13,10 +13,10 @@ from torch import nn
 from ckptmove.live.inventory.holdings import holdings
 from ckptmove.live.inventory.manifest import manifest_of
 from ckptmove.live.tracing.causes import causes
-from ckptmove.live.tracing.events import Happening, Operand, Site, Trace
 from ckptmove.live.tracing.operations import factory
 from ckptmove.manifest.manifest import Manifest
-from ckptmove.verdicts import SLOW, WRONG, Verdict
+from ckptmove.reports.data.events import Happening, Operand, Site, Trace
+from ckptmove.reports.data.verdict import SLOW, WRONG, Verdict
 
 HERE, THERE = "cpu", "cuda:0"
 

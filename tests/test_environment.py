@@ -20,7 +20,7 @@ from ckptmove.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, 
 from ckptmove.environment.usable import Facts, best, facts, usable
 from ckptmove.environment.wheels import WHEELS, choose, covered, driver_for, install, install_other
 from ckptmove.errors import DeviceError
-from ckptmove.verdicts import WRONG, Verdict
+from ckptmove.reports.data.verdict import WRONG, Verdict
 from tests.conftest import ROOT
 
 GIB = 1 << 30
@@ -802,7 +802,7 @@ def test_a_failing_torch_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verdicts_need_no_torch() -> None:
-    script = "import sys; import ckptmove.verdicts; assert 'torch' not in sys.modules"
+    script = "import sys; import ckptmove.reports.data.verdict; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 

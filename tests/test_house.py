@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "sources.source",
         "manifest.device",
         "plans.plan",
-        "verdicts",
+        "reports.data.verdict",
         "pickles.nodes",
     ),
     (
@@ -234,7 +234,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "environment.usable",
         "environment",
         "live.transfer.devices",
-        "live.tracing.events",
+        "reports.data.events",
         "live.tracing.source_lines",
         "live.inventory.opaque_types",
         "live.inventory.object_walk",
@@ -255,7 +255,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.tracing.evidence",
         "live.tracing.causes_optimizer",
         "live.tracing.causes",
-        "live.tracing.diagnosis",
+        "reports.data.diagnosis",
         "reports.doctor",
         "live.tracing.trace",
         "live.tracing",
@@ -287,7 +287,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "verbs.move",
         "verbs.save",
         "verbs.diff",
-        "trial.findings",  # from here on, they read checkpoints as others do
+        "reports.data.findings",  # from here on, they read checkpoints as others do
         "trial.import_by_name",
         "trial.sandbox.magnitudes",
         "trial.sandbox.exported_graphs",
@@ -331,7 +331,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "batches.trees.ledger",
-        "batches.items",
+        "reports.data.batch_items",
+        "reports.data",
         "batches.trees.local_tree",
         "batches.trees.object_ledger",
         "batches.trees.remote_tree",

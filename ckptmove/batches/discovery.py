@@ -13,8 +13,8 @@ from .. import formats
 from ..errors import InputError, UnsupportedError
 from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
+from ..reports.data.batch_items import Item
 from ..sources import folder_of, is_folder, is_url, joined, open_source
-from .items import Item
 from .selection import Wanted
 from .trees.local_tree import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
 from .trees.tree import at

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
+from ..reports.data.batch_items import Item, Task
 from ..verbs.inspect import inspect
 from ..version import __version__
 from .discovery import parts_of
-from .items import Item, Task
 from .options import absolute, code_of, from_root
 from .trees.ledger import Entry
 from .trees.local_tree import Output, inode_of

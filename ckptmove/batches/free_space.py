@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import RefusedError
+from ..reports.data.batch_items import Task
 from ..sources.urls import is_url
 from ..writing.destination import NO_ROOM, failure_of, free_nbytes
 from ..writing.execute import FICLONE
-from .items import Task
 
 _LONGEST_NAME = 255  # bytes
 

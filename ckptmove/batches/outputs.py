@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import formats
 from ..errors import RefusedError
+from ..reports.data.batch_items import Item
 from ..sources import joined
-from .items import Item
 
 _REPORT = ".validation.json"
 _SUFFIXES = sorted({each for format in formats.FORMATS for each in format.suffixes}, key=len)

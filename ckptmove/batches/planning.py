@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, RefusedError, StrPath, UsageError
+from ..reports.data.batch_items import SCHEMA, Item, Task
 from ..sources import is_folder, is_url, joined
 from ..verbs.companions import check_apart
 from ..writing import check_store
@@ -15,7 +16,6 @@ from ..writing.destination import failure_of
 from .discovery import Found, find, once
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .free_space import free_in, obstacles, refuse_if_full
-from .items import SCHEMA, Item, Task
 from .options import Against, checked_options
 from .outputs import naming, refuse_clashes
 from .run_item import written_nbytes

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plans.plan import Copy, Plan, Write
+from ..reports.data.batch_items import Item, Task
 from ..sources import folder_of, is_folder, is_url, open_source
 from ..verbs.convert import ConvertReport, convert
 from ..verbs.relocate import relocate
@@ -20,7 +21,6 @@ from ..writing.destination import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
 from .fingerprints import is_ours
 from .free_space import existing_of, refuse_long_name
-from .items import Item, Task
 from .trees.cleanup import beside
 from .trees.ledger import Entry
 from .trees.local_tree import allocated_nbytes

@@ -13,12 +13,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CkptmoveError
+from ..reports.data.batch_items import (
+    BUSY,
+    FAILED,
+    OUTCOMES,
+    SCHEMA,
+    SKIPPED,
+    Result,
+    Task,
+    result_of,
+)
 from ..writing.destination import sync_folder
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
 from .executors.worker import work
-from .items import BUSY, FAILED, OUTCOMES, SCHEMA, SKIPPED, Result, Task, result_of
 from .planning import BatchPlan
 from .trees.cleanup import remove_leftovers
 

@@ -15,10 +15,10 @@ from typing import IO, Any, Protocol
 import click
 
 from ..batches.batch import batch as run_batch
-from ..batches.items import Result
 from ..batches.running import Batch
 from ..errors import CheckFailed, WriteError
 from ..reports.batch import Again, batch_line, batch_plan, batch_summary
+from ..reports.data.batch_items import Result
 from ..reports.text import cut, printable
 from .convert import convert_asked, convert_options
 from .options import (

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from glob import escape
 from typing import NamedTuple
 
-from ..batches.items import FAILED, REFUSED, Result, Task
 from ..batches.planning import BatchPlan
 from ..batches.running import BatchReport
+from .data.batch_items import FAILED, REFUSED, Result, Task
 from .text import LONGEST_REASON, one_line, printable, size, table
 
 _MOST = 20  # lines of a kind

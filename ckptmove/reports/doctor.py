@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..live.tracing.diagnosis import Diagnosis
-from ..live.tracing.events import Happening, Trace
 from ..phrases import counted
-from ..verdicts import WRONG, Verdict
+from .data.diagnosis import Diagnosis
+from .data.events import Happening, Trace
+from .data.verdict import WRONG, Verdict
 from .text import cut, printable, size, table
 
 _INDENT = 7  # columns of a severity

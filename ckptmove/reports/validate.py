@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..phrases import counted
-from ..trial.findings import FAILED, PASSED, SKIPPED
 from ..verbs.validate import ValidationReport
+from .data.findings import FAILED, PASSED, SKIPPED
 from .text import printable
 
 _MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}

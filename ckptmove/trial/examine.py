@@ -14,8 +14,8 @@ from ..errors import CkptmoveError, UsageError
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnosed
+from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
-from ..verdicts import Verdict
 from . import inputs, model_factory, optimizer_state
 from . import step as steps
 from .import_by_name import imported

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..live.tracing.events import Trace
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import raised_at, raised_in
 from ..phrases import counted, told
-from .findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
+from ..reports.data.events import Trace
+from ..reports.data.findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .stage import Stage, is_mismatch
 from .step import Step
 

@@ -13,7 +13,7 @@ import torch
 
 from ..manifest.manifest import Manifest
 from ..phrases import counted, listed, told
-from .findings import FAILED, PASSED, SKIPPED, Finding
+from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding
 from .sandbox.torchscript import danger, makes_itself
 from .trial import is_there, usual_device
 

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import CkptmoveError
 from ..live.tracing.recorder import Recorder
 from ..phrases import counted, listed
+from ..reports.data.findings import FAILED, PASSED, SKIPPED
 from . import checkpoint_state, inputs, model_factory, optimizer_state, state_dict_fit
 from . import step as steps
 from .checkpoint_state import Placing, Saved, State
-from .findings import FAILED, PASSED, SKIPPED
 from .import_by_name import imported
 from .model_factory import Built, Model
 from .outcome import Performance, report_error, report_failed_step, report_trace

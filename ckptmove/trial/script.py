@@ -20,8 +20,8 @@ from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnosed
 from ..phrases import counted
+from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
-from ..verdicts import Verdict
 from .simulation.made_up_values import Guesses
 from .simulation.patches import Cast
 from .simulation.script_host import hosting

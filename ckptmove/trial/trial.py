@@ -17,9 +17,9 @@ from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.device import is_tag, kind_of, numbered
 from ..manifest.manifest import Manifest
+from ..reports.data.findings import FAILED, Finding, Rehearsal
 from . import inputs as batches
 from .checkpoint_state import devices_of
-from .findings import FAILED, Finding, Rehearsal
 from .import_by_name import is_named, spelled
 from .model_factory import Model, is_of_file
 from .outcome import Performance

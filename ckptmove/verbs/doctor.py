@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StrPath, UsageError
-from ..live.tracing.diagnosis import Diagnosis
 from ..manifest.device import numbered
+from ..reports.data.diagnosis import Diagnosis
+from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
-from ..verdicts import Verdict
 
 if TYPE_CHECKING:
     from ..environment.facts import Facts

@@ -22,9 +22,9 @@ from ..graph.compare.difference import Difference, Kind
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
 from ..phrases import counted, listed
+from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
-from ..trial.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
 from ..writing.verify import Progress
 from .diff import diff
 from .unknown import refuse_unknown

@@ -19,9 +19,9 @@ from multiprocessing import Pipe
 from typing import Any
 
 from ...errors import UsageError, WriteError
+from ...reports.data.batch_items import Task
 from ...sources import is_url
 from ...writing.destination import failure_of
-from ..items import Task
 from ..trees.ledger import Entry, Ledger
 from .process_pool import Listener, WorkerDied
 from .ray_driver import Call

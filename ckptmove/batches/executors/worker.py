@@ -6,11 +6,21 @@ import time
 from functools import lru_cache
 
 from ...errors import CkptmoveError, RefusedError, UnsupportedError, UntrustedError, UsageError
+from ...reports.data.batch_items import (
+    BUSY,
+    DONE,
+    FAILED,
+    REFUSED,
+    SKIPPED,
+    Item,
+    Result,
+    Task,
+    result_of,
+)
 from ...sources.source import NO_MEMORY
 from ...writing.destination import failure_of, syncing_later
 from ...writing.in_place.change import settle
 from ..fingerprints import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
-from ..items import BUSY, DONE, FAILED, REFUSED, SKIPPED, Item, Result, Task, result_of
 from ..run_item import Made, made_or_there
 from ..trees.ledger import Entry
 from ..trees.object_ledger import Book, book_at

@@ -9,10 +9,10 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 
+from ...reports.data.batch_items import Item
 from ...sources.urls import is_url, name_of
 from ...writing.destination import HIDDEN, hidden_name, is_hidden
 from ...writing.in_place.locked_file import is_open_for_writing
-from ..items import Item
 from .ledger import LEDGER, Ledger
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from ...manifest.device import kind_of
 from ...manifest.manifest import Manifest, TensorEntry
 from ...phrases import counted, listed
-from ...verdicts import SLOW, WRONG, Verdict
+from ...reports.data.events import Operand, Trace
+from ...reports.data.verdict import SLOW, WRONG, Verdict
 from ..inventory.holdings import Held
 from ..inventory.ownership import Belonging
 from .causes_optimizer import optimizer, state
-from .events import Operand, Trace
 from .evidence import MOST_LINES, UNKNOWN, Case
 from .operations import UNNAMED
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...manifest.manifest import Role
 from ...phrases import listed
-from ...verdicts import SLOW, Verdict
+from ...reports.data.verdict import SLOW, Verdict
 from .evidence import Case
 
 

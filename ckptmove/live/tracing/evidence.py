@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...manifest.manifest import Manifest
+from ...reports.data.events import Happening, Operand, Trace
 from ..inventory.ownership import Belonging
-from .events import Happening, Operand, Trace
 
 MOST_LINES = 5  # of evidence
 UNKNOWN = Belonging()

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UsageError
 from ...phrases import told
-from .events import Happening, Operand, Site, Trace, Usage
+from ...reports.data.events import Happening, Operand, Site, Trace, Usage
 from .failed_call import Failing
 from .operations import COPIES, NAMES, SYNCS, Seen, indexed, is_big, tensors_of
 from .source_lines import is_asked, line_of, locals_of, user_frame, user_line, variable

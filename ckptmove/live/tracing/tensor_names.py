@@ -15,9 +15,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...reports.data.events import Operand, Site
 from ..inventory.holdings import Held, holdings
 from ..inventory.object_walk import Reach
-from .events import Operand, Site
 from .operations import UNNAMED, factory
 from .source_lines import is_within, variable
 

@@ -15,14 +15,14 @@ from ...errors import UsageError
 from ...manifest.device import numbered
 from ...manifest.manifest import Manifest, Section
 from ...reports.blocks import text_of
+from ...reports.data.events import Happening, Trace
+from ...reports.data.verdict import Verdict
 from ...reports.doctor import ShownDiagnosis
 from ...reports.live import places
-from ...verdicts import Verdict
 from ..inventory.holdings import Optimizers, holdings, optimizers_of
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .causes import causes
-from .events import Happening, Trace
 from .recorder import Recorder
 from .source_lines import said
 

@@ -18,8 +18,8 @@ import torch
 from ... import formats
 from ...errors import CkptmoveError, StrPath
 from ...formats.checkpoint import PickledCheckpoint
+from ...reports.data.findings import CHECKS, FAILED, SKIPPED, Finding
 from .. import model_factory, subprocess_call
-from ..findings import CHECKS, FAILED, SKIPPED, Finding
 from ..import_by_name import imported, is_named
 from ..outcome import Performance
 from . import exported_programs

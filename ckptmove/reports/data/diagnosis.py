@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckFailed
-from ...verdicts import WRONG, Verdict
 from .events import Trace
+from .verdict import WRONG, Verdict
 
 if TYPE_CHECKING:
     from typing_extensions import Self

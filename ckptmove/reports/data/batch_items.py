@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..phrases import which_loading_runs
-from .trees.ledger import Entry
+from ...batches.trees.ledger import Entry
+from ...phrases import which_loading_runs
 
 SCHEMA = 1
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.

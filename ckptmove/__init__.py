@@ -13,6 +13,20 @@ from .version import __version__
 
 TYPE_CHECKING = False  # typing has the same name; importing it takes a while
 if TYPE_CHECKING:
+    from .api.convert import ConvertReport, convert
+    from .api.diff import Diff, diff
+    from .api.doctor import doctor
+    from .api.inspect import inspect
+    from .api.load import load
+    from .api.move import move
+    from .api.prefetch import prefetch
+    from .api.recover import RecoverReport, recover
+    from .api.relocate import RelocateReport, relocate
+    from .api.report import report
+    from .api.save import save
+    from .api.to_device import to_device
+    from .api.trace import trace
+    from .api.validate import ValidationReport, validate
     from .batches.batch import batch
     from .batches.planning import BatchPlan
     from .batches.running import Batch, BatchReport
@@ -50,20 +64,6 @@ if TYPE_CHECKING:
     from .reports.manifests import FileManifest, LiveManifest
     from .reports.move import MoveReport
     from .runtime.opaque import Opaque
-    from .verbs.convert import ConvertReport, convert
-    from .verbs.diff import Diff, diff
-    from .verbs.doctor import doctor
-    from .verbs.inspect import inspect
-    from .verbs.load import load
-    from .verbs.move import move
-    from .verbs.prefetch import prefetch
-    from .verbs.recover import RecoverReport, recover
-    from .verbs.relocate import RelocateReport, relocate
-    from .verbs.report import report
-    from .verbs.save import save
-    from .verbs.to_device import to_device
-    from .verbs.trace import trace
-    from .verbs.validate import ValidationReport, validate
     from .writing.in_place.change import Recovered
     from .writing.verify import Progress
 
@@ -138,6 +138,20 @@ __all__ = [
 #: Which module gives which names; it is imported when one of them is asked for. Not before, since
 #: the command line first says what Ctrl-C shall do, and since most callers want few.
 _GIVES: dict[str, tuple[str, ...]] = {
+    "ckptmove.api.convert": ("ConvertReport", "convert"),
+    "ckptmove.api.diff": ("Diff", "diff"),
+    "ckptmove.api.doctor": ("doctor",),
+    "ckptmove.api.inspect": ("inspect",),
+    "ckptmove.api.load": ("load",),
+    "ckptmove.api.move": ("move",),
+    "ckptmove.api.prefetch": ("prefetch",),
+    "ckptmove.api.recover": ("RecoverReport", "recover"),
+    "ckptmove.api.relocate": ("RelocateReport", "relocate"),
+    "ckptmove.api.report": ("report",),
+    "ckptmove.api.save": ("save",),
+    "ckptmove.api.to_device": ("to_device",),
+    "ckptmove.api.trace": ("trace",),
+    "ckptmove.api.validate": ("ValidationReport", "validate"),
     "ckptmove.batches.batch": ("batch",),
     "ckptmove.batches.planning": ("BatchPlan",),
     "ckptmove.batches.running": ("Batch", "BatchReport"),
@@ -175,20 +189,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.reports.manifests": ("FileManifest", "LiveManifest"),
     "ckptmove.reports.move": ("MoveReport",),
     "ckptmove.runtime.opaque": ("Opaque",),
-    "ckptmove.verbs.convert": ("ConvertReport", "convert"),
-    "ckptmove.verbs.diff": ("Diff", "diff"),
-    "ckptmove.verbs.doctor": ("doctor",),
-    "ckptmove.verbs.inspect": ("inspect",),
-    "ckptmove.verbs.load": ("load",),
-    "ckptmove.verbs.move": ("move",),
-    "ckptmove.verbs.prefetch": ("prefetch",),
-    "ckptmove.verbs.recover": ("RecoverReport", "recover"),
-    "ckptmove.verbs.relocate": ("RelocateReport", "relocate"),
-    "ckptmove.verbs.report": ("report",),
-    "ckptmove.verbs.save": ("save",),
-    "ckptmove.verbs.to_device": ("to_device",),
-    "ckptmove.verbs.trace": ("trace",),
-    "ckptmove.verbs.validate": ("ValidationReport", "validate"),
     "ckptmove.writing.in_place.change": ("Recovered",),
     "ckptmove.writing.verify": ("Progress",),
 }

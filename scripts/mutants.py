@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "renamed before it is verified",
-        "verbs/relocate.py",
+        "api/relocate.py",
         "        _check(made.reopen(), before, moves)\n        made.commit()\n",
         "        made.commit()\n        _check(made.reopen(), before, moves)\n",
         "tests/test_sink_faults.py tests/test_relocate.py",
@@ -280,14 +280,14 @@ MUTANTS = (
     ),
     Mutant(
         "untrusted callable written",
-        "verbs/trust.py",
+        "api/trust.py",
         "    if trusted or not draft.inert or not unknown:\n",
         "    if True:\n",
         "tests/test_trust.py",
     ),
     Mutant(
         "unknown callable let pass by --strict",
-        "verbs/unknown.py",
+        "api/strict.py",
         "    if manifest.unknown_callables:\n",
         "    if False:\n",
         "tests/test_strict.py",
@@ -344,7 +344,7 @@ MUTANTS = (
     ),
     Mutant(
         "losses accepted without --drop",
-        "verbs/convert.py",
+        "api/convert.py",
         "    if left:\n        told = ",
         "    if False:\n        told = ",
         "tests/test_convert.py",

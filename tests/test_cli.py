@@ -337,7 +337,7 @@ HEAVY = (
     "ckptmove.batches",
     "ckptmove.live.inventory",
     "ckptmove.trial",
-    "ckptmove.verbs.convert",
+    "ckptmove.api.convert",
 )
 SLOW = ("hashlib", "html", "ipaddress", "random", "subprocess", "torch", "numpy")
 

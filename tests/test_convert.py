@@ -22,8 +22,8 @@ from torch import nn
 
 import ckptmove
 from ckptmove import ConvertReport, RefusedError, UsageError, convert, inspect
+from ckptmove.api.convert import PRESETS
 from ckptmove.cli.convert import convert as convert_command
-from ckptmove.verbs.convert import PRESETS
 from tests.checkpoints import MAKERS, rezip
 from tests.conftest import ROOT, RunCli
 from tests.making.scripts import SCRIPT_MAKERS

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import ckptmove
 from ckptmove import validate
-from ckptmove.verbs.validate import CHECKS
+from ckptmove.api.validate import CHECKS
 from tests import rehearsing
 from tests.rehearsing import IMAGES, Convolutions
 from tests.test_rehearsal import OPTIMIZERS

@@ -13,9 +13,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..api.inspect import inspect
 from ..errors import InputError
 from ..reports.data.batch_items import Item, Task
-from ..verbs.inspect import inspect
 from ..version import __version__
 from .discovery import parts_of
 from .options import absolute, code_of, from_root

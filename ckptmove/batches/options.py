@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..api.convert import check_options, convert
+from ..api.relocate import relocate
+from ..api.validate import validate
 from ..errors import InputError, StrPath, UsageError, with_current_names
 from ..placement.rules import rules_of
 from ..sources import folder_of, inside, is_url, joined
-from ..verbs.convert import check_options, convert
-from ..verbs.relocate import relocate
-from ..verbs.validate import validate
 from .outputs import bare_name
 
 VERBS: Mapping[str, Callable[..., Any]] = {

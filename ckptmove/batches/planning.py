@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..api.folder_files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..reports.data.batch_items import SCHEMA, Item, Task
 from ..sources import is_folder, is_url, joined
-from ..verbs.companions import check_apart
 from ..writing import check_store
 from ..writing.destination import failure_of
 from .discovery import Found, find, once

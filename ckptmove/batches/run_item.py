@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from ..api.convert import ConvertReport, convert
+from ..api.relocate import relocate
+from ..api.strict import refuse_unknown_in
+from ..api.validate import validate
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plans.plan import Copy, Plan, Write
 from ..reports.data.batch_items import Item, Task
 from ..sources import folder_of, is_folder, is_url, open_source
-from ..verbs.convert import ConvertReport, convert
-from ..verbs.relocate import relocate
-from ..verbs.unknown import refuse_unknown_in
-from ..verbs.validate import validate
 from ..writing import staged
 from ..writing.destination import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress

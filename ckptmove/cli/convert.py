@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from ..api.convert import PRESETS
+from ..api.convert import convert as convert_checkpoint
 from ..errors import UsageError
 from ..graph.edit.model_weights import WEIGHTS
 from ..phrases import which_loading_runs
 from ..reports.convert import conversion
-from ..verbs.convert import PRESETS
-from ..verbs.convert import convert as convert_checkpoint
 from .options import (
     Command,
     Function,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from ..api.diff import diff as diff_checkpoints
 from ..errors import UsageError
 from ..reports.diff import differences
 from ..reports.text import printable
 from ..sources import masked
-from ..verbs.diff import diff as diff_checkpoints
 from .options import (
     Command,
     emit,

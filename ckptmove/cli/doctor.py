@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ..api.doctor import doctor as examine
 from ..errors import CheckFailed
 from ..reports.doctor import diagnosis
-from ..verbs.doctor import doctor as examine
 from .options import Command, emit, emit_json, option, output_options
 from .streams import stdout_kept
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ..api.inspect import inspect as inspect_checkpoint
 from ..errors import UsageError
 from ..manifest.device import parse
 from ..reports import inspect as render
-from ..verbs.inspect import inspect as inspect_checkpoint
 from .options import (
     Command,
     emit,

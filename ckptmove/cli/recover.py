@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ..api.recover import recover as recover_files
 from ..reports.recover import recovery
-from ..verbs.recover import recover as recover_files
 from .options import Command, emit, emit_json, needs_source, output_options
 
 

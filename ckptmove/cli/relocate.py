@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from ..api.relocate import relocate as relocate_checkpoint
 from ..errors import UsageError
 from ..phrases import which_loading_runs
 from ..reports.relocate import relocation
-from ..verbs.relocate import relocate as relocate_checkpoint
 from .options import (
     Command,
     Function,

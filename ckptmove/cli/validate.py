@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
 from ..reports.validate import validation
-from ..verbs.validate import validate as validate_checkpoint
 from .options import (
     Command,
     Function,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..api.convert import ConvertReport
 from ..manifest.paths import spell
 from ..phrases import counted
-from ..verbs.convert import ConvertReport
 from .relocate import what_stays
 from .text import listed, printable, size, table
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from ..api.diff import Diff
 from ..graph.compare.difference import Difference, Kind, Values
 from ..graph.compare.excerpts import first_apart
 from ..manifest.paths import spell
 from ..phrases import counted
-from ..verbs.diff import Diff
 from .groups import collapsed, pattern_of
 from .text import cut, listed, printable, shape, size, table
 

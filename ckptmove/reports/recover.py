@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..verbs.recover import RecoverReport
+from ..api.recover import RecoverReport
 from .text import printable, size
 
 _WHAT = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from ..api.relocate import RelocateReport
 from ..placement.place import Kept, Moved
-from ..verbs.relocate import RelocateReport
 from .text import listed, printable, size
 
 _MOST_VALUES = 5

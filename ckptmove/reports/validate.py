@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..api.validate import ValidationReport
 from ..phrases import counted
-from ..verbs.validate import ValidationReport
 from .data.findings import FAILED, PASSED, SKIPPED
 from .text import printable
 

@@ -28,10 +28,10 @@ from ..placement.rules import Device, rules_of
 from ..sources import is_folder
 from ..torch_pickle.values.tensors import Recogniser
 from ..writing.verify import Progress
-from .companions import Companion, check_apart, companions_of
+from .folder_files import Companion, check_apart, companions_of
+from .strict import refuse_unknown, refuse_unknown_in
 from .target import Target, nbytes_of_text, target_of
 from .trust import plan_trusted
-from .unknown import refuse_unknown, refuse_unknown_in
 
 SCHEMA = 1
 _MOST_TOLD = 6  # losses

@@ -27,7 +27,7 @@ from ..writing import (
     staged_folder,
 )
 from ..writing.verify import Progress
-from .companions import Companion
+from .folder_files import Companion
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}

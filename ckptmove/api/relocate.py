@@ -22,7 +22,7 @@ from ..sources.source import File, Source
 from ..writing import check_destination, check_room, staged
 from ..writing.in_place.change import InPlace, check_in_place, settle
 from ..writing.verify import Progress
-from .unknown import refuse_unknown
+from .strict import refuse_unknown
 
 SCHEMA = 1
 

@@ -25,7 +25,7 @@ from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress
-from .unknown import refuse_unknown
+from .strict import refuse_unknown
 
 SCHEMA = 1
 _WITHOUT_STRICT = "without --strict it is compared all the same"

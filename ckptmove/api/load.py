@@ -8,7 +8,7 @@ from typing import Any
 from .. import formats
 from ..errors import StrPath
 from ..formats.loading import object_in
-from .unknown import refuse_unknown
+from .strict import refuse_unknown
 
 _WITHOUT_STRICT = "without strict what they would make stays an Opaque, and load() runs nothing"
 

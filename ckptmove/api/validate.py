@@ -27,7 +27,7 @@ from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
 from ..writing.verify import Progress
 from .diff import diff
-from .unknown import refuse_unknown
+from .strict import refuse_unknown
 
 SCHEMA = 1
 #: The rungs of the ladder.

@@ -13,23 +13,22 @@ from .version import __version__
 
 TYPE_CHECKING = False  # typing has the same name; importing it takes a while
 if TYPE_CHECKING:
-    from .api.convert import ConvertReport, convert
-    from .api.diff import Diff, diff
+    from .api.convert import convert
+    from .api.diff import diff
     from .api.doctor import doctor
     from .api.inspect import inspect
     from .api.load import load
     from .api.move import move
     from .api.prefetch import prefetch
-    from .api.recover import RecoverReport, recover
-    from .api.relocate import RelocateReport, relocate
+    from .api.recover import recover
+    from .api.relocate import relocate
     from .api.report import report
     from .api.save import save
     from .api.to_device import to_device
     from .api.trace import trace
-    from .api.validate import ValidationReport, validate
+    from .api.validate import validate
     from .batches.batch import batch
-    from .batches.planning import BatchPlan
-    from .batches.running import Batch, BatchReport
+    from .batches.running import Batch
     from .errors import (
         CheckFailed,
         CkptmoveError,
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
         UsageError,
         WriteError,
     )
-    from .graph.compare.difference import Difference, Kind, Values
-    from .graph.draft import Loss
     from .manifest.manifest import (
         Alias,
         Extent,
@@ -56,15 +53,22 @@ if TYPE_CHECKING:
         Total,
     )
     from .placement.place import Kept, Moved
+    from .reports.batch import BatchPlan, BatchReport
+    from .reports.convert import ConvertReport
     from .reports.data.batch_items import Result
     from .reports.data.diagnosis import Diagnosis
+    from .reports.data.difference import Difference, Kind, Values
     from .reports.data.events import Happening, Operand, Site, Trace, Usage
     from .reports.data.findings import Finding
+    from .reports.data.loss import Loss
     from .reports.data.verdict import Verdict
+    from .reports.diff import Diff
     from .reports.manifests import FileManifest, LiveManifest
     from .reports.move import MoveReport
+    from .reports.recover import Recovered, RecoverReport
+    from .reports.relocate import RelocateReport
+    from .reports.validate import ValidationReport
     from .runtime.opaque import Opaque
-    from .writing.in_place.change import Recovered
     from .writing.verify import Progress
 
 __all__ = [
@@ -138,23 +142,22 @@ __all__ = [
 #: Which module gives which names; it is imported when one of them is asked for. Not before, since
 #: the command line first says what Ctrl-C shall do, and since most callers want few.
 _GIVES: dict[str, tuple[str, ...]] = {
-    "ckptmove.api.convert": ("ConvertReport", "convert"),
-    "ckptmove.api.diff": ("Diff", "diff"),
+    "ckptmove.api.convert": ("convert",),
+    "ckptmove.api.diff": ("diff",),
     "ckptmove.api.doctor": ("doctor",),
     "ckptmove.api.inspect": ("inspect",),
     "ckptmove.api.load": ("load",),
     "ckptmove.api.move": ("move",),
     "ckptmove.api.prefetch": ("prefetch",),
-    "ckptmove.api.recover": ("RecoverReport", "recover"),
-    "ckptmove.api.relocate": ("RelocateReport", "relocate"),
+    "ckptmove.api.recover": ("recover",),
+    "ckptmove.api.relocate": ("relocate",),
     "ckptmove.api.report": ("report",),
     "ckptmove.api.save": ("save",),
     "ckptmove.api.to_device": ("to_device",),
     "ckptmove.api.trace": ("trace",),
-    "ckptmove.api.validate": ("ValidationReport", "validate"),
+    "ckptmove.api.validate": ("validate",),
     "ckptmove.batches.batch": ("batch",),
-    "ckptmove.batches.planning": ("BatchPlan",),
-    "ckptmove.batches.running": ("Batch", "BatchReport"),
+    "ckptmove.batches.running": ("Batch",),
     "ckptmove.errors": (
         "CheckFailed",
         "CkptmoveError",
@@ -167,8 +170,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "UsageError",
         "WriteError",
     ),
-    "ckptmove.graph.compare.difference": ("Difference", "Kind", "Values"),
-    "ckptmove.graph.draft": ("Loss",),
     "ckptmove.manifest.manifest": (
         "Alias",
         "Extent",
@@ -181,15 +182,22 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "Total",
     ),
     "ckptmove.placement.place": ("Kept", "Moved"),
+    "ckptmove.reports.batch": ("BatchPlan", "BatchReport"),
+    "ckptmove.reports.convert": ("ConvertReport",),
     "ckptmove.reports.data.batch_items": ("Result",),
     "ckptmove.reports.data.diagnosis": ("Diagnosis",),
+    "ckptmove.reports.data.difference": ("Difference", "Kind", "Values"),
     "ckptmove.reports.data.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
     "ckptmove.reports.data.findings": ("Finding",),
+    "ckptmove.reports.data.loss": ("Loss",),
     "ckptmove.reports.data.verdict": ("Verdict",),
+    "ckptmove.reports.diff": ("Diff",),
     "ckptmove.reports.manifests": ("FileManifest", "LiveManifest"),
     "ckptmove.reports.move": ("MoveReport",),
+    "ckptmove.reports.recover": ("RecoverReport", "Recovered"),
+    "ckptmove.reports.relocate": ("RelocateReport",),
+    "ckptmove.reports.validate": ("ValidationReport",),
     "ckptmove.runtime.opaque": ("Opaque",),
-    "ckptmove.writing.in_place.change": ("Recovered",),
     "ckptmove.writing.verify": ("Progress",),
 }
 _MODULES = {name: module for module, names in _GIVES.items() for name in names}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckptmove import RefusedError
-from ckptmove.batches.trees.ledger import Entry, Ledger
+from ckptmove.batches.trees.ledger import Ledger
+from ckptmove.reports.data.batch_items import Entry
 from tests.fronts import HANG
 
 ONE = Entry("a/run.pt", "f00d", "done", 12, "12-1-2", 99)

@@ -21,10 +21,11 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove import CheckFailed, DeviceError, InputError, UnsupportedError, UsageError, validate
-from ckptmove.api.validate import CHECKS, ValidationReport
+from ckptmove.api.validate import CHECKS
 from ckptmove.cli import cli
 from ckptmove.cli.validate import validate as validate_command
 from ckptmove.errors import CkptmoveError
+from ckptmove.reports.validate import ValidationReport
 from tests import rehearsing
 from tests.checkpoints import rezip
 from tests.conftest import ROOT, RunCli

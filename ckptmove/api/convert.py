@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -13,7 +12,7 @@ from .. import formats
 from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
 from ..formats.writing import Manner, Writing
-from ..graph.draft import Draft, Loss
+from ..graph.draft import Draft
 from ..graph.edit.cast import Casts, Dtype, cast, casts_of
 from ..graph.edit.flatten_modules import flatten
 from ..graph.edit.model_weights import section_asked
@@ -25,6 +24,8 @@ from ..phrases import counted
 from ..pickles.terms import TooLong
 from ..placement.place import Kept, place
 from ..placement.rules import Device, rules_of
+from ..reports.convert import ConvertReport
+from ..reports.data.loss import Loss
 from ..sources import is_folder
 from ..torch_pickle.values.tensors import Recogniser
 from ..writing.verify import Progress
@@ -33,7 +34,6 @@ from .strict import refuse_unknown, refuse_unknown_in
 from .target import Target, nbytes_of_text, target_of
 from .trust import plan_trusted
 
-SCHEMA = 1
 _MOST_TOLD = 6  # losses
 _SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
 _WITHOUT_STRICT = "without --strict it is converted all the same"
@@ -49,82 +49,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "hf": {"weights": "model", "rename": (_WRAPPERS,), "bare": True},
     "deploy": {"weights": "model", "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
 }
-
-
-@dataclass(frozen=True)
-class ConvertReport:
-    """What a conversion did, or would do.
-
-    Attributes:
-        source: the checkpoint.
-        destination: the new one.
-        source_format, format: how they lie on disk.
-        written: whether it was; not so in a dry run.
-        files: each file that was written, and its bytes.
-        tensors: how many tensors these hold.
-        left_out: names of what was not selected, not repeating what is below them.
-        weights: whose weights were taken where one model's were asked for: `name`, `section`,
-            `tensors`, and `others`, the same of the weights that are there too; else None.
-        dropped: losses that were accepted, each with the reason.
-        shared: names of tensors whose bytes are written under another's → that name.
-        duplicates: names under which shared bytes are written once more.
-        cast: `float32→bfloat16` → how many tensors.
-        renamed: how many keys got another name.
-        kept: tensors that `to` named and that stay, with the reason.
-        unknown_callables: names that loading what was written would import, and that are not known
-            to be harmless; none where that runs nothing, as in safetensors.
-        warnings: what the user should know, a sentence each.
-        nbytes: the size of the source.
-        bytes_written: the size of what was written.
-        seconds: how long it took.
-    """
-
-    source: str
-    destination: str
-    source_format: str
-    format: str
-    written: bool
-    files: Mapping[str, int]
-    tensors: int
-    left_out: tuple[str, ...] = ()
-    weights: Mapping[str, Any] | None = None
-    dropped: tuple[Loss, ...] = ()
-    shared: Mapping[str, str] = field(default_factory=dict)
-    duplicates: tuple[str, ...] = ()
-    cast: Mapping[str, int] = field(default_factory=dict)
-    renamed: int = 0
-    kept: tuple[Kept, ...] = ()
-    unknown_callables: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    nbytes: int = 0
-    bytes_written: int = 0
-    seconds: float = field(default=0.0, compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove convert --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "source": self.source,
-            "destination": self.destination,
-            "source_format": self.source_format,
-            "format": self.format,
-            "written": self.written,
-            "files": dict(self.files),
-            "tensors": self.tensors,
-            "left_out": list(self.left_out),
-            "weights": None if self.weights is None else dict(self.weights),
-            "dropped": [{"name": loss.name, "why": loss.why} for loss in self.dropped],
-            "shared": dict(self.shared),
-            "duplicates": list(self.duplicates),
-            "cast": dict(self.cast),
-            "renamed": self.renamed,
-            "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
-            "unknown_callables": list(self.unknown_callables),
-            "warnings": list(self.warnings),
-            "nbytes": self.nbytes,
-            "bytes_written": self.bytes_written,
-            "seconds": round(self.seconds, 3),
-        }
 
 
 @accept_former_names(exclude="exclude_tensors")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isfinite
-from typing import Any
 
 from .. import formats
-from ..errors import CheckFailed, RefusedError, StrPath, UsageError
-from ..graph.compare.difference import Difference, Held, Kind, can_cast, shared, unlike
+from ..errors import RefusedError, StrPath, UsageError
+from ..graph.compare.difference import Held, can_cast, shared, unlike
 from ..graph.compare.other_content import Beside, compare_beside, is_code
 from ..graph.compare.pairing import Pairs, pair
 from ..graph.draft import Draft
@@ -20,118 +17,16 @@ from ..graph.edit.select import named_by
 from ..graph.patterns import is_name
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
-from ..phrases import counted, listed
+from ..phrases import counted
+from ..reports.data.difference import Difference, Kind
+from ..reports.diff import Diff
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..writing.in_place.change import settle
 from ..writing.verify import Progress
 from .strict import refuse_unknown
 
-SCHEMA = 1
 _WITHOUT_STRICT = "without --strict it is compared all the same"
-_MOST_TOLD = 3  # names of what was not compared
-
-
-@dataclass(frozen=True)
-class Diff:
-    """What is not the same in two checkpoints.
-
-    Attributes:
-        a, b: the checkpoints.
-        a_format, b_format: how they lie on disk.
-        tensors: how many tensors both have, under the same name or another.
-        nbytes: what those take in the first, each byte counted once.
-        differences: all that is not the same.
-        close: tensors that are not the same, but within the tolerance.
-        cast: `float32→bfloat16` → how many tensors were cast to be compared.
-        devices_ignored: how many differences in devices were let pass.
-        records: how many other records both have, code and files, that were compared.
-        ignored: differences in code, and things not compared, that were let pass.
-        warnings: what the user should know, a sentence each.
-        seconds: how long it took.
-    """
-
-    a: str
-    b: str
-    a_format: str
-    b_format: str
-    tensors: int
-    nbytes: int
-    differences: tuple[Difference, ...] = ()
-    close: int = 0
-    cast: Mapping[str, int] = field(default_factory=dict)
-    devices_ignored: int = 0
-    records: int = 0
-    ignored: tuple[Difference, ...] = ()
-    warnings: tuple[str, ...] = ()
-    seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def equal(self) -> bool:
-        """Whether nothing differs."""
-        return not self.differences
-
-    @property
-    def only_not_compared(self) -> bool:
-        """Whether nothing differs, but something could not be compared."""
-        found = {each.kind for each in self.differences}
-        return found == {Kind.NOT_COMPARED}
-
-    @property
-    def counts(self) -> dict[Kind, int]:
-        """How many differences of each kind there are."""
-        found = Counter(each.kind for each in self.differences)
-        return {kind: found[kind] for kind in Kind if found[kind]}
-
-    def of(self, kind: Kind | str) -> tuple[Difference, ...]:
-        """The differences of one kind."""
-        return tuple(each for each in self.differences if each.kind == kind)
-
-    def raise_if_different(self) -> None:
-        """Do nothing if the checkpoints are equal.
-
-        Raises:
-            CheckFailed: they are not.
-        """
-        if self.only_not_compared:
-            raise CheckFailed(
-                f"its tensors are those of {self.a}, but not compared: "
-                + listed([each.name for each in self.differences], _MOST_TOLD),
-                path=self.b,
-                hint="--ignore-code accepts that",
-            )
-        if self.differences:
-            first = self.differences[0]
-            more = len(self.differences) - 1
-            where = "the whole object" if first.name == spell(()) else repr(first.name)
-            raise CheckFailed(
-                f"differs from {self.a}: {where} ({first.kind})"
-                + (f", and {counted(more, 'more difference')}" if more else ""),
-                path=self.b,
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove diff --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "a": self.a,
-            "b": self.b,
-            "a_format": self.a_format,
-            "b_format": self.b_format,
-            "equal": self.equal,
-            "tensors": self.tensors,
-            "nbytes": self.nbytes,
-            "counts": {str(kind): count for kind, count in self.counts.items()},
-            "differences": [each.to_json() for each in self.differences],
-            "close": self.close,
-            "cast": dict(self.cast),
-            "devices_ignored": self.devices_ignored,
-            "records": self.records,
-            "code_ignored": len(self.ignored),
-            "ignored": [each.to_json() for each in self.ignored],
-            "warnings": list(self.warnings),
-            "seconds": round(self.seconds, 3),
-        }
 
 
 @formats.uncollected()

@@ -4,39 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
+from ..reports.recover import RecoverReport
 from ..sources import is_url
-from ..writing.in_place.change import Recovered, undo
+from ..writing.in_place.change import undo
 from ..writing.in_place.journal import SUFFIX, UNFINISHED, journal_name
-
-SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class RecoverReport:
-    """What was done about interrupted changes.
-
-    Attributes:
-        path: the file or directory.
-        files: what was done to the file, or to each in the directory that had a journal.
-    """
-
-    path: str
-    files: tuple[Recovered, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove recover --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "path": self.path,
-            "files": [
-                {"path": each.path, "outcome": each.outcome, "bytes_written": each.bytes_written}
-                for each in self.files
-            ],
-        }
 
 
 def recover(path: StrPath) -> RecoverReport:

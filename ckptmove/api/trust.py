@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from .. import formats
 from ..errors import RefusedError
 from ..formats.writing import Manner, Writing
-from ..graph.draft import Draft, Loss
+from ..graph.draft import Draft
 from ..graph.edit.callables import Place, leave_out, places_of
 from ..graph.patterns import covers
 from ..phrases import short
+from ..reports.data.loss import Loss
 
 _ROOM = 140  # bytes of a line for places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from .. import formats
 from ..errors import (
-    CheckFailed,
     CorruptError,
     InputError,
     RefusedError,
@@ -18,18 +17,18 @@ from ..errors import (
     UntrustedError,
     accept_former_names,
 )
-from ..graph.compare.difference import Difference, Kind
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
 from ..phrases import counted, listed
+from ..reports.data.difference import Difference, Kind
 from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
+from ..reports.validate import ValidationReport
 from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
 from ..writing.verify import Progress
 from .diff import diff
 from .strict import refuse_unknown
 
-SCHEMA = 1
 #: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_TOLD = 8  # differences
@@ -47,59 +46,6 @@ _LEFT_OUT = (
     Kind.RECORD_REMOVED,
 )
 _NO_TORCH = "torch is not installed"
-
-
-@dataclass(frozen=True)
-class ValidationReport:
-    """What was found.
-
-    Attributes:
-        source: the checkpoint.
-        against: what it was compared with, or None.
-        device: where it was loaded and run.
-        simulated: whether that was a stand-in for a device that is not there.
-        checks: what each check found, in the order of `CHECKS`.
-        warnings: what the user should know, a sentence each.
-    """
-
-    source: str
-    against: str | None
-    device: str
-    simulated: bool
-    checks: tuple[Finding, ...]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether no check failed."""
-        return all(each.outcome != FAILED for each in self.checks)
-
-    def of(self, check: str) -> Finding:
-        """What one check found."""
-        return next(each for each in self.checks if each.check == check)
-
-    def raise_if_failed(self) -> None:
-        """Do nothing if no check failed.
-
-        Raises:
-            CheckFailed: one did; it names each that did.
-        """
-        found = [f"{each.check}: {each.title}" for each in self.checks if each.outcome == FAILED]
-        if found:
-            raise CheckFailed("; ".join(found), path=self.source)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove validate --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "source": self.source,
-            "against": self.against,
-            "device": self.device,
-            "simulated": self.simulated,
-            "ok": self.ok,
-            "checks": [each.to_json() for each in self.checks],
-            "warnings": list(self.warnings),
-        }
 
 
 @accept_former_names(part="subset")

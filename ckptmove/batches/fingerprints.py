@@ -15,11 +15,10 @@ from typing import Any
 
 from ..api.inspect import inspect
 from ..errors import InputError
-from ..reports.data.batch_items import Item, Task
+from ..reports.data.batch_items import Entry, Item, Task
 from ..version import __version__
 from .discovery import parts_of
 from .options import absolute, code_of, from_root
-from .trees.ledger import Entry
 from .trees.local_tree import Output, inode_of
 from .trees.tree import at
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..api.folder_files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
-from ..reports.data.batch_items import SCHEMA, Item, Task
+from ..reports.batch import BatchPlan
+from ..reports.data.batch_items import Item, Task
 from ..sources import is_folder, is_url, joined
 from ..writing import check_store
 from ..writing.destination import failure_of
@@ -23,58 +23,6 @@ from .selection import Wanted, is_below, is_in_share, names_to_retry, share_of
 from .trees.cleanup import remove_leftovers
 from .trees.object_ledger import book_in
 from .trees.tree import at
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """What a batch is going to do.
-
-    Attributes:
-        verb: `relocate`, `convert` or `validate`.
-        source: the tree.
-        destination: where the other tree goes; None if nothing is written elsewhere.
-        tasks: what there is to do, the biggest first.
-        done: what is done already.
-        others: how many files are left out, since they are no checkpoints.
-        nbytes: how much there is to read.
-        free_nbytes: what is free in the destination, or None if nothing is written there.
-        notes: what the user should know, a sentence each.
-    """
-
-    verb: str
-    source: str
-    destination: str | None
-    tasks: tuple[Task, ...]
-    done: tuple[Item, ...] = ()
-    others: int = 0
-    nbytes: int = 0
-    free_nbytes: int | None = None
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, the same as `ckptmove batch … --dry-run --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "verb": self.verb,
-            "source": self.source,
-            "destination": self.destination,
-            "items": [
-                {
-                    "name": task.item.name,
-                    "kind": task.item.kind,
-                    "nbytes": task.item.nbytes,
-                    "destination": task.item.output or None,
-                    "there": task.there or None,
-                    "obstacle": task.obstacle or None,
-                }
-                for task in self.tasks
-            ],
-            "done": [item.name for item in self.done],
-            "others": self.others,
-            "nbytes": self.nbytes,
-            "free_nbytes": self.free_nbytes,
-            "notes": list(self.notes),
-        }
 
 
 def plan_batch(

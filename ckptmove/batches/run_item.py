@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from ..api.convert import ConvertReport, convert
+from ..api.convert import convert
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plans.plan import Copy, Plan, Write
-from ..reports.data.batch_items import Item, Task
+from ..reports.convert import ConvertReport
+from ..reports.data.batch_items import Entry, Item, Task
 from ..sources import folder_of, is_folder, is_url, open_source
 from ..writing import staged
 from ..writing.destination import EXISTS_HINT, NO_ROOM, hidden_name
@@ -22,7 +23,6 @@ from ..writing.verify import Progress
 from .fingerprints import is_ours
 from .free_space import existing_of, refuse_long_name
 from .trees.cleanup import beside
-from .trees.ledger import Entry
 from .trees.local_tree import allocated_nbytes
 from .trees.tree import at
 

@@ -9,15 +9,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CkptmoveError
+from ..reports.batch import BatchPlan, BatchReport
 from ..reports.data.batch_items import (
     BUSY,
     FAILED,
     OUTCOMES,
-    SCHEMA,
     SKIPPED,
     Result,
     Task,
@@ -28,7 +27,6 @@ from ..writing.in_place.change import settle
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
 from .executors.worker import work
-from .planning import BatchPlan
 from .trees.cleanup import remove_leftovers
 
 if TYPE_CHECKING:
@@ -37,58 +35,6 @@ if TYPE_CHECKING:
 _AHEAD = 2  # items handed out for each worker
 _FAR_AHEAD = 256  # where we don't know how many workers there are
 _Event = Future[Result] | tuple[Task, int]
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """What a batch came to.
-
-    Attributes:
-        verb, source, destination: as the plan has them.
-        outcomes: how many items are `done`, `skipped`, `refused` and `failed`.
-        failures: results of those that were refused or failed.
-        remaining: names of items of which nothing is known, since the run was broken off.
-        others: how many files are no checkpoints, and were left out.
-        nbytes: the size of what was read.
-        bytes_written: how much was written.
-        seconds: how long it took.
-        notes: as the plan has them; and what was wrong at the end.
-    """
-
-    verb: str
-    source: str
-    destination: str | None
-    outcomes: dict[str, int]
-    failures: tuple[Result, ...]
-    remaining: tuple[str, ...]
-    others: int
-    nbytes: int
-    bytes_written: int
-    seconds: float
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether every item is done."""
-        return not self.failures and not self.remaining
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, the same as `ckptmove batch … --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "verb": self.verb,
-            "source": self.source,
-            "destination": self.destination,
-            "ok": self.ok,
-            "outcomes": dict(self.outcomes),
-            "failures": [each.to_json() for each in self.failures],
-            "remaining": list(self.remaining),
-            "others": self.others,
-            "nbytes": self.nbytes,
-            "bytes_written": self.bytes_written,
-            "seconds": round(self.seconds, 3),
-            "notes": list(self.notes),
-        }
 
 
 class Batch(Iterator[Result]):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..graph.draft import Draft, Loss
+from ..graph.draft import Draft
 from ..manifest.manifest import Manifest
 from ..placement.place import Moves
 from ..plans.plan import Plan
+from ..reports.data.loss import Loss
 from ..sources.source import Readable, Source
 from ..torch_pickle.streams import Container
 from ..zips.archive import Archive

@@ -24,13 +24,14 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from ..errors import InputError
-from ..graph.draft import Draft, Loss
+from ..graph.draft import Draft
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..phrases import counted
 from ..pickles.base64_text import is_json_like, pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
+from ..reports.data.loss import Loss
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..errors import RefusedError, WriteError
 from ..graph.canonical import nodes_of
-from ..graph.draft import Draft, Loss, Pieces
+from ..graph.draft import Draft, Pieces
 from ..graph.edges import bytes_of, is_mutable
 from ..graph.fill import fill, stored_blob
 from ..pickles.emit import emit
@@ -29,6 +29,7 @@ from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
 from ..plans.plan import Measure, Plan, Write
 from ..plans.split import combined
+from ..reports.data.loss import Loss
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out

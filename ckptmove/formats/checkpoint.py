@@ -9,7 +9,7 @@ from itertools import chain
 
 from ..errors import UnsupportedError, WriteError
 from ..graph.canonical import Cut, Graph, canonical
-from ..graph.draft import Draft, Loss, Stored
+from ..graph.draft import Draft, Stored
 from ..graph.program_tensors import state_dict
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
@@ -18,6 +18,7 @@ from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
+from ..reports.data.loss import Loss
 from ..sources.source import MAX_NBYTES, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, Spelling, Stream, whole

@@ -20,13 +20,14 @@ from typing import NamedTuple
 from ..errors import UnsupportedError
 from ..graph.array_order import Latest, Order, Reordered
 from ..graph.canonical import Graph
-from ..graph.draft import Draft, Loss
+from ..graph.draft import Draft
 from ..graph.edit.callables import callables_in, misused
 from ..graph.tensor_terms import Reader
 from ..graph.tree_text import TREE, read_tree
 from ..manifest.dtypes import CARRIERS
 from ..manifest.manifest import Extent, Section, Storage
 from ..plans.plan import Plan
+from ..reports.data.loss import Loss
 from ..sources.source import Readable
 from ..torch_pickle.streams import Container, Spelling
 from ..torch_pickle.values.strided import MOST_DIMENSIONS

@@ -24,12 +24,13 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import UnsupportedError, WriteError
 from ..graph.canonical import nodes_of
-from ..graph.draft import Draft, Loss, Pieces, Stored
+from ..graph.draft import Draft, Pieces, Stored
 from ..graph.fill import fill
 from ..manifest.other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple
 from ..plans.plan import Measure, Write
+from ..reports.data.loss import Loss
 from ..sources.source import Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out

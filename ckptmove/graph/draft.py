@@ -10,6 +10,7 @@ from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..plans.plan import Checksum, Copy, Gather, Proof, Write
+from ..reports.data.loss import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, Whole
@@ -17,18 +18,6 @@ from ..torch_pickle.values.tensors import device_text
 from .canonical import Graph, held_by, nodes_of
 
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds
-
-
-class Loss(NamedTuple):
-    """What the target can't carry.
-
-    Attributes:
-        name: where it is, as `--drop` takes it.
-        why: what it is, and why it can't be carried.
-    """
-
-    name: str
-    why: str
 
 
 class Stored(NamedTuple):

@@ -6,13 +6,117 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from glob import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..batches.planning import BatchPlan
-from ..batches.running import BatchReport
-from .data.batch_items import FAILED, REFUSED, Result, Task
+from .data.batch_items import FAILED, REFUSED, SCHEMA, Item, Result, Task
 from .text import LONGEST_REASON, one_line, printable, size, table
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a batch is going to do.
+
+    Attributes:
+        verb: `relocate`, `convert` or `validate`.
+        source: the tree.
+        destination: where the other tree goes; None if nothing is written elsewhere.
+        tasks: what there is to do, the biggest first.
+        done: what is done already.
+        others: how many files are left out, since they are no checkpoints.
+        nbytes: how much there is to read.
+        free_nbytes: what is free in the destination, or None if nothing is written there.
+        notes: what the user should know, a sentence each.
+    """
+
+    verb: str
+    source: str
+    destination: str | None
+    tasks: tuple[Task, ...]
+    done: tuple[Item, ...] = ()
+    others: int = 0
+    nbytes: int = 0
+    free_nbytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the same as `ckptmove batch … --dry-run --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "verb": self.verb,
+            "source": self.source,
+            "destination": self.destination,
+            "items": [
+                {
+                    "name": task.item.name,
+                    "kind": task.item.kind,
+                    "nbytes": task.item.nbytes,
+                    "destination": task.item.output or None,
+                    "there": task.there or None,
+                    "obstacle": task.obstacle or None,
+                }
+                for task in self.tasks
+            ],
+            "done": [item.name for item in self.done],
+            "others": self.others,
+            "nbytes": self.nbytes,
+            "free_nbytes": self.free_nbytes,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What a batch came to.
+
+    Attributes:
+        verb, source, destination: as the plan has them.
+        outcomes: how many items are `done`, `skipped`, `refused` and `failed`.
+        failures: results of those that were refused or failed.
+        remaining: names of items of which nothing is known, since the run was broken off.
+        others: how many files are no checkpoints, and were left out.
+        nbytes: the size of what was read.
+        bytes_written: how much was written.
+        seconds: how long it took.
+        notes: as the plan has them; and what was wrong at the end.
+    """
+
+    verb: str
+    source: str
+    destination: str | None
+    outcomes: dict[str, int]
+    failures: tuple[Result, ...]
+    remaining: tuple[str, ...]
+    others: int
+    nbytes: int
+    bytes_written: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every item is done."""
+        return not self.failures and not self.remaining
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the same as `ckptmove batch … --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "verb": self.verb,
+            "source": self.source,
+            "destination": self.destination,
+            "ok": self.ok,
+            "outcomes": dict(self.outcomes),
+            "failures": [each.to_json() for each in self.failures],
+            "remaining": list(self.remaining),
+            "others": self.others,
+            "nbytes": self.nbytes,
+            "bytes_written": self.bytes_written,
+            "seconds": round(self.seconds, 3),
+            "notes": list(self.notes),
+        }
+
 
 _MOST = 20  # lines of a kind
 _MOST_NAMED = 8  # items that a command names, where it need not name any

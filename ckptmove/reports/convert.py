@@ -3,13 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..api.convert import ConvertReport
 from ..manifest.paths import spell
 from ..phrases import counted
+from ..placement.place import Kept
+from .data.loss import Loss
 from .relocate import what_stays
 from .text import listed, printable, size, table
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What a conversion did, or would do.
+
+    Attributes:
+        source: the checkpoint.
+        destination: the new one.
+        source_format, format: how they lie on disk.
+        written: whether it was; not so in a dry run.
+        files: each file that was written, and its bytes.
+        tensors: how many tensors these hold.
+        left_out: names of what was not selected, not repeating what is below them.
+        weights: whose weights were taken where one model's were asked for: `name`, `section`,
+            `tensors`, and `others`, the same of the weights that are there too; else None.
+        dropped: losses that were accepted, each with the reason.
+        shared: names of tensors whose bytes are written under another's → that name.
+        duplicates: names under which shared bytes are written once more.
+        cast: `float32→bfloat16` → how many tensors.
+        renamed: how many keys got another name.
+        kept: tensors that `to` named and that stay, with the reason.
+        unknown_callables: names that loading what was written would import, and that are not known
+            to be harmless; none where that runs nothing, as in safetensors.
+        warnings: what the user should know, a sentence each.
+        nbytes: the size of the source.
+        bytes_written: the size of what was written.
+        seconds: how long it took.
+    """
+
+    source: str
+    destination: str
+    source_format: str
+    format: str
+    written: bool
+    files: Mapping[str, int]
+    tensors: int
+    left_out: tuple[str, ...] = ()
+    weights: Mapping[str, Any] | None = None
+    dropped: tuple[Loss, ...] = ()
+    shared: Mapping[str, str] = field(default_factory=dict)
+    duplicates: tuple[str, ...] = ()
+    cast: Mapping[str, int] = field(default_factory=dict)
+    renamed: int = 0
+    kept: tuple[Kept, ...] = ()
+    unknown_callables: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    nbytes: int = 0
+    bytes_written: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, the same as `ckptmove convert --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "destination": self.destination,
+            "source_format": self.source_format,
+            "format": self.format,
+            "written": self.written,
+            "files": dict(self.files),
+            "tensors": self.tensors,
+            "left_out": list(self.left_out),
+            "weights": None if self.weights is None else dict(self.weights),
+            "dropped": [{"name": loss.name, "why": loss.why} for loss in self.dropped],
+            "shared": dict(self.shared),
+            "duplicates": list(self.duplicates),
+            "cast": dict(self.cast),
+            "renamed": self.renamed,
+            "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
+            "unknown_callables": list(self.unknown_callables),
+            "warnings": list(self.warnings),
+            "nbytes": self.nbytes,
+            "bytes_written": self.bytes_written,
+            "seconds": round(self.seconds, 3),
+        }
+
 
 _MOST_FILES = 10
 

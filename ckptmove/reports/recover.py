@@ -3,9 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from ..api.recover import RecoverReport
 from .text import printable, size
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RecoverReport:
+    """What was done about interrupted changes.
+
+    Attributes:
+        path: the file or directory.
+        files: what was done to the file, or to each in the directory that had a journal.
+    """
+
+    path: str
+    files: tuple[Recovered, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, the same as `ckptmove recover --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "path": self.path,
+            "files": [
+                {"path": each.path, "outcome": each.outcome, "bytes_written": each.bytes_written}
+                for each in self.files
+            ],
+        }
+
+
+class Recovered(NamedTuple):
+    """What was done about an interrupted change.
+
+    Attributes:
+        path: the file.
+        outcome: `nothing` (there was no journal), `unchanged` (the file was as before
+            the change; the journal was removed) or `rolled-back` (the file is as it was).
+        bytes_written: what of the file was written.
+    """
+
+    path: str
+    outcome: str
+    bytes_written: int = 0
+
 
 _WHAT = {
     "nothing": "nothing to recover",

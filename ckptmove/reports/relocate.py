@@ -3,11 +3,112 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from ..api.relocate import RelocateReport
+from ..manifest.manifest import NamedDevice
 from ..placement.place import Kept, Moved
 from .text import listed, printable, size
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class RelocateReport:
+    """What a relocation did, or would do.
+
+    Attributes:
+        source: the checkpoint.
+        destination: the new one, itself if it was changed in place, or None where nothing had to be
+            written.
+        written: whether it was; not so in a dry run.
+        method: `patch` (a clone of the file with another pickle of the same length), `relay` (the
+            zip laid out anew), `clone` (nothing had to change), `in-place` (a pickle of the same
+            length, written over the old one), or `none` (nothing to write).
+        copied: how the bytes came over: `reflink`, `kernel` or `read`; `fetch` from a store,
+            `upload` to one; None where they didn't.
+        moved: `cpu→cuda:0` → storages and bytes, and tensors that store their own device.
+        kept: tensors that the rules named and that stay, with the reason.
+        values_naming_devices: the user's own values that name a device and were left as they are.
+        values_rewritten: those that were rewritten (`values=True`), and what an exported program
+            names.
+        rewritten_to: the new device of each of these.
+        values_rewritable: those that were left and that `values=True` would have rewritten.
+        values_unchanged: those that name a device that moved and that it can't rewrite.
+        unknown_callables: names that loading the file would import, and that are not known to be
+            harmless; they were copied untouched.
+        warnings: what the user should know, a sentence each.
+        nbytes: the size of the source.
+        bytes_written: the size of the destination; in place, what of it was written.
+        seconds: how long it took.
+        in_place: whether the source itself was to be changed.
+    """
+
+    source: str
+    destination: str | None
+    written: bool
+    method: str
+    copied: str | None
+    moved: Mapping[str, Moved]
+    kept: tuple[Kept, ...] = ()
+    values_naming_devices: tuple[NamedDevice, ...] = ()
+    values_rewritten: tuple[NamedDevice, ...] = ()
+    rewritten_to: tuple[str, ...] = ()
+    values_rewritable: tuple[NamedDevice, ...] = ()
+    values_unchanged: tuple[NamedDevice, ...] = ()
+    unknown_callables: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    nbytes: int = 0
+    bytes_written: int = 0
+    seconds: float = field(default=0.0, compare=False)
+    in_place: bool = False
+
+    @property
+    def values_could_follow(self) -> tuple[NamedDevice, ...]:
+        """The former name of `values_rewritable`."""
+        return self.values_rewritable
+
+    @property
+    def values_left_behind(self) -> tuple[NamedDevice, ...]:
+        """The former name of `values_unchanged`."""
+        return self.values_unchanged
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, the same as `ckptmove relocate --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "destination": self.destination,
+            "written": self.written,
+            "method": self.method,
+            "copied": self.copied,
+            "moved": {
+                name: {
+                    "storages": moved.storages,
+                    "nbytes": moved.nbytes,
+                    "tensors": moved.tensors,
+                }
+                for name, moved in self.moved.items()
+            },
+            "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
+            "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
+            "values_rewritten": [
+                {**value.to_json(), "to": device}
+                for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
+            ],
+            "values_rewritable": [value.to_json() for value in self.values_rewritable],
+            "values_unchanged": [value.to_json() for value in self.values_unchanged],
+            "values_could_follow": [value.to_json() for value in self.values_rewritable],  # former
+            "values_left_behind": [value.to_json() for value in self.values_unchanged],  # names
+            "unknown_callables": list(self.unknown_callables),
+            "warnings": list(self.warnings),
+            "nbytes": self.nbytes,
+            "bytes_written": self.bytes_written,
+            "seconds": round(self.seconds, 3),
+            "in_place": self.in_place,
+        }
+
 
 _MOST_VALUES = 5
 _HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "with a new layout"}

@@ -3,11 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from ..api.validate import ValidationReport
+from ..errors import CheckFailed
 from ..phrases import counted
-from .data.findings import FAILED, PASSED, SKIPPED
+from .data.findings import FAILED, PASSED, SKIPPED, Finding
 from .text import printable
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """What was found.
+
+    Attributes:
+        source: the checkpoint.
+        against: what it was compared with, or None.
+        device: where it was loaded and run.
+        simulated: whether that was a stand-in for a device that is not there.
+        checks: what each check found, in the order of `CHECKS`.
+        warnings: what the user should know, a sentence each.
+    """
+
+    source: str
+    against: str | None
+    device: str
+    simulated: bool
+    checks: tuple[Finding, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(each.outcome != FAILED for each in self.checks)
+
+    def of(self, check: str) -> Finding:
+        """What one check found."""
+        return next(each for each in self.checks if each.check == check)
+
+    def raise_if_failed(self) -> None:
+        """Do nothing if no check failed.
+
+        Raises:
+            CheckFailed: one did; it names each that did.
+        """
+        found = [f"{each.check}: {each.title}" for each in self.checks if each.outcome == FAILED]
+        if found:
+            raise CheckFailed("; ".join(found), path=self.source)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, the same as `ckptmove validate --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "against": self.against,
+            "device": self.device,
+            "simulated": self.simulated,
+            "ok": self.ok,
+            "checks": [each.to_json() for each in self.checks],
+            "warnings": list(self.warnings),
+        }
+
 
 _MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}
 _MOST_DETAILS = 6  # lines of one check

@@ -19,10 +19,10 @@ from multiprocessing import Pipe
 from typing import Any
 
 from ...errors import UsageError, WriteError
-from ...reports.data.batch_items import Task
+from ...reports.data.batch_items import Entry, Task
 from ...sources import is_url
 from ...writing.destination import failure_of
-from ..trees.ledger import Entry, Ledger
+from ..trees.ledger import Ledger
 from .process_pool import Listener, WorkerDied
 from .ray_driver import Call
 

@@ -12,6 +12,7 @@ from ...reports.data.batch_items import (
     FAILED,
     REFUSED,
     SKIPPED,
+    Entry,
     Item,
     Result,
     Task,
@@ -22,7 +23,6 @@ from ...writing.destination import failure_of, syncing_later
 from ...writing.in_place.change import settle
 from ..fingerprints import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
 from ..run_item import Made, made_or_there
-from ..trees.ledger import Entry
 from ..trees.object_ledger import Book, book_at
 from ..trees.tree import at
 

@@ -26,9 +26,10 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from ...errors import RefusedError
+from ...reports.data.batch_items import Entry
 from ...writing.destination import failure_of
 
 LEDGER = ".ckptmove-batch.jsonl"  # its name
@@ -40,29 +41,6 @@ _MOST = 256 << 20  # bytes in all
 _PATIENCE = 0.05  # seconds between two looks at a lock
 _TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-
-
-class Entry(NamedTuple):
-    """What a line says.
-
-    Attributes:
-        name: of the item.
-        key: a digest of all that what was made of it depends on; see `keys`.
-        outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
-            where that came to nothing.
-        nbytes, stamp, crc32: of the output, as `local_tree.Output` has them; not where a file was
-            changed in place.
-        tags: where a file is changed in place by the devices that it names, a digest of these: as
-            they were when it was begun, as they are since it was done.
-    """
-
-    name: str
-    key: str
-    outcome: str
-    nbytes: int = 0
-    stamp: str = ""
-    crc32: int = 0
-    tags: str = ""
 
 
 class Ledger:

@@ -12,11 +12,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 
+from ...reports.data.batch_items import Entry
 from ...sources import is_url, joined
 from ...sources.filesystem import Missing
 from ...sources.listing import many, small, tree
 from ...writing.upload.small_objects import put_small
-from .ledger import LEDGER, MARKS, Entry, Ledger, entry_of
+from .ledger import LEDGER, MARKS, Ledger, entry_of
 
 _LONGEST = 1 << 16  # bytes
 

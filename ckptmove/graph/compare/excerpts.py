@@ -11,6 +11,7 @@ from typing import Any
 
 from ...pickles.nodes import Global, Node
 from ...pickles.terms import Term
+from ...reports.data.difference import first_apart
 from ...sources.source import Readable
 
 _CHUNK_NBYTES = 1 << 20
@@ -34,18 +35,6 @@ def first_unlike(old: Readable, new: Readable) -> int | None:
         if mine != other:
             return at + first_apart(mine, other)
     return None if old.nbytes == new.nbytes else common
-
-
-def first_apart(old: bytes | str, new: bytes | str) -> int:
-    """Where two texts, or runs of bytes, are first unlike, by halving."""
-    low, high = 0, min(len(old), len(new))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if old[:middle] == new[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def of_bytes(content: Readable, at: int) -> dict[str, Any]:

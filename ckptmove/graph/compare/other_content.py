@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ...errors import UnsupportedError
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
+from ...reports.data.difference import Difference, Kind
 from ..draft import Draft
-from .difference import Difference, Kind
 from .excerpts import changed_lines, first_unlike, of_bytes
 
 _CLASS = "__torch__."  # how the names of a program's own classes begin

@@ -14,6 +14,7 @@ from ...manifest.paths import Path
 from ...pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.terms import Term
+from ...reports.data.difference import Difference, Kind
 from ...torch_pickle.pickled_modules import attributes_of
 from ...torch_pickle.values.strided import Tensor
 from ..canonical import Composite
@@ -32,7 +33,7 @@ from ..edges import (
     type_of,
     types_of,
 )
-from .difference import Difference, Held, Kind, can_cast, regrouped, unlike
+from .difference import Held, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .places import Where
 from .side import Side

@@ -9,12 +9,13 @@ from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
 from ...pickles.terms import Term, to_terms
+from ...reports.data.difference import Kind
 from ...sources.source import Memory, Readable
 from ...torch_pickle.values.strided import Tensor
 from ..canonical import data_of, flags_of, held_by, is_plain, nodes_of
 from ..draft import Draft, View
 from ..edges import COMPOSITE, bytes_of, type_of
-from .difference import Held, Kind, Shown, is_left_out
+from .difference import Held, Shown, is_left_out
 
 _LARGEST_TERM = 100  # nodes of a value that is told as a whole
 _LONGEST_TERM = 4096  # characters, bytes or bits of a scalar that is

@@ -5,8 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...batches.trees.ledger import Entry
 from ...phrases import which_loading_runs
+
+
+class Entry(NamedTuple):
+    """What a line says.
+
+    Attributes:
+        name: of the item.
+        key: a digest of all that what was made of it depends on; see `keys`.
+        outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
+            where that came to nothing.
+        nbytes, stamp, crc32: of the output, as `local_tree.Output` has them; not where a file was
+            changed in place.
+        tags: where a file is changed in place by the devices that it names, a digest of these: as
+            they were when it was begun, as they are since it was done.
+    """
+
+    name: str
+    key: str
+    outcome: str
+    nbytes: int = 0
+    stamp: str = ""
+    crc32: int = 0
+    tags: str = ""
+
 
 SCHEMA = 1
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.

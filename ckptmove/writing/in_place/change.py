@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
-from typing import NamedTuple
 
 from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
+from ...reports.recover import Recovered
 from ...sources.source import File
 from ...sources.urls import is_url
 from ..copy import write_at
@@ -24,21 +24,6 @@ from .locked_file import Held, busy, is_held_here, is_locked, is_open_for_writin
 
 _INSIST = "--force changes it anyway"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
-
-
-class Recovered(NamedTuple):
-    """What was done about an interrupted change.
-
-    Attributes:
-        path: the file.
-        outcome: `nothing` (there was no journal), `unchanged` (the file was as before
-            the change; the journal was removed) or `rolled-back` (the file is as it was).
-        bytes_written: what of the file was written.
-    """
-
-    path: str
-    outcome: str
-    bytes_written: int = 0
 
 
 class InPlace:

@@ -1,0 +1,108 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import isfinite
+from typing import Any, NamedTuple
+
+
+class Kind(str, Enum):
+    """A kind of difference; of the second checkpoint, seen from the first."""
+
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    RESHAPED = "reshaped"
+    RETYPED = "retyped"
+    MOVED = "moved"
+    SHARED = "shared"
+    UNSHARED = "unshared"
+    VALUE = "value"
+    VALUE_ADDED = "value added"
+    VALUE_REMOVED = "value removed"
+    TYPE = "type"
+    ORDER = "order"
+    RECORD = "record"
+    RECORD_ADDED = "record added"
+    RECORD_REMOVED = "record removed"
+    NOT_COMPARED = "not compared"
+
+    __str__ = str.__str__
+
+
+class Values(NamedTuple):
+    """How the elements of two tensors differ.
+
+    Attributes:
+        differing: how many do.
+        of: how many there are.
+        first: the index of the first that does.
+        old, new: what that is, as text.
+        max_abs: the largest difference; None where elements are no numbers, or none are finite.
+        max_rel: the largest difference relative to an old element that is not zero, or None.
+    """
+
+    differing: int
+    of: int
+    first: tuple[int, ...]
+    old: str
+    new: str
+    max_abs: float | None = None
+    max_rel: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; an infinite difference as text, since JSON has no such number."""
+        said = self._asdict() | {"first": list(self.first)}
+        for key in ("max_abs", "max_rel"):
+            if said[key] is not None and not isfinite(said[key]):
+                said[key] = str(said[key])
+        return said
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same.
+
+    Attributes:
+        kind: what kind of thing.
+        name: where it is: in the first checkpoint, or in the second if it is added.
+        old, new: what it was and became: names, shapes, dtypes, devices, types, or terms of
+            values. None where there is nothing.
+        values: of a changed tensor, how its elements differ.
+        names: of bytes or objects that are, or were, one and the same: all their names.
+        lines: of a record that is text, some of what changed, as a unified diff has it.
+    """
+
+    kind: Kind
+    name: str
+    old: Any = None
+    new: Any = None
+    values: Values | None = None
+    names: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        said: dict[str, Any] = {"kind": str(self.kind), "name": self.name}
+        if self.lines:
+            said["lines"] = list(self.lines)
+        if self.values is not None:
+            said["values"] = self.values.to_json()
+        elif self.names:
+            said["names"] = list(self.names)
+        elif self.kind is not Kind.ORDER:
+            said |= {"old": self.old, "new": self.new}
+        return said
+
+
+def first_apart(old: bytes | str, new: bytes | str) -> int:
+    """Where two texts, or runs of bytes, are first unlike, by halving."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[:middle] == new[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

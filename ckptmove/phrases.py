@@ -9,26 +9,26 @@ _LONGEST_NAME = 48  # bytes
 _LONGEST = 300  # characters of an exception
 
 
-def counted(n: int, what: str) -> str:
+def plural(n: int, what: str) -> str:
     """`1 key`, `2 keys`."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
+def join_names(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """`a, b and 12 more`."""
     more = len(names) - most
     shown = ", ".join(names[:most])
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
-def quoted(names: Sequence[str], most: int = 3) -> str:
+def quote(names: Sequence[str], most: int = 3) -> str:
     """`'a', 'b' and 12 more`."""
-    return listed([repr(name) for name in names[:most]] + list(names[most:]), most)
+    return join_names([repr(name) for name in names[:most]] + list(names[most:]), most)
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
     """The first of some names that a file gives, fit for one line."""
-    return listed([*map(short, names[:most]), *names[most:]], most)
+    return join_names([*map(short, names[:most]), *names[most:]], most)
 
 
 def short(name: str) -> str:
@@ -41,7 +41,7 @@ def short(name: str) -> str:
 
 def which_loading_runs(names: Sequence[str]) -> list[str]:
     """That a file names unknown callables, in a sentence; none if it doesn't."""
-    many = counted(len(names), "unknown callable")
+    many = plural(len(names), "unknown callable")
     return [f"names {many}, which loading runs: {few(names)}"] if names else []
 
 
@@ -51,7 +51,7 @@ def first_line(error: BaseException, longest: int = 200) -> str:
     return said if len(said) <= longest else f"{said[:longest]}…"
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An exception in a line: its class, and what it says first."""
     lines = text_of(error).strip().splitlines()
     said = lines[0].strip() if lines else ""

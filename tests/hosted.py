@@ -42,12 +42,12 @@ def hosted(programs: Mapping[str, str], folder: Path) -> dict[str, dict[str, Any
 
 
 def _run(path: str) -> dict[str, Any]:
-    from ckptmove.trial.simulation.patches import Cast
+    from ckptmove.trial.simulation.patches import FakeDevice
     from ckptmove.trial.simulation.script_host import hosting
     from ckptmove.trial.stage_fake import excused
 
     os.chdir(Path(path).parent)
-    cast = Cast("cuda:0")
+    cast = FakeDevice("cuda:0")
     names: dict[str, Any] = {"__name__": "hosted"}
     error = excuse = None
     with hosting(cast) as guesses:

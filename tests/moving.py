@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 import ckptmove
 from ckptmove import RefusedError
-from ckptmove.live.inventory.holdings import Holding, Holdings, holdings
+from ckptmove.live.inventory.holdings import HeldTensor, Holdings, holdings
 
 Make = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
@@ -326,6 +326,6 @@ def _first(made: Any) -> Tensor:
     return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
 
 
-def named(found: list[Holding]) -> dict[str, Tensor]:
+def named(found: list[HeldTensor]) -> dict[str, Tensor]:
     """Tensors by name."""
     return {each.name: each.tensor for each in found}

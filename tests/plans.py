@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 from ckptmove.sources.source import File, Source
 
 #: Sizes of sources: on both sides of what is read at once, and of nothing.
@@ -106,7 +106,7 @@ def cases(draw: st.DrawFn) -> Case:
                 expected[at + second : at + second + patched] = writes[-1].data
     cuts = sorted(draw(st.lists(st.integers(0, len(expected)), max_size=6)))
     measures = tuple(
-        Measure(start, end - start) for start, end in zip(cuts[::2], cuts[1::2], strict=False)
+        CrcRange(start, end - start) for start, end in zip(cuts[::2], cuts[1::2], strict=False)
     )
     places = [len(expected) + 4 * n for n in range(len(measures))]
     crcs = [zlib.crc32(expected[each.at : each.at + each.nbytes]) for each in measures]

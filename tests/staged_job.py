@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ckptmove.errors import CkptmoveError
-from ckptmove.plans.plan import Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.plan import Copy, CrcRange, Gather, Plan, Write
 from ckptmove.sources.source import File, Source
 from ckptmove.writing.staged_file import Staged
 from ckptmove.writing.staged_folder import StagedFolder
@@ -24,7 +24,7 @@ def joined(*sources: Source) -> Plan:
     def seal(crcs: Sequence[int]) -> list[Write]:
         return [Write(8, struct.pack("<I", crcs[0]))]
 
-    measure = Measure(12, at - 12)
+    measure = CrcRange(12, at - 12)
     return Plan("relay", at, tuple(copies), (Write(0, b"a head: "),), (), (), (measure,), seal)
 
 

@@ -17,7 +17,7 @@ import torch
 import ckptmove
 from ckptmove import Diagnosis, UsageError
 from ckptmove.trial.examine import examined
-from ckptmove.trial.subprocess_call import Lost, apart
+from ckptmove.trial.subprocess_call import SubprocessLost, call_in_subprocess
 from tests.conftest import ROOT, RunCli
 from tests.fronts import HANG
 from tests.trees import until
@@ -376,6 +376,6 @@ def test_what_is_no_diagnosis_is_refused(key: str) -> None:
 
 
 def test_what_says_nothing_is_lost() -> None:
-    with pytest.raises(Lost, match="exit 1") as caught:
-        apart(examined, {}, patience=60)
+    with pytest.raises(SubprocessLost, match="exit 1") as caught:
+        call_in_subprocess(examined, {}, patience=60)
     assert (caught.value.code, caught.value.lines) == (1, ("KeyError: 'model'",))

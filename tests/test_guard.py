@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.trial.sandbox.guard import CODE
-from ckptmove.trial.subprocess_call import Lost, apart
+from ckptmove.trial.subprocess_call import SubprocessLost, call_in_subprocess
 
 from . import acts
 
@@ -52,8 +52,8 @@ def beside(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", acts.ENDING)
 def test_an_act_ends_the_process(name: str, beside: Path) -> None:
     before = tree(beside.parent)
-    with pytest.raises(Lost, match="it tried to ") as lost:
-        apart(
+    with pytest.raises(SubprocessLost, match="it tried to ") as lost:
+        call_in_subprocess(
             acts.act,
             {"kind": "ending", "act": name, "path": str(beside)},
             patience=60,
@@ -68,7 +68,7 @@ def test_an_act_ends_the_process(name: str, beside: Path) -> None:
 def test_what_stays_inside_is_let_be(name: str, beside: Path) -> None:
     before = tree(beside.parent)
     asked = {"kind": "harmless", "act": name, "path": str(beside)}
-    assert apart(acts.act, asked, patience=60, guarded=True) == {"did": name}
+    assert call_in_subprocess(acts.act, asked, patience=60, guarded=True) == {"did": name}
     assert tree(beside.parent) == before
 
 
@@ -78,8 +78,8 @@ def test_what_stays_inside_is_let_be(name: str, beside: Path) -> None:
 def test_an_act_in_c_fails(name: str, beside: Path) -> None:
     before = tree(beside.parent)
     asked = {"kind": "failing", "act": name, "path": str(beside)}
-    with pytest.raises(Lost, match=r"its process ended \(exit 1\)") as lost:
-        apart(acts.act, asked, patience=60, guarded=True)
+    with pytest.raises(SubprocessLost, match=r"its process ended \(exit 1\)") as lost:
+        call_in_subprocess(acts.act, asked, patience=60, guarded=True)
     assert len(lost.value.lines) == 1
     # Not permitted, permission denied, or a link across what counts as another device.
     assert re.match(r"\w+Error: \[Errno (1|13|18)\] ", lost.value.lines[0])
@@ -91,7 +91,9 @@ def test_an_act_in_c_fails(name: str, beside: Path) -> None:
 def test_an_act_in_c_ends_the_process(name: str, beside: Path) -> None:
     before = tree(beside.parent)
     asked = {"kind": "ended", "act": name, "path": str(beside)}
-    with pytest.raises(Lost, match="it tried to start a process or open a socket") as lost:
-        apart(acts.act, asked, patience=60, guarded=True)
+    with pytest.raises(
+        SubprocessLost, match="it tried to start a process or open a socket"
+    ) as lost:
+        call_in_subprocess(acts.act, asked, patience=60, guarded=True)
     assert lost.value.code == -signal.SIGSYS
     assert tree(beside.parent) == before

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ckptmove
 from ckptmove import DeviceError, RefusedError, UsageError
-from ckptmove.live.inventory.holdings import Holding, holdings
-from ckptmove.live.transfer.swap_storages import Exchange, Going
+from ckptmove.live.inventory.holdings import HeldTensor, holdings
+from ckptmove.live.transfer.swap_storages import Exchange, TensorMove
 from tests import moving
 from tests.growing import composites, grown, recipes
 
@@ -37,7 +37,7 @@ def test_any_model_is_the_same_on_other_bytes(recipe: dict[str, Any]) -> None:
     assert not places & _places(holdings(model, optimizer).all)
 
 
-def _places(found: list[Holding]) -> set[int]:
+def _places(found: list[HeldTensor]) -> set[int]:
     storages = [each.tensor.untyped_storage() for each in found]
     return {each.data_ptr() for each in storages if each.nbytes()}
 
@@ -45,7 +45,7 @@ def _places(found: list[Holding]) -> set[int]:
 def renew(tensors: Iterable[tuple[str, torch.Tensor]], fails: bool = False) -> None:
     """Give tensors of the CPU other bytes there, as `move` gives them some elsewhere."""
     exchange = Exchange()
-    exchange.prepare(Going(name, tensor, torch.device("cpu")) for name, tensor in tensors)
+    exchange.prepare(TensorMove(name, tensor, torch.device("cpu")) for name, tensor in tensors)
 
     def then(undoing: object) -> None:
         if fails:

@@ -22,7 +22,7 @@ from ckptmove import Opaque, RefusedError, convert, diff, formats, inspect, load
 from ckptmove.cli import run
 from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
 from ckptmove.formats.safetensors import SafetensorsFile
-from ckptmove.formats.writing import Manner
+from ckptmove.formats.writing import WriteOptions
 from ckptmove.graph.array_order import Latest, Order, Reordered
 from ckptmove.manifest.manifest import Role
 from ckptmove.sources.source import Memory
@@ -412,7 +412,7 @@ def test_elements_are_put_in_order(kind: str, shape: tuple[int, ...]) -> None:
 def test_from_safetensors_to_safetensors_arrays_are_copied(tmp_path: Path) -> None:
     """They are in the right order there: nothing is gathered, nor held in memory."""
     with formats.opened(small(tmp_path)) as found:
-        writing = SafetensorsFile().plan_write(found.draft(), Manner("model"))
+        writing = SafetensorsFile().plan_write(found.draft(), WriteOptions("model"))
         (plan,) = writing.files.values()
     assert not plan.gathers
     assert sum(each.nbytes for each in plan.copies) == sum(

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import ckptmove
 from ckptmove import CorruptError
-from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 from ckptmove.plans.split import combined, divided
-from ckptmove.writing.distributed import SPREAD, Part, Spread
+from ckptmove.writing.distributed import SPREAD, Part, RemoteParts
 from ckptmove.writing.execute import write_part
 from ckptmove.writing.staged_file import Staged
 from tests.checkpoints import MAKERS, save
@@ -48,7 +48,7 @@ def spread(nbytes: int) -> Iterator[list[Part]]:
         sent = [pickle.dumps(part) for part in parts]
         return [write_part(pickle.loads(part)) for part in reversed(sent)][::-1]
 
-    token = SPREAD.set(Spread(nbytes, write))
+    token = SPREAD.set(RemoteParts(nbytes, write))
     try:
         yield seen
     finally:
@@ -73,7 +73,7 @@ def test_neither_writes_nor_gathers_are_cut() -> None:
     gather = Gather(200, 100, 0, 0, 400, "float32", (25,), (4,), 0)
     copies = (Copy(0, 100, 0), Copy(100, 700, 300))
     checksums = (Checksum(300, 50, 1, "a", 100), Checksum(400, 300, 2, "b", 200))
-    measures = (Measure(0, 350), Measure(900, 60))
+    measures = (CrcRange(0, 350), CrcRange(900, 60))
     writes = (Write(120, b"x" * 80), Write(600, b"y"))
     plan = Plan("relay", 1000, copies, writes, checksums, (gather,), measures)
     whole = divided(plan, 128)
@@ -147,7 +147,7 @@ def test_a_source_that_was_changed_meanwhile_is_not_read(tmp_path: Path) -> None
         os.utime(source)
         return [write_part(part) for part in parts]
 
-    token = SPREAD.set(Spread(1024, write))
+    token = SPREAD.set(RemoteParts(1024, write))
     try:
         with pytest.raises(CorruptError, match="was changed while it was read"):
             ckptmove.relocate(source, tmp_path / "out.pt", to="cpu")

@@ -13,7 +13,7 @@ import torch
 
 import ckptmove
 from ckptmove.errors import DeviceError, UnsupportedError, UsageError
-from ckptmove.trial.trial import Rehearsal, rehearse
+from ckptmove.trial.trial import TrialResult, rehearse
 
 from . import rehearsing
 from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, Tied, images, sequences, trained
@@ -21,16 +21,16 @@ from .rehearsing import IMAGES, SEQUENCES, Convolutions, Recurrent, Tied, images
 SAVED = "run.pt"
 
 
-def outcomes(found: Rehearsal) -> dict[str, str]:
+def outcomes(found: TrialResult) -> dict[str, str]:
     return {each.check: each.outcome for each in found.findings}
 
 
-def all_passed(found: Rehearsal) -> None:
+def all_passed(found: TrialResult) -> None:
     assert outcomes(found) == {"model": "passed", "step": "passed", "trace": "passed"}, found
     json.dumps(found.to_json())
 
 
-def train(path: Path, model: Any = Convolutions, spec: str = IMAGES, **options: Any) -> Rehearsal:
+def train(path: Path, model: Any = Convolutions, spec: str = IMAGES, **options: Any) -> TrialResult:
     return rehearse(path, model=model, inputs=[spec], step="train", **options)
 
 

@@ -39,7 +39,7 @@ def check_sections(path: Path) -> None:
     names: dict[str, set[str]] = {}
     with formats.opened(path) as found:
         shown = {name for name, total in found.manifest.sections.items() if total.tensors}
-        for entry in found.draft().listed().tensors:
+        for entry in found.draft().list_contents().tensors:
             names.setdefault(str(entry.section), set()).add(entry.name)
     assert names.keys() <= shown
     for section, wanted in names.items():
@@ -50,7 +50,7 @@ def check_sections(path: Path) -> None:
                     leave(draft, select=[section])
                 continue
             left = leave(draft, select=[section])
-            told = {entry.name for entry in draft.listed().tensors}
+            told = {entry.name for entry in draft.list_contents().tensors}
         if section == "model" and left.to_json() is not None:
             others = (left.to_json() or {})["others"]
             beside = tuple(f"{each['name']}." for each in others if each["section"] == section)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Write
+from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 from ckptmove.runtime import gather as gathering
 from ckptmove.writing.destination import check_destination, check_room
 from ckptmove.writing.staged_file import Staged
@@ -141,7 +141,7 @@ def test_what_is_sealed_knows_the_sums_of_everything_before_it(tmp_path: Path) -
         return [Write(0, struct.pack("<I", crcs[0]))]
 
     copies = (Copy(0, 300_000, 200_010),)
-    measures = (Measure(4, 600_000), Measure(600_010, 0))
+    measures = (CrcRange(4, 600_000), CrcRange(600_010, 0))
     writes = (Write(4, b"head"), Write(400_000, b"over it"))
     plan = Plan("relay", 600_020, copies, writes, (), (TRANSPOSED,), measures, seal)
     made = written(tmp_path, BOTH, plan)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptmove.errors import CorruptError, UnsupportedError, WriteError
-from ckptmove.plans.plan import Checksum, Copy, Gather, Measure, Plan, Proof, Write
+from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, SourceChecksum, Write
 from ckptmove.runtime import gather as gathering
 from ckptmove.writing.execute import Report
 from ckptmove.writing.upload.parts import part_nbytes_for, send
@@ -65,7 +65,7 @@ def test_what_is_sealed_before_it_is_measured_takes_a_second_time(
     def seal(crcs: Sequence[int]) -> list[Write]:
         return [Write(0, struct.pack("<I", crcs[0])), Write(5000, struct.pack("<I", crcs[0]))]
 
-    plan = Plan("relay", 5004, (Copy(0, 4996, 4),), (), (), (), (Measure(4, 4996),), seal)
+    plan = Plan("relay", 5004, (Copy(0, 4996, 4),), (), (), (), (CrcRange(4, 4996),), seal)
     with opened(tmp_path, BOTH) as sources:
         assembled = Assembled(plan, sources, "out")
         first = b"".join(taken(assembled, nbytes))
@@ -108,13 +108,13 @@ def test_a_range_is_read_in_as_many_steps_however_much_there_is(
 def test_proofs_may_overlap(ranges: list[tuple[int, int]], read: list[int]) -> None:
     with TemporaryDirectory() as name, opened(Path(name), BOTH) as sources:
         given_ = [
-            Proof(start, nbytes, zlib.crc32(BOTH[1][start : start + nbytes]), "proved", 1)
+            SourceChecksum(start, nbytes, zlib.crc32(BOTH[1][start : start + nbytes]), "proved", 1)
             for start, nbytes in ranges
         ]
         proofs, at = Proofs(given_, sources), 0
         for nbytes in read:
-            proofs.heard(1, at, memoryview(BOTH[1])[at : at + nbytes])
-            proofs.heard(0, at, memoryview(b"of another source"))
+            proofs.bytes_read(1, at, memoryview(BOTH[1])[at : at + nbytes])
+            proofs.bytes_read(0, at, memoryview(b"of another source"))
             at += nbytes
         for each in proofs._sums:
             assert proofs._sums[each][0] == max(
@@ -125,9 +125,9 @@ def test_proofs_may_overlap(ranges: list[tuple[int, int]], read: list[int]) -> N
 
 def test_what_is_read_is_heard_by_those_it_concerns() -> None:
     def taken(count: int) -> int:
-        proofs = Proofs([Proof(10 * n, 10, 0, "proved") for n in range(count)], [])
+        proofs = Proofs([SourceChecksum(10 * n, 10, 0, "proved") for n in range(count)], [])
         data = memoryview(bytes(10))
-        return sum(steps(partial(proofs.heard, 0, 10 * n, data)) for n in range(count))
+        return sum(steps(partial(proofs.bytes_read, 0, 10 * n, data)) for n in range(count))
 
     assert taken(400) < 3 * taken(200)
 
@@ -180,7 +180,7 @@ def test_proofs_hold_and_cost_nothing_where_it_was_read_anyway(
 ) -> None:
     crc32 = zlib.crc32(BOTH[1][start : start + nbytes]) ^ (not right)
     plan = Plan("relay", 200_010, (), (), gathers=(gather,))
-    plan = plan._replace(proofs=(Proof(start, nbytes, crc32, "proved", 1),))
+    plan = plan._replace(proofs=(SourceChecksum(start, nbytes, crc32, "proved", 1),))
     with opened(tmp_path, BOTH) as sources:
         read = list[int]()
         chunks = type(sources[1]).chunks

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptmove.writing.upload.errors import unbroken
+from ckptmove.writing.upload.errors import uninterruptible
 from tests.checkpoints import save
 from tests.conftest import ROOT
 from tests.fronts import HANG, PATIENT
@@ -145,8 +145,8 @@ def test_a_signal_waits_until_it_is_known_what_there_is_to_undo() -> None:
         done.append(1)
 
     with pytest.raises(KeyboardInterrupt):
-        unbroken(call)
+        uninterruptible(call)
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
-        unbroken(lambda: 1 // 0)
-    assert unbroken(lambda: 3) == 3
+        uninterruptible(lambda: 1 // 0)
+    assert uninterruptible(lambda: 3) == 3

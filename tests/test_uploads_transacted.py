@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.plans.plan import Copy, Measure, Plan, Write
+from ckptmove.plans.plan import Copy, CrcRange, Plan, Write
 from ckptmove.writing import staged
 from tests.plans import content, opened
 
@@ -158,7 +158,7 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
 
     nbytes, told = (40 << 20) + 4, list[int]()
     plan = Plan(
-        "relay", nbytes, (Copy(0, 300_000, 4),), (), (), (), (Measure(4, nbytes - 4),), seal
+        "relay", nbytes, (Copy(0, 300_000, 4),), (), (), (), (CrcRange(4, nbytes - 4),), seal
     )
     with opened(tmp_path, [DATA]) as sources, staged(url, sources, force=False) as file:
         file.write(plan, told.append)

@@ -11,8 +11,8 @@ from typing import Any
 from .. import formats
 from ..errors import RefusedError, StrPath, UsageError, accept_former_names
 from ..formats.model_folder import Weights, weights_of
-from ..formats.writing import Manner, Writing
-from ..graph.draft import Draft
+from ..formats.writing import WriteOptions, WritePlan
+from ..graph.draft import CheckpointGraph
 from ..graph.edit.cast import Casts, Dtype, cast, casts_of
 from ..graph.edit.flatten_modules import flatten
 from ..graph.edit.model_weights import section_asked
@@ -20,7 +20,7 @@ from ..graph.edit.narrow import leave
 from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.subtree import rename_keys, renaming, state_dicts
 from ..graph.patterns import covers
-from ..phrases import counted
+from ..phrases import plural
 from ..pickles.terms import TooLong
 from ..placement.place import Kept, place
 from ..placement.rules import Device, rules_of
@@ -163,7 +163,7 @@ def convert(
         if bare or weights is not None or not _SECTIONS_OF_WEIGHTS.isdisjoint(select):
             arrays = tensors_for_arrays(draft)
             if arrays:
-                draft.warnings.append(f"{counted(arrays, 'numpy array')} written as tensors")
+                draft.warnings.append(f"{plural(arrays, 'numpy array')} written as tensors")
         wanted = leave(draft, root=root, weights=weights, select=select, exclude=exclude)
         count = 0
         if bare or renamed is not None or set(select) == {"model"}:
@@ -224,14 +224,14 @@ def convert(
 
 
 def _planned(
-    draft: Draft,
+    draft: CheckpointGraph,
     target: Target,
-    manner: Manner,
+    manner: WriteOptions,
     drop: Sequence[str],
     *,
     trusted: bool,
     force: bool,
-) -> tuple[Writing, list[Loss], tuple[str, ...]]:
+) -> tuple[WritePlan, list[Loss], tuple[str, ...]]:
     """Plan as `plan_trusted` does, but refuse what is far larger than its source.
 
     Raises:
@@ -287,9 +287,9 @@ def check_options(options: Mapping[str, Any]) -> None:
 def _companions(
     src: str,
     weights: Weights,
-    draft: Draft,
+    draft: CheckpointGraph,
     target: Target,
-    writing: Writing,
+    writing: WritePlan,
     *,
     follow_links: bool,
 ) -> list[Companion]:
@@ -321,14 +321,14 @@ def _texts(given: str | Iterable[str], preset: Mapping[str, Any], option: str) -
     return (*preset.get(option, ()), *own)
 
 
-def _cast(draft: Draft, casts: Casts) -> dict[str, int]:
+def _cast(draft: CheckpointGraph, casts: Casts) -> dict[str, int]:
     if not casts:
         return {}
-    contents = draft.listed()
+    contents = draft.list_contents()
     return cast(draft, list(zip(contents.tensors, contents.nodes, strict=True)), casts)
 
 
-def _move(draft: Draft, to: Device | None) -> list[Kept]:
+def _move(draft: CheckpointGraph, to: Device | None) -> list[Kept]:
     """Tag the tensors of a draft with another device; gives what stays."""
     if to is None:
         return []
@@ -343,7 +343,7 @@ def _move(draft: Draft, to: Device | None) -> list[Kept]:
     return moves.kept
 
 
-def _refuse_losses(draft: Draft, drop: Sequence[str]) -> list[Loss]:
+def _refuse_losses(draft: CheckpointGraph, drop: Sequence[str]) -> list[Loss]:
     """The losses, all of which were accepted.
 
     Raises:

@@ -12,17 +12,17 @@ from ..errors import RefusedError, StrPath, UsageError
 from ..graph.compare.difference import Held, can_cast, shared, unlike
 from ..graph.compare.other_content import Beside, compare_beside, is_code
 from ..graph.compare.pairing import Pairs, pair
-from ..graph.draft import Draft
+from ..graph.draft import CheckpointGraph
 from ..graph.edit.select import named_by
 from ..graph.patterns import is_name
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
-from ..phrases import counted
+from ..phrases import plural
 from ..reports.data.difference import Difference, Kind
 from ..reports.diff import Diff
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
-from ..writing.in_place.change import settle
+from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .strict import refuse_unknown
 
@@ -75,7 +75,9 @@ def diff(
     if not all(isfinite(each) and each >= 0 for each in (atol, rtol)):
         raise UsageError("a tolerance is a number from 0 on")
     patterns = (select,) if isinstance(select, str) else tuple(select)
-    notes = [f"{os.fspath(path)}: {note}" for path in (a, b) for note in settle(path)]
+    notes = [
+        f"{os.fspath(path)}: {note}" for path in (a, b) for note in recover_if_interrupted(path)
+    ]
     with (
         formats.opened(a, follow_links=follow_links) as first,
         formats.opened(b, follow_links=follow_links) as second,
@@ -116,7 +118,7 @@ def diff(
     )
 
 
-def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
+def _chosen(old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str]) -> set[str] | None:
     """The names that are to be compared, or None for all."""
     if not patterns:
         return None
@@ -124,7 +126,7 @@ def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
     unheard: list[set[str]] = []
     for draft in (old, new):
         graph = draft.graph
-        found, missed = named_by(graph.root, graph.recogniser, patterns, draft.listed())
+        found, missed = named_by(graph.root, graph.recogniser, patterns, draft.list_contents())
         names.append(found)
         unheard.append(set(missed))
     for text in patterns:
@@ -136,15 +138,17 @@ def _chosen(old: Draft, new: Draft, patterns: Sequence[str]) -> set[str] | None:
     return both if "" in names[0] and "" in names[1] else both - {""}
 
 
-def _check_meant(old: Draft, new: Draft, patterns: Sequence[str], chosen: Collection[str]) -> None:
+def _check_meant(
+    old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str], chosen: Collection[str]
+) -> None:
     """Raises RefusedError if no tensor or array is selected, and that wasn't asked for by names."""
-    listed = [draft.listed().tensors for draft in (old, new)]
+    listed = [draft.list_contents().tensors for draft in (old, new)]
     if any(e.role is Role.ARRAY and e.name in chosen for found in listed for e in found):
         return  # these are compared as values are
     many = max(map(len, listed))
     if many and not all(map(is_name, patterns)):
         raise RefusedError(
-            f"none of the {counted(many, 'tensor')} is selected: no tensors compared",
+            f"none of the {plural(many, 'tensor')} is selected: no tensors compared",
             hint="ckptmove inspect lists names",
         )
 
@@ -231,7 +235,7 @@ class _Findings:
     def place(self, held: Held) -> str:
         """Where a tensor is, by all keys that lead there."""
         if id(held.draft) not in self.places:
-            listed = held.draft.listed()
+            listed = held.draft.list_contents()
             self.places[id(held.draft)] = {
                 (entry.name, id(node)): spell(entry.path)
                 for entry, node in zip(listed.tensors, listed.nodes, strict=True)
@@ -260,5 +264,5 @@ def _by_kind(differences: Iterable[Difference]) -> tuple[Difference, ...]:
     return tuple(sorted(differences, key=lambda each: list(Kind).index(each.kind)))
 
 
-def _warnings(draft: Draft) -> list[str]:
+def _warnings(draft: CheckpointGraph) -> list[str]:
     return [f"{draft.path}: {text}" for text in draft.warnings]

@@ -177,14 +177,14 @@ def _apart(
     guarded: bool = False,
 ) -> ShownDiagnosis:
     """What a run in another process comes to, however it ends."""
-    from ..trial.subprocess_call import Lost, apart
+    from ..trial.subprocess_call import SubprocessLost, call_in_subprocess
 
     try:
-        told = apart(
+        told = call_in_subprocess(
             function, asked, patience=run.timeout, heard=heard, script=script, guarded=guarded
         )
         return ShownDiagnosis.of_json(told)
-    except Lost as lost:
+    except SubprocessLost as lost:
         return _lost(run, lost, lost.code, lost.latest, lost.lines)
     except ValueError as error:
         return _lost(run, error, 0, None, ())
@@ -197,7 +197,7 @@ def _lost(
     latest: Mapping[str, Any] | None,
     lines: tuple[str, ...],
 ) -> ShownDiagnosis:
-    """What a process that ended without a result comes to; see `subprocess_call.Lost`."""
+    """What a process that ended without a result comes to; see `subprocess_call.SubprocessLost`."""
     found = ShownDiagnosis(
         run.subject, run.device, run.played, facts=run.known.to_json(), complete=False
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ..plans.plan import Copy, Plan
 from ..sources import check_link, is_url, open_source
-from ..writing.in_place.change import settle
+from ..writing.in_place.change import recover_if_interrupted
 from ..writing.staged_folder import StagedFolder
 from ..writing.verify import Progress
 
@@ -45,7 +45,7 @@ class Companion(NamedTuple):
 
         Raises:
             CorruptError: it is not what it was.
-            RefusedError, WriteError: as `execute.Unnamed.write`.
+            RefusedError, WriteError: as `execute.PlanFile.write`.
         """
         if self.is_folder:
             folder.make(self.name.rstrip("/"))
@@ -125,7 +125,7 @@ def _settled(folder: str, inside: str, warnings: list[str]) -> list[str]:
     """The names in a folder, once no journal is among them."""
     path = os.path.join(folder, inside)
     for name in _names(path):
-        for note in settle(os.path.join(path, name)):
+        for note in recover_if_interrupted(os.path.join(path, name)):
             warnings.append(f"{inside}{name}: {note}")
     return _names(path)
 

@@ -18,7 +18,7 @@ from ..reports.relocate import RelocateReport
 from ..sources import folder_of, is_folder, is_url, joined, open_source
 from ..sources.source import File, Source
 from ..writing import check_destination, check_room, staged
-from ..writing.in_place.change import InPlace, check_in_place, settle
+from ..writing.in_place.change import InPlace, check_in_place, recover_if_interrupted
 from ..writing.verify import Progress
 from .strict import refuse_unknown
 
@@ -85,7 +85,7 @@ def relocate(
         raise UnsupportedError(
             "is a directory", path=src, hint="relocate each file separately in it"
         )
-    notes = settle(src)
+    notes = recover_if_interrupted(src)
     with open_source(src) as source:
         before = formats.read(source)
         manifest = before.manifest
@@ -108,7 +108,7 @@ def relocate(
             check_destination(target, [source], force=force)
             check_room(target, [plan], [source])
         else:
-            settle(target)
+            recover_if_interrupted(target)
             copied = _write(source, before, moves, plan, target, force, progress)
             bytes_written = plan.nbytes
         nbytes = source.nbytes

@@ -8,7 +8,7 @@ from typing import TypeGuard
 from .. import formats
 from ..errors import RefusedError, StrPath
 from ..graph.canonical import Composite, canonical, nodes_of
-from ..graph.draft import Draft, Stored
+from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.edit.callables import Judge, Place, places_of
 from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
@@ -16,7 +16,7 @@ from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
 from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
-from ..writing.in_place.change import settle
+from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .target import Target, nbytes_of_text, target_of
 from .trust import refuse_places
@@ -62,7 +62,7 @@ def save(
     target = target_of(path, format, sharded=limit is not None)
     manner = target.manner(shared, metadata, bare=bare, max_shard_nbytes=limit)
     if not target.is_folder:
-        settle(target.path)
+        recover_if_interrupted(target.path)
     draft, places = _drafted(obj, target)
     for loss in target.format.losses(draft, manner):
         raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
@@ -134,7 +134,7 @@ def _parts(node: Call) -> list[Node]:
     return node.args.items
 
 
-def _drafted(obj: object, target: Target) -> tuple[Draft, list[Place]]:
+def _drafted(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]:
     """What an object holds, with its storages in memory; and where there are unknown callables."""
     from ..runtime.pickling import pickled
 
@@ -145,12 +145,12 @@ def _drafted(obj: object, target: Target) -> tuple[Draft, list[Place]]:
     restored = _Restored(found.root)
     places = list(places_of(restored.root, restored.judge(target.path)))
     graph = canonical(restored.root, ids, {}, storages)
-    draft = Draft(
+    draft = CheckpointGraph(
         path=target.path,
         format="object",
         graph=graph,
         stored={
-            key: Stored(
+            key: StorageBytes(
                 key,
                 storages[key].location,
                 storages[key].dtype,

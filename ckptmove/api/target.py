@@ -14,7 +14,7 @@ from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats import WritableFormat
 from ..formats.model_folder import is_weights
-from ..formats.writing import Manner, Writing, check_metadata, check_shared
+from ..formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
 from ..sources import is_url, joined
 from ..sources.source import Source
 from ..writing import (
@@ -62,7 +62,7 @@ class Target(NamedTuple):
         *,
         bare: bool,
         max_shard_nbytes: int | None,
-    ) -> Manner:
+    ) -> WriteOptions:
         """How to write there what options of these names say.
 
         Raises:
@@ -72,11 +72,11 @@ class Target(NamedTuple):
         if about and not self.format.annotates:
             raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
         shared = check_shared(shared)
-        return Manner(self.stem, shared, bare, about, max_shard_nbytes, self.is_folder)
+        return WriteOptions(self.stem, shared, bare, about, max_shard_nbytes, self.is_folder)
 
     def check(
         self,
-        writing: Writing,
+        writing: WritePlan,
         sources: Sequence[Source],
         companions: Sequence[Companion],
         *,
@@ -93,7 +93,7 @@ class Target(NamedTuple):
 
     def write(
         self,
-        writing: Writing,
+        writing: WritePlan,
         sources: Sequence[Source],
         companions: Sequence[Companion] = (),
         *,
@@ -131,7 +131,7 @@ class Target(NamedTuple):
                 each.copy_into(folder, progress)
             folder.commit()
 
-    def _check_replaced(self, writing: Writing, companions: Sequence[Companion]) -> None:
+    def _check_replaced(self, writing: WritePlan, companions: Sequence[Companion]) -> None:
         """Raises RefusedError if a folder has files that are neither weights nor written again."""
         again = {*writing.files, *(each.name for each in companions)}
         for name in names_in(self.path):
@@ -143,7 +143,7 @@ class Target(NamedTuple):
                 )
 
 
-def _check(writing: Writing, written: Mapping[str, Source]) -> None:
+def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:
     try:
         writing.check(written)
     except InputError as error:

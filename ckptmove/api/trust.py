@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .. import formats
 from ..errors import RefusedError
-from ..formats.writing import Manner, Writing
-from ..graph.draft import Draft
+from ..formats.writing import WriteOptions, WritePlan
+from ..graph.draft import CheckpointGraph
 from ..graph.edit.callables import Place, leave_out, places_of
 from ..graph.patterns import covers
 from ..phrases import short
@@ -22,13 +22,13 @@ _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB l
 
 
 def plan_trusted(
-    draft: Draft,
+    draft: CheckpointGraph,
     format: formats.WritableFormat,
-    manner: Manner,
+    manner: WriteOptions,
     drop: Sequence[str],
     *,
     trusted: bool,
-) -> tuple[Writing, list[Loss], tuple[str, ...]]:
+) -> tuple[WritePlan, list[Loss], tuple[str, ...]]:
     """How to write a draft, and what of it nobody trusts.
 
     Args:
@@ -84,7 +84,7 @@ def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
         )
 
 
-def _unknown(writing: Writing, draft: Draft) -> tuple[str, ...]:
+def _unknown(writing: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
     return formats.unknown_callables(writing.pickle, draft.path) if writing.pickle else ()
 
 

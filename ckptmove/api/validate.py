@@ -19,9 +19,9 @@ from ..errors import (
 )
 from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
-from ..phrases import counted, listed
+from ..phrases import join_names, plural
 from ..reports.data.difference import Difference, Kind
-from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, Rehearsal
+from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, TrialResult
 from ..reports.validate import ValidationReport
 from ..sources import exists, is_folder, is_url
 from ..sources.downloads import Copies
@@ -130,12 +130,12 @@ def validate(
             strict=strict,
             follow_links=follow_links,
         )
-        rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], "no model was named"))
+        rehearsal = TrialResult(device, False, _skipped(CHECKS[3:], "no model was named"))
         if rehearsed:
             try:
                 from ..trial.trial import rehearse
             except ImportError:
-                rehearsal = Rehearsal(device, False, _skipped(CHECKS[3:], _NO_TORCH))
+                rehearsal = TrialResult(device, False, _skipped(CHECKS[3:], _NO_TORCH))
             else:
                 other = None if step is None else _here(against, copies)
                 try:
@@ -154,7 +154,7 @@ def validate(
                 except CorruptError as error:
                     unfit = Finding("model", FAILED, f"the state can't be read: {error}")
                     rest = _skipped(CHECKS[4:], "not reached")
-                    rehearsal = Rehearsal(device, False, (unfit, *rest))
+                    rehearsal = TrialResult(device, False, (unfit, *rest))
                 except InputError as error:
                     raise _renamed(error, copies) from error
         where, loaded = _reload(files, manifest, rehearsal.device)
@@ -222,11 +222,11 @@ def _container(
             raise
         return Finding("container", FAILED, str(error)), None, ()
     count = len(manifest.tensors)
-    what = f"{manifest.format}, {counted(count, 'tensor') if count else 'no tensors'}"
+    what = f"{manifest.format}, {plural(count, 'tensor') if count else 'no tensors'}"
     data = {"format": manifest.format, "nbytes": manifest.nbytes, "tensors": count}
     data["faults"] = faults
     if faults:
-        title = f"{what}: {counted(len(faults), 'fault')}"
+        title = f"{what}: {plural(len(faults), 'fault')}"
         return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest, files
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
     return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
@@ -331,7 +331,7 @@ def _against(
         casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
         how = "equal to" if found.equal else "a part of"
         bits = "but for casts" if casts else "byte for byte"
-        title = f"{how} {found.a}: {counted(found.tensors, 'tensor')}, {bits}"
+        title = f"{how} {found.a}: {plural(found.tensors, 'tensor')}, {bits}"
         return Finding("against", PASSED, title, casts, found.to_json())
     title = f"differs from {found.a}"
     if all(each.kind is Kind.NOT_COMPARED for each in unlike):
@@ -361,9 +361,9 @@ def _line(difference: Difference) -> str:
     if values is not None:
         by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"
         first = f"the first, {list(values.first)}, is {values.new} and was {values.old}"
-        return f"{told} in {values.differing:,} of {counted(values.of, 'element')}{by}; {first}"
+        return f"{told} in {values.differing:,} of {plural(values.of, 'element')}{by}; {first}"
     if difference.names:
-        return f"{told}: {listed(difference.names)}"
+        return f"{told}: {join_names(difference.names)}"
     if all(isinstance(each, (bool, int, float)) for each in (old, new)):
         return f"{told}: {old} → {new}"
     if difference.kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.RENAMED):

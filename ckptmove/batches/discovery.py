@@ -15,7 +15,7 @@ from ..formats.model_folder import has_weights
 from ..formats.shard_index import is_json, read_index
 from ..reports.data.batch_items import Item
 from ..sources import folder_of, is_folder, is_url, joined, open_source
-from .selection import Wanted
+from .selection import ItemFilter
 from .trees.local_tree import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
 from .trees.tree import at
 
@@ -55,7 +55,7 @@ class _Folder:
         return f"{self.name}/{name}" if self.name else name
 
 
-def find(root: str, wanted: Wanted, *, whole: bool) -> Found:
+def find(root: str, wanted: ItemFilter, *, whole: bool) -> Found:
     """Look through a tree.
 
     Args:
@@ -94,7 +94,7 @@ def _above(name: str) -> Iterable[str]:
         yield name
 
 
-def _folders(root: str, wanted: Wanted, found: Found) -> list[_Folder]:
+def _folders(root: str, wanted: ItemFilter, found: Found) -> list[_Folder]:
     """All folders, each before those in it."""
     folders, listing = [_Folder("", root, -1)], at(root).listings(root)
     for n, folder in enumerate(folders):
@@ -135,7 +135,7 @@ def _kinds(root: str, folders: Iterable[_Folder]) -> Callable[[str], _Kind]:
 
 def _look_into(
     folder: _Folder,
-    wanted: Wanted,
+    wanted: ItemFilter,
     found: Found,
     kind_of: Callable[[str], _Kind],
     *,
@@ -199,7 +199,7 @@ def _kind_of(path: str) -> _Kind:
     return ("file" if known or named else "other"), ()
 
 
-def once(items: Iterable[Item], notes: list[str]) -> list[Item]:
+def dedupe_hard_links(items: Iterable[Item], notes: list[str]) -> list[Item]:
     """Each file once, however many names it has: by one that is no link, if there is.
 
     Args:

@@ -104,7 +104,7 @@ def from_root(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class Against:
+class ReferenceTree:
     """Another tree, with whose checkpoints those of this one are compared."""
 
     def __init__(self, root: str) -> None:

@@ -13,15 +13,15 @@ from ..reports.data.batch_items import Item, Task
 from ..sources import is_folder, is_url, joined
 from ..writing import check_store
 from ..writing.destination import failure_of
-from .discovery import Found, find, once
+from .discovery import Found, dedupe_hard_links, find
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .free_space import free_in, obstacles, refuse_if_full
-from .options import Against, checked_options
+from .options import ReferenceTree, checked_options
 from .outputs import naming, refuse_clashes
 from .run_item import written_nbytes
-from .selection import Wanted, is_below, is_in_share, names_to_retry, share_of
+from .selection import ItemFilter, is_below, is_in_share, names_to_retry, share_of
 from .trees.cleanup import remove_leftovers
-from .trees.object_ledger import book_in
+from .trees.object_ledger import open_ledger_in
 from .trees.tree import at
 
 
@@ -68,9 +68,9 @@ def plan_batch(
         if not is_url(dst) and os.path.lexists(dst) and not os.path.isdir(dst):
             raise RefusedError("exists, and is not a directory", path=dst)
     root = os.fspath(dst) if dst is not None else source if in_place else None
-    found = find(source, Wanted(include, exclude), whole=verb != "relocate")
+    found = find(source, ItemFilter(include, exclude), whole=verb != "relocate")
     if in_place:
-        found.items = once(found.items, found.notes)
+        found.items = dedupe_hard_links(found.items, found.notes)
     copied = _copied(found, all=copy_rest, indices=verb == "relocate" and not in_place)
     left = len(found.others) - len(copied)
     named = naming(verb, root, options)
@@ -118,8 +118,8 @@ def _tasks(
     verb: str, items: Iterable[Item], root: str | None, options: Mapping[str, Any], *, verify: bool
 ) -> Iterator[Task]:
     request = request_of(verb, options)
-    ledger = None if root is None else book_in(root)
-    against = Against(str(options["against"])) if "against" in options else None
+    ledger = None if root is None else open_ledger_in(root)
+    against = ReferenceTree(str(options["against"])) if "against" in options else None
     for item in items:
         own = options if against is None else {**options, "against": against.of(item.name)}
         task = Task(item, verb, own, request, verify=verify)

@@ -31,7 +31,7 @@ LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
 _ANOTHER = "the destination exists and differs from what would be written"
 
 
-class Made(NamedTuple):
+class ItemOutcome(NamedTuple):
     """What a verb did.
 
     Attributes:
@@ -48,7 +48,7 @@ class Made(NamedTuple):
         return self.report is None or bool(self.report.get("ok", True))
 
 
-def made_or_there(task: Task, known: Entry | None) -> Made | None:
+def made_or_there(task: Task, known: Entry | None) -> ItemOutcome | None:
     """Do it; gives None where the output is there already, and equal.
 
     That is how an item is found to be done that was not entered, be it that the run was killed in
@@ -128,7 +128,7 @@ def _other(task: Task) -> RefusedError:
     return RefusedError(_ANOTHER, path=task.item.output, hint=EXISTS_HINT)
 
 
-def _made(task: Task, output: str, *, force: bool) -> Made:
+def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
     """Have the verb do it."""
     kind = task.item.kind
     if kind == "unreadable":
@@ -140,15 +140,15 @@ def _made(task: Task, output: str, *, force: bool) -> Made:
     if task.verb == "relocate":
         return _relocated(task, output, force)
     report = _converted(task, output, force=force)
-    return Made(report.to_json(), report.bytes_written)
+    return ItemOutcome(report.to_json(), report.bytes_written)
 
 
-def _relocated(task: Task, output: str, force: bool) -> Made:
+def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
     options = dict(task.options)
     if not task.in_place:
         options |= {"dst": output, "force": force}
     report = relocate(task.item.path, progress=LISTENER.get(), **options)
-    return Made(report.to_json(), report.bytes_written)
+    return ItemOutcome(report.to_json(), report.bytes_written)
 
 
 def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:
@@ -159,7 +159,7 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
     return convert(task.item.path, dst, dry_run=dry_run, progress=LISTENER.get(), **options)
 
 
-def _validated(task: Task, known: Entry | None, *, force: bool) -> Made:
+def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
     """Validate it, and have a report of that, which may replace only what is ours."""
     if task.item.kind == "unreadable":
         raise _unreadable(task.item)
@@ -176,7 +176,7 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> Made:
                 file.write(Plan("relay", len(data), (), (Write(0, data),)))
                 file.commit()
             nbytes = len(data)
-    return Made(report, nbytes)
+    return ItemOutcome(report, nbytes)
 
 
 def _timeless(report: Mapping[str, Any]) -> bytes:
@@ -188,7 +188,7 @@ def _timeless(report: Mapping[str, Any]) -> bytes:
     return (json.dumps({**report, "checks": checks}, indent=2) + "\n").encode()
 
 
-def _copied(item: Item, output: str, force: bool) -> Made:
+def _copied(item: Item, output: str, force: bool) -> ItemOutcome:
     """A file as it is."""
     with open_source(item.path) as source:
         nbytes = source.nbytes
@@ -196,7 +196,7 @@ def _copied(item: Item, output: str, force: bool) -> Made:
         with staged(output, [source], force=force) as file:
             file.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
             file.commit()
-    return Made(None, nbytes)
+    return ItemOutcome(None, nbytes)
 
 
 def _unreadable(item: Item) -> InputError:

@@ -23,7 +23,7 @@ from ..reports.data.batch_items import (
     result_of,
 )
 from ..writing.destination import sync_folder
-from ..writing.in_place.change import settle
+from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
 from .executors.worker import work
@@ -234,7 +234,7 @@ class _Run:
         """Remove what a worker that died has left of an item; gives what to do if that failed."""
         if task.in_place:
             try:
-                settle(task.item.path)
+                recover_if_interrupted(task.item.path)
             except CkptmoveError as error:
                 return error.hint
         elif task.item.output:

@@ -16,7 +16,7 @@ _SETTLED = ("done", "skipped")
 _WILD = re.compile(r"[*?[]")
 
 
-class Wanted:
+class ItemFilter:
     """Which names in a tree are wanted."""
 
     def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ import click
 from ..batches.batch import batch as run_batch
 from ..batches.running import Batch
 from ..errors import CheckFailed, WriteError
-from ..reports.batch import Again, batch_line, batch_plan, batch_summary
+from ..reports.batch import RetryCommand, batch_line, batch_plan, batch_summary
 from ..reports.data.batch_items import Result
 from ..reports.text import cut, printable
 from .convert import convert_asked, convert_options
@@ -50,7 +50,7 @@ class _Remembering(Command):
         return super().parse_args(ctx, args)
 
 
-def _again(log: str | None) -> Again:
+def _again(log: str | None) -> RetryCommand:
     """Return this command line, for a message that says how to run it again."""
     context = click.get_current_context()
     words: tuple[str, ...] = context.meta[_WORDS]
@@ -71,7 +71,7 @@ def _again(log: str | None) -> Again:
             narrowed.append(word)
     verb = ("batch", context.command.name or "")
     is_file = log is not None and Path(log).is_file()  # what else there is can't be read again
-    return Again(verb, words, narrowed, log if is_file else None)
+    return RetryCommand(verb, words, narrowed, log if is_file else None)
 
 
 def _batch_options(command: Function) -> Function:

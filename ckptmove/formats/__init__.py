@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
-from ..graph.draft import Draft
+from ..graph.draft import CheckpointGraph
 from ..graph.edit.callables import Judge, misused
 from ..manifest.manifest import Manifest
 from ..pickles.nodes import Blob, Node
@@ -21,15 +21,15 @@ from ..sources import check_link, is_folder, open_source
 from ..sources.source import Fetched, Memory, Readable, Source
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
-from ..writing.in_place.change import settle
+from ..writing.in_place.change import recover_if_interrupted
 from ..writing.in_place.journal import MAGIC as JOURNAL_MAGIC
 from ..writing.in_place.journal import file_of
 from ..zips.archive import LOCAL_MAGIC, Archive
-from .base import Carries, Checkpoint, Format, Glimpse, Nestable, WritableFormat
+from .base import Carries, Checkpoint, Format, Nestable, Probe, WritableFormat
 from .bundle import ZipBundle
 from .checkpoint import PickledCheckpoint
 from .model_folder import weights_of
-from .opening import Opening
+from .opening import ReadSession
 from .pickle import PlainPickle
 from .safetensors import SafetensorsFile
 from .shard_index import Index, is_json, open_shards, read_index
@@ -49,8 +49,8 @@ __all__ = [
     "Carries",
     "Checkpoint",
     "Format",
-    "Glimpse",
     "Opened",
+    "Probe",
     "WritableFormat",
     "judge",
     "looks_like",
@@ -113,7 +113,7 @@ def read(source: Readable) -> Checkpoint:
         UnsupportedError: it is no checkpoint, or of a format that can't be read.
     """
     with uncollected():
-        glimpse = _glimpse(source, Opening(_open_nested))
+        glimpse = _glimpse(source, ReadSession(_open_nested))
         format = _format_of(glimpse)
         if format is None:
             raise _stranger(glimpse)
@@ -129,7 +129,7 @@ def sniffed(source: Readable) -> Format | None:
         InputError: it may have been one, and is damaged.
     """
     with uncollected():
-        glimpse = _glimpse(source, Opening(_open_nested))
+        glimpse = _glimpse(source, ReadSession(_open_nested))
         found = _format_of(glimpse)
         return found if found is not None and _is_one(found, glimpse) else None
 
@@ -145,7 +145,7 @@ def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
         CorruptError, UnsupportedError: as `read`.
     """
     with uncollected():
-        opening = Opening(_open_nested)
+        opening = ReadSession(_open_nested)
         opening.folder()
         container = Container(Memory(pickle, path))
         container.streams.append(opening.stream(container.source))
@@ -158,7 +158,7 @@ def judge(path: str) -> Judge:
     Args:
         path: what the graph is of.
     """
-    opening = Opening(_open_nested)
+    opening = ReadSession(_open_nested)
     opening.folder()
 
     def judged(node: Node) -> str | None:
@@ -185,10 +185,10 @@ def looks_like(source: Readable) -> Format | None:
     if source.nbytes == 0:
         return None
     with uncollected():
-        return _format_of(_glimpse(source, Opening(_open_nested)))
+        return _format_of(_glimpse(source, ReadSession(_open_nested)))
 
 
-def _format_of(glimpse: Glimpse) -> Format | None:
+def _format_of(glimpse: Probe) -> Format | None:
     for format in FORMATS:
         if format.sniff(glimpse):
             if isinstance(format, (TorchTar, SafetensorsFile)):
@@ -201,7 +201,7 @@ def _format_of(glimpse: Glimpse) -> Format | None:
     return legacy
 
 
-def _refuse_pickle(glimpse: Glimpse) -> None:
+def _refuse_pickle(glimpse: Probe) -> None:
     """Refuse a file that is of another format, and runs something where it is unpickled.
 
     `torch.load` unpickles whatever is no zip, from its first byte.
@@ -216,7 +216,7 @@ def _refuse_pickle(glimpse: Glimpse) -> None:
         )
 
 
-def _is_one(format: Format, glimpse: Glimpse) -> bool:
+def _is_one(format: Format, glimpse: Probe) -> bool:
     """Whether what a format sniffs is a checkpoint; any tar, and any pickle, looks like one."""
     if not isinstance(format, (TorchTar, PlainPickle)):
         return True
@@ -269,7 +269,7 @@ class Opened(NamedTuple):
         found = self.checkpoint.manifest
         return replace(found, warnings=(*self.notes, *found.warnings))
 
-    def draft(self, *, nested: bool = False, program: bool = False) -> Draft:
+    def draft(self, *, nested: bool = False, program: bool = False) -> CheckpointGraph:
         """As `Checkpoint.draft`."""
         draft = self.checkpoint.draft(self.sources, nested=nested, program=program)
         draft.warnings = [*self.notes, *draft.warnings]
@@ -299,7 +299,7 @@ def opened(path: StrPath, *, follow_links: bool = False) -> Iterator[Opened]:
         if folder is not None:
             check_link(path, folder)
         notes += weights.warnings
-    notes += settle(path)
+    notes += recover_if_interrupted(path)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(open_source(path))
         if folder is not None:
@@ -319,7 +319,7 @@ def _read_shards(index: Index, sources: Mapping[str, Source]) -> Checkpoint:
     Raises:
         CorruptError, UnsupportedError: as `read`; or they don't belong together.
     """
-    opening, shards = Opening(_open_nested), list[Shard]()
+    opening, shards = ReadSession(_open_nested), list[Shard]()
     with uncollected():
         for name, source in sources.items():
             try:
@@ -333,7 +333,7 @@ def _read_shards(index: Index, sources: Mapping[str, Source]) -> Checkpoint:
     raise UnsupportedError("its files have different formats")
 
 
-def _read_part(source: Source, opening: Opening) -> Container:
+def _read_part(source: Source, opening: ReadSession) -> Container:
     """What a file holds that is a part of a checkpoint."""
     glimpse = _glimpse(source, opening)
     for format in _PARTS:
@@ -344,7 +344,7 @@ def _read_part(source: Source, opening: Opening) -> Container:
     raise _stranger(glimpse)
 
 
-def _open_nested(source: Readable, opening: Opening) -> Container | None:
+def _open_nested(source: Readable, opening: ReadSession) -> Container | None:
     """What bytes within a pickle hold, if they are a checkpoint."""
     format: Nestable | None = None
     try:
@@ -356,19 +356,19 @@ def _open_nested(source: Readable, opening: Opening) -> Container | None:
         raise
 
 
-def _glimpse(source: Readable, opening: Opening) -> Glimpse:
+def _glimpse(source: Readable, opening: ReadSession) -> Probe:
     if source.nbytes == 0:
         raise UnsupportedError("is empty")
     head = _head(source)
     archive = Archive(source, opening.budget) if head.startswith(LOCAL_MAGIC) else None
-    return Glimpse(source, head, archive, opening)
+    return Probe(source, head, archive, opening)
 
 
 def _head(source: Readable) -> bytes:
     return source.read(0, min(source.nbytes, _HEAD_NBYTES))
 
 
-def _stranger(glimpse: Glimpse) -> UnsupportedError:
+def _stranger(glimpse: Probe) -> UnsupportedError:
     if is_json(glimpse.head):
         return UnsupportedError(
             "is JSON: an index without the files that it names",

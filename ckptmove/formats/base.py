@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..graph.draft import Draft
+from ..graph.draft import CheckpointGraph
 from ..manifest.manifest import Manifest
 from ..placement.place import Moves
 from ..plans.plan import Plan
@@ -13,8 +13,8 @@ from ..reports.data.loss import Loss
 from ..sources.source import Readable, Source
 from ..torch_pickle.streams import Container
 from ..zips.archive import Archive
-from .opening import Opening
-from .writing import Manner, Writing
+from .opening import ReadSession
+from .writing import WriteOptions, WritePlan
 
 
 class Carries(NamedTuple):
@@ -35,7 +35,7 @@ class Carries(NamedTuple):
     dtypes: str
 
 
-class Glimpse(NamedTuple):
+class Probe(NamedTuple):
     """What a format may look at to recognise itself: the content, never the name.
 
     Attributes:
@@ -48,7 +48,7 @@ class Glimpse(NamedTuple):
     source: Readable
     head: bytes
     archive: Archive | None
-    opening: Opening
+    opening: ReadSession
 
 
 class Checkpoint(Protocol):
@@ -66,7 +66,7 @@ class Checkpoint(Protocol):
 
     def draft(
         self, sources: Sequence[Source], *, nested: bool = False, program: bool = False
-    ) -> Draft:
+    ) -> CheckpointGraph:
         """What it holds, to be written in another form; it is of no use afterwards.
 
         Args:
@@ -106,17 +106,17 @@ class Format(Protocol):
     refused: str
     carries: Carries
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """Whether the file is of this format, by its content."""
 
-    def read(self, glimpse: Glimpse) -> Checkpoint:
+    def read(self, glimpse: Probe) -> Checkpoint:
         """Read everything but the tensors."""
 
 
 class Nestable(Format, Protocol):
     """A format that may also lie within the bytes of a pickle."""
 
-    def open(self, glimpse: Glimpse) -> Container:
+    def open(self, glimpse: Probe) -> Container:
         """Read everything but the tensors."""
 
 
@@ -133,8 +133,8 @@ class WritableFormat(Format, Protocol):
     shards: bool
     annotates: bool
 
-    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """What of a draft has no place in it."""
 
-    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         """How to write a draft."""

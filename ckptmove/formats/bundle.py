@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from ..errors import InputError
-from ..graph.draft import Draft
+from ..graph.draft import CheckpointGraph
 from ..manifest.other_records import HeldRecord, RecordKind
-from ..phrases import counted
+from ..phrases import plural
 from ..pickles.base64_text import is_json_like, pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
@@ -37,14 +37,14 @@ from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless
 from ..torch_pickle.streams import Stream
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .bundle_writing import is_bytes, is_of_torch, losses_of, planned
 from .checkpoint import PickledFormat
-from .opening import Opening
+from .opening import ReadSession
 from .records import RecordsContainer
 from .torch_legacy import TorchLegacy
 from .torch_zip import TorchZip
-from .writing import Manner, Writing
+from .writing import WriteOptions, WritePlan
 from .zip_container import content_of
 
 _HEAD_NBYTES = 512
@@ -64,7 +64,7 @@ class ZipBundle(PickledFormat):
     refused = "nothing; records that are no checkpoints stay as they are, or are bytes in a dict"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A zip that torch did not lay out, with a record that torch.save wrote."""
         archive = glimpse.archive
         if archive is None or any(map(is_of_torch, archive.records)):
@@ -72,16 +72,16 @@ class ZipBundle(PickledFormat):
         records = archive.records.values()
         return any(_is_checkpoint(archive, each, glimpse.opening) for each in records)
 
-    def open(self, glimpse: Glimpse) -> BundleContainer:
+    def open(self, glimpse: Probe) -> BundleContainer:
         """Open every record that is a checkpoint."""
         assert glimpse.archive is not None
         return BundleContainer(glimpse.archive, glimpse.opening)
 
-    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """As `WritableFormat.losses`."""
         return losses_of(draft, manner)
 
-    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         """How to write a dict as a zip, each of its values as a record.
 
         Raises:
@@ -94,7 +94,7 @@ class ZipBundle(PickledFormat):
 class BundleContainer(RecordsContainer):
     """The checkpoints in a zip."""
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Open every record that is a checkpoint.
 
         Raises:
@@ -118,7 +118,7 @@ class BundleContainer(RecordsContainer):
                 self._look_into_text(record)
         for name, count in self.texts.items():
             self.warnings.append(
-                f"the record {name!r} keeps {counted(count, 'pickle')} as base64 text: these stay "
+                f"the record {name!r} keeps {plural(count, 'pickle')} as base64 text: these stay "
                 "as they are, and the library that wrote them unpickles them"
             )
         if large:
@@ -228,19 +228,19 @@ def _may_be_one(head: bytes) -> bool:
     return head.startswith(LOCAL_MAGIC) or (head[:1] == _PROTO and head[1:2] <= _NEWEST_PROTOCOL)
 
 
-def _is_checkpoint(archive: Archive, record: Record, opening: Opening) -> bool:
+def _is_checkpoint(archive: Archive, record: Record, opening: ReadSession) -> bool:
     """Whether `torch.save` wrote a record."""
     head = _head(archive, record) if archive.may_be_parsed(record) else b""
     if not may_be_checkpoint(head):
         return False
     if not head.startswith(LOCAL_MAGIC):
-        return TorchLegacy().sniff(Glimpse(archive.source, head, None, opening))
+        return TorchLegacy().sniff(Probe(archive.source, head, None, opening))
     source = content_of(archive, record)
     try:
         inner = Archive(source, opening.budget)
     except InputError:  # broken, or no zip at all; torch.save's begins with the pickle
         return b"/data.pkl" in head[:_NAME_NBYTES]
-    return TorchZip().sniff(Glimpse(source, head, inner, opening))
+    return TorchZip().sniff(Probe(source, head, inner, opening))
 
 
 def _head(archive: Archive, record: Record) -> bytes:

@@ -20,21 +20,21 @@ from typing import NamedTuple
 
 from ..errors import RefusedError, WriteError
 from ..graph.canonical import nodes_of
-from ..graph.draft import Draft, Pieces
+from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edges import bytes_of, is_mutable
 from ..graph.fill import fill, stored_blob
 from ..pickles.emit import emit
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
-from ..plans.plan import Measure, Plan, Write
+from ..plans.plan import CrcRange, Plan, Write
 from ..plans.split import combined
 from ..reports.data.loss import Loss
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .torch_zip import TorchZip
-from .writing import Manner, Writing, assembled
+from .writing import WriteOptions, WritePlan, assembled
 
 _STEM = "archive"  # of what torch.save writes into an open file
 _PICKLES = (".pkl", ".pickle")
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
     name: str
     content: bytes | None = None
     blob: Blob | None = None
-    writing: Writing | None = None
+    writing: WritePlan | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -73,7 +73,7 @@ class _Part(NamedTuple):
         return len(self.content or b"") if self.blob is None else self.blob.nbytes
 
 
-def losses_of(draft: Draft, manner: Manner) -> list[Loss]:
+def losses_of(draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
     """What of a draft has no place in a bundle."""
     losses: list[Loss] = []
     if draft.metadata:
@@ -91,7 +91,7 @@ def losses_of(draft: Draft, manner: Manner) -> list[Loss]:
     return losses
 
 
-def planned(draft: Draft, manner: Manner) -> Writing:
+def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
     """How to write a draft.
 
     Raises:
@@ -105,7 +105,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         raise RefusedError(_NO_CHECKPOINT, hint=_HINT)
     members = [_member(part) for part in parts]
     laid = lay_out(members)
-    pieces, measures, inner = Pieces(), list[Measure](), list[Plan]()
+    pieces, measures, inner = Pieces(), list[CrcRange](), list[Plan]()
     spans: list[tuple[int, int]] = []  # which measures are of which record
     for part, place in zip(parts, laid, strict=True):
         pieces.write(place.at, place.header)
@@ -117,7 +117,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         elif part.blob is not None:
             stored = stored_blob(draft, part.blob)
             pieces.put(stored, 0, stored.nbytes, place.data_at, "uint8")
-            measures += [Measure(place.data_at, stored.nbytes)] if stored.nbytes else []
+            measures += [CrcRange(place.data_at, stored.nbytes)] if stored.nbytes else []
         else:
             pieces.write(place.data_at, part.content or b"")
         spans.append((first, len(measures)))
@@ -135,10 +135,10 @@ def planned(draft: Draft, manner: Manner) -> Writing:
         _check(files[name], parts)
 
     tensors = sum(part.writing.tensors for part in parts if part.writing is not None)
-    return Writing({name: plan}, tensors, {}, (), check, _unpickled(draft, records))
+    return WritePlan({name: plan}, tensors, {}, (), check, _unpickled(draft, records))
 
 
-def _fill_checkpoints(draft: Draft, records: Sequence[tuple[str, Node]]) -> None:
+def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]]) -> None:
     """Hold the bytes of records that may be pickles, so that what they name can be listed."""
     for _, node in records:
         if isinstance(node, Blob) and node.content is None:
@@ -147,7 +147,7 @@ def _fill_checkpoints(draft: Draft, records: Sequence[tuple[str, Node]]) -> None
                 node.content = window.read(0, window.nbytes)
 
 
-def _unpickled(draft: Draft, records: Sequence[tuple[str, Node]]) -> bytes:
+def _unpickled(draft: CheckpointGraph, records: Sequence[tuple[str, Node]]) -> bytes:
     """A pickle that names what loading the records would import, whichever is loaded.
 
     A library may unpickle a record of bytes, too, be it short, or in an old protocol.
@@ -161,7 +161,7 @@ def _unpickled(draft: Draft, records: Sequence[tuple[str, Node]]) -> bytes:
     return emit(List(held))
 
 
-def _reached(draft: Draft, node: Node) -> list[Global]:
+def _reached(draft: CheckpointGraph, node: Node) -> list[Global]:
     """What unpickling a record of bytes would import, and may misuse."""
     content = node.content if isinstance(node, Blob) else bytes_of(node)
     if content is not None:
@@ -169,7 +169,7 @@ def _reached(draft: Draft, node: Node) -> list[Global]:
     return globals_reached(draft.blobs[id(node)]) if id(node) in draft.blobs else []
 
 
-def _records_of(draft: Draft) -> list[tuple[str, Node]]:
+def _records_of(draft: CheckpointGraph) -> list[tuple[str, Node]]:
     """The records that a draft is to become.
 
     Raises:
@@ -211,7 +211,7 @@ def is_bytes(node: Node) -> bool:
     return isinstance(node, Blob) or (not isinstance(node, str) and bytes_of(node) is not None)
 
 
-def _part(draft: Draft, name: str, node: Node, manner: Manner) -> _Part:
+def _part(draft: CheckpointGraph, name: str, node: Node, manner: WriteOptions) -> _Part:
     if isinstance(node, Blob) and node.content is None:
         return _Part(name, blob=node)
     if isinstance(node, Blob):
@@ -225,7 +225,7 @@ def _part(draft: Draft, name: str, node: Node, manner: Manner) -> _Part:
     if name.endswith(_PICKLES) and not any(isinstance(e, Persistent) for e in nodes_of(node)):
         fill(within)
         return _Part(name, content=emit(node))
-    manner = Manner(_STEM, shared=manner.shared)
+    manner = WriteOptions(_STEM, shared=manner.shared)
     return _Part(name, writing=TorchZip().plan_write(within, manner))
 
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import chain
 
 from ..errors import UnsupportedError, WriteError
-from ..graph.canonical import Cut, Graph, canonical
-from ..graph.draft import Draft, Stored
+from ..graph.canonical import Graph, StorageSlice, canonical
+from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.program_tensors import state_dict
 from ..manifest.manifest import Manifest, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord, RecordKind
@@ -21,10 +21,10 @@ from ..plans.plan import Plan
 from ..reports.data.loss import Loss
 from ..sources.source import MAX_NBYTES, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
-from ..torch_pickle.streams import Container, Spelling, Stream, whole
+from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
-from .base import Checkpoint, Glimpse
+from .base import Checkpoint, Probe
 
 
 class PickledFormat(ABC):
@@ -33,10 +33,10 @@ class PickledFormat(ABC):
     name: str
 
     @abstractmethod
-    def open(self, glimpse: Glimpse) -> Container:
+    def open(self, glimpse: Probe) -> Container:
         """Read everything but the tensors."""
 
-    def read(self, glimpse: Glimpse) -> PickledCheckpoint:
+    def read(self, glimpse: Probe) -> PickledCheckpoint:
         """Read everything but the tensors."""
         return PickledCheckpoint(self.name, self.open(glimpse))
 
@@ -111,8 +111,8 @@ class PickledCheckpoint:
         """How to write it with other devices."""
         return self.container.plan(self._spell(moves))
 
-    def _spell(self, moves: Moves) -> Spelling:
-        spelling, contents = Spelling(), self.contents
+    def _spell(self, moves: Moves) -> LocationEdits:
+        spelling, contents = LocationEdits(), self.contents
         for container in self.container.everything():
             for each in container.ids.values():
                 moved = moves.storages.get(each.id)
@@ -148,7 +148,7 @@ class PickledCheckpoint:
 
     def draft(
         self, sources: Sequence[Source], *, nested: bool = False, program: bool = False
-    ) -> Draft:
+    ) -> CheckpointGraph:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
         Of a program this is a state dict of its tensors, unless all of it is wanted.
@@ -177,7 +177,7 @@ class PickledCheckpoint:
                 f"{packed:,} bytes of its storages are compressed: too many to hold in memory",
                 hint="unpack it and save it again",
             )
-        return Draft(
+        return CheckpointGraph(
             path=container.source.path,
             format=self.format,
             graph=graph,
@@ -291,11 +291,11 @@ def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage
     )
 
 
-def _stored(container: Container, storage: Storage) -> Stored:
+def _stored(container: Container, storage: Storage) -> StorageBytes:
     """Where the bytes of a storage come from."""
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
-        return Stored(
+        return StorageBytes(
             id=storage.id,
             location=storage.location,
             dtype=storage.dtype,
@@ -303,7 +303,7 @@ def _stored(container: Container, storage: Storage) -> Stored:
             content=content,
             big_endian=container.big_endian,
         )
-    return Stored(
+    return StorageBytes(
         id=storage.id,
         location=storage.location,
         dtype=storage.dtype,
@@ -324,8 +324,8 @@ def _parts_cut(graph: Graph) -> Iterator[str]:
 
 
 def _cut(
-    key: str, cut: Cut, origins: Mapping[str, Container], storages: Mapping[str, Storage]
-) -> Stored:
+    key: str, cut: StorageSlice, origins: Mapping[str, Container], storages: Mapping[str, Storage]
+) -> StorageBytes:
     """A part of a storage as one of its own."""
     whole = _stored(origins[cut.storage], storages[cut.storage])
     content = whole.content
@@ -338,7 +338,7 @@ def _cut(
     )
 
 
-def _difference(old: Stream, new: Stream, spelling: Spelling) -> str | None:
+def _difference(old: Stream, new: Stream, spelling: LocationEdits) -> str | None:
     """The first difference of two pickles but for the spelling, and for what is nested."""
     if len(old.nested) != len(new.nested):
         return "the number of checkpoints in its byte strings"

@@ -16,7 +16,7 @@ from ..manifest.paths import Path, spell
 from ..zips.archive import Archive, Record
 from .documents import Changes, Json, member
 from .export_graph import Place, device_text, walk
-from .opening import Opening
+from .opening import ReadSession
 from .records import RecordsContainer, View
 from .zip_container import prefix_of
 
@@ -77,7 +77,7 @@ class ExportContainer(RecordsContainer):
     beside = "its program"
     program = True
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Read all but the tensors.
 
         Raises:

@@ -15,7 +15,7 @@ _DEEPEST = 8  # checkpoints within the bytes of each other
 _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
 
 
-class Opening:
+class ReadSession:
     """The opening of one file: what is read in its course.
 
     Attributes:
@@ -23,7 +23,7 @@ class Opening:
         unread: how many checkpoints within bytes could not be read.
     """
 
-    def __init__(self, open_nested: Callable[[Readable, Opening], Container | None]) -> None:
+    def __init__(self, open_nested: Callable[[Readable, ReadSession], Container | None]) -> None:
         """Args:
         open_nested: reads bytes as a container, or gives None where they are none.
         """

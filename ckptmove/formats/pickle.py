@@ -23,7 +23,7 @@ from ..pickles.reach import names_reached
 from ..sources.budget import Excess
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledFormat
 
 _PROTO = 0x80
@@ -40,7 +40,7 @@ class PlainPickle(PickledFormat):
     refused = "pickles that keep buffers or objects outside of the file, since they are not there"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A PROTO opcode comes first; or an opcode of old, and the file ends with STOP."""
         head, source = glimpse.head, glimpse.source
         if head[0] == _PROTO:
@@ -52,7 +52,7 @@ class PlainPickle(PickledFormat):
         except InputError:
             return False
 
-    def open(self, glimpse: Glimpse) -> PickleContainer:
+    def open(self, glimpse: Probe) -> PickleContainer:
         """Read the pickles."""
         return PickleContainer(glimpse)
 
@@ -60,7 +60,7 @@ class PlainPickle(PickledFormat):
 class PickleContainer(Container):
     """One or more pickles, one after the other."""
 
-    def __init__(self, glimpse: Glimpse) -> None:
+    def __init__(self, glimpse: Probe) -> None:
         """Read the pickles.
 
         Raises:

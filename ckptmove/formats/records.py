@@ -10,9 +10,9 @@ from ..errors import CorruptError, InputError
 from ..manifest.dtypes import nbytes_of
 from ..manifest.manifest import Extent, Storage
 from ..manifest.paths import Path
-from ..plans.plan import Plan, carry_out
+from ..plans.plan import Plan, apply_plan
 from ..sources.source import Memory, Readable
-from ..torch_pickle.streams import Container, Spelling
+from ..torch_pickle.streams import Container, LocationEdits
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, reach_of
 from ..zips.amend import amend
 from ..zips.archive import STORED, Archive, Record
@@ -20,7 +20,7 @@ from ..zips.content import Content
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
 from .documents import Changes, Document
-from .opening import Opening
+from .opening import ReadSession
 from .zip_container import ArchiveContainer, content_of
 
 
@@ -48,7 +48,7 @@ class RecordsContainer(ArchiveContainer):
         by_torch: whether torch's own writer laid the zip out.
     """
 
-    def __init__(self, archive: Archive, opening: Opening, *, by_torch: bool) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession, *, by_torch: bool) -> None:
         """Check the layout; no record is read.
 
         Raises:
@@ -164,11 +164,11 @@ class RecordsContainer(ArchiveContainer):
         for part in self.parts.values():
             yield from part.everything()
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """Patch a clone if all records can keep their lengths."""
         return self.plan_with(spelling, {})
 
-    def plan_with(self, spelling: Spelling, changed: Mapping[str, bytes]) -> Plan:
+    def plan_with(self, spelling: LocationEdits, changed: Mapping[str, bytes]) -> Plan:
         """As `plan`, with other content in some records that are no checkpoints."""
         new: dict[str, Content] = dict(changed)
         for name, part in self.parts.items():
@@ -176,11 +176,11 @@ class RecordsContainer(ArchiveContainer):
             if plan.method == "clone":
                 continue
             source = part.source
-            new[name] = carry_out(plan, source.content) if isinstance(source, Memory) else plan
+            new[name] = apply_plan(plan, source.content) if isinstance(source, Memory) else plan
         if self.by_torch:
             return rewrite(self.archive, new, ALIGNMENT)
         return amend(self.archive, new)
 
-    def frame(self, spelling: Spelling | None = None) -> object:
+    def frame(self, spelling: LocationEdits | None = None) -> object:
         """The names of the records, in order."""
         return list(self.archive.records)

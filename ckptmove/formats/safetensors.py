@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..errors import UnsupportedError
 from ..graph.array_order import Latest, Order, Reordered
 from ..graph.canonical import Graph
-from ..graph.draft import Draft
+from ..graph.draft import CheckpointGraph
 from ..graph.edit.callables import callables_in, misused
 from ..graph.tensor_terms import Reader
 from ..graph.tree_text import TREE, read_tree
@@ -29,14 +29,14 @@ from ..manifest.manifest import Extent, Section, Storage
 from ..plans.plan import Plan
 from ..reports.data.loss import Loss
 from ..sources.source import Readable
-from ..torch_pickle.streams import Container, Spelling
+from ..torch_pickle.streams import Container, LocationEdits
 from ..torch_pickle.values.strided import MOST_DIMENSIONS
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledCheckpoint, PickledFormat
 from .metadata import other_names
 from .safetensors_header import LENGTH_NBYTES, Entry, read_header, shown
 from .safetensors_writing import planned
-from .writing import Manner, Writing
+from .writing import WriteOptions, WritePlan
 
 _SPACE = b" \t\n\r"  # that JSON may start with
 #: What libraries say under `format`, and what they are for.
@@ -70,33 +70,33 @@ class SafetensorsFile(PickledFormat):
         dtypes="all of torch but complex128, complex32, quantized and bits",
     )
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A length comes first that the file has, and then the start of a JSON object."""
         length = int.from_bytes(glimpse.head[:LENGTH_NBYTES], "little")
         start = glimpse.head[LENGTH_NBYTES : LENGTH_NBYTES + length]
         fits = 0 < length <= glimpse.source.nbytes - LENGTH_NBYTES
         return fits and start.lstrip(_SPACE)[:1] in (b"{", b"")
 
-    def read(self, glimpse: Glimpse) -> TensorsCheckpoint:
+    def read(self, glimpse: Probe) -> TensorsCheckpoint:
         """Read the header."""
         return TensorsCheckpoint(self.name, self.open(glimpse))
 
-    def open(self, glimpse: Glimpse) -> SafetensorsContainer:
+    def open(self, glimpse: Probe) -> SafetensorsContainer:
         """Read the header."""
         return SafetensorsContainer(glimpse)
 
-    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """Nothing, unless the tree is left out that tells of what has no form of its own."""
         if not manner.bare:
             return []
         losses = []
-        for entry in draft.listed().tensors:
+        for entry in draft.list_contents().tensors:
             what = entry.dtype if entry.layout == "strided" else entry.layout
             if entry.part_of is None and (what in CARRIERS or what == entry.layout):
                 losses.append(Loss(entry.name, f"is {what}, which only the tree can express"))
         return losses
 
-    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         """How to write a draft as one file, or as several with an index.
 
         Raises:
@@ -207,7 +207,7 @@ class TensorsContainer(Container):
             extent = Extent(file.start + entry.start, entry.nbytes, source)
         return Storage(name, str(said.location), entry.nbytes, said.dtype, extent)
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """Never: there is no device to spell.
 
         Raises:
@@ -226,7 +226,7 @@ class SafetensorsContainer(TensorsContainer):
         header: what it says.
     """
 
-    def __init__(self, glimpse: Glimpse) -> None:
+    def __init__(self, glimpse: Probe) -> None:
         """Read the header.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UnsupportedError, WriteError
-from ..graph.draft import Draft, Pieces
+from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edit.numpy_arrays import bytes_of_arrays
 from ..graph.fill import stored_blob
 from ..graph.fingerprint import fingerprint
@@ -24,20 +24,20 @@ from ..plans.plan import Plan
 from ..sources.source import Readable
 from .metadata import still_true
 from .safetensors_header import Entry, Sized, lay_out, read_header
-from .writing import Manner, Writing, assembled
+from .writing import WriteOptions, WritePlan, assembled
 
 #: What every tool looks for that reads safetensors for PyTorch.
 _FOR_TORCH = {"format": "pt"}
 
 
-def planned(draft: Draft, manner: Manner) -> Writing:
+def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
     """How to write a draft.
 
     Raises:
         UnsupportedError: a name or the tree has no form in safetensors.
         RefusedError: bytes are shared and must not be, or the header would be too long.
     """
-    contents = draft.listed()
+    contents = draft.list_contents()
     arrays = bytes_of_arrays(draft, contents)
     parts = parts_of(
         draft,
@@ -86,7 +86,7 @@ def planned(draft: Draft, manner: Manner) -> Writing:
             if warnings or fingerprint(reader.graph) != fingerprint(draft.graph):
                 raise WriteError("the written file has another tree than the source")
 
-    return Writing(files, len(parts.parts), parts.shared, tuple(parts.duplicates), check)
+    return WritePlan(files, len(parts.parts), parts.shared, tuple(parts.duplicates), check)
 
 
 def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Mapping[str, Entry]]:

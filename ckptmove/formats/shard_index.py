@@ -25,7 +25,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..graph.tree_text import TREE
 from ..sources import Missing, check_link, folder_of, joined, open_source
 from ..sources.source import Source
-from ..writing.in_place.change import settle
+from ..writing.in_place.change import recover_if_interrupted
 from .safetensors_header import LONGEST, read_json, shown
 
 _SPACE = b" \t\r\n"  # that JSON may start with
@@ -117,7 +117,7 @@ def open_shards(
         path = joined(folder, name)
         if not follow_links:
             check_link(path, folder)
-        notes += (f"{name}: {note}" for note in settle(path))
+        notes += (f"{name}: {note}" for note in recover_if_interrupted(path))
         try:
             opened[name] = source = open_source(path)
         except InputError as error:

@@ -24,7 +24,7 @@ from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..plans.plan import Plan
 from ..sources.source import Source
-from ..torch_pickle.streams import Container, Spelling
+from ..torch_pickle.streams import Container, LocationEdits
 from .base import Carries
 from .checkpoint import PickledCheckpoint
 from .safetensors import Placed, SafetensorsContainer, TensorsContainer
@@ -175,7 +175,7 @@ class _ShardedPickles(Container):
         """As `Container.inner`: by the names of their files."""
         return zip(self.names, self.parts, strict=True)
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """Never: it is several files.
 
         Raises:

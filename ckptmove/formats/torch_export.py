@@ -31,7 +31,7 @@ from ..manifest.paths import spell
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..torch_pickle.sections.tensor_names import with_shared
-from .base import Carries, Checkpoint, Glimpse
+from .base import Carries, Checkpoint, Probe
 from .checkpoint import PickledCheckpoint
 from .documents import Changes, Json
 from .export_archive import OLD_PROGRAM, ExportContainer
@@ -53,14 +53,14 @@ class TorchExport:
     )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A zip that says so, or one with the program of old."""
         if glimpse.archive is None:
             return False
         records = glimpse.archive.records
         return f"{prefix_of(glimpse.archive)}archive_format" in records or OLD_PROGRAM in records
 
-    def read(self, glimpse: Glimpse) -> ExportCheckpoint:
+    def read(self, glimpse: Probe) -> ExportCheckpoint:
         """Read everything but the tensors."""
         assert glimpse.archive is not None
         container = ExportContainer(glimpse.archive, glimpse.opening)

@@ -28,9 +28,9 @@ from ..manifest.manifest import Extent
 from ..pickles.nodes import Dict, List, Text
 from ..pickles.reach import names_reached
 from ..torch_pickle.callables.uses import not_surely_harmless
-from ..torch_pickle.streams import Container, Spelling, Stream
+from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledFormat
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -59,15 +59,15 @@ class TorchLegacy(PickledFormat):
         dtypes="all of torch; newer ones than 1.5 had are written, but torch can not load them",
     )
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A pickle of torch's magic number comes first."""
         return starts(glimpse.head)
 
-    def sniff_behind(self, glimpse: Glimpse) -> bool:
+    def sniff_behind(self, glimpse: Probe) -> bool:
         """One comes after something that is no checkpoint."""
         return glimpse.archive is None and start_of(glimpse) is not None
 
-    def open(self, glimpse: Glimpse) -> LegacyContainer:
+    def open(self, glimpse: Probe) -> LegacyContainer:
         """Read the pickles and where the storages lie."""
         return LegacyContainer(glimpse)
 
@@ -79,7 +79,7 @@ def starts(head: bytes) -> bool:
     )
 
 
-def start_of(glimpse: Glimpse) -> int | None:
+def start_of(glimpse: Probe) -> int | None:
     """Where what torch saved starts: a program may have written something of its own before it."""
     head = glimpse.head
     if starts(head):
@@ -93,7 +93,7 @@ def start_of(glimpse: Glimpse) -> int | None:
 class LegacyContainer(Container):
     """Five pickles and a tail of storages; and again, where several were saved to one file."""
 
-    def __init__(self, glimpse: Glimpse) -> None:
+    def __init__(self, glimpse: Probe) -> None:
         """Read the pickles, and the size of each storage.
 
         Raises:
@@ -190,7 +190,7 @@ class LegacyContainer(Container):
         extent = self._extents[storage]
         return self.source.read(extent.start, extent.nbytes)
 
-    def frame(self, spelling: Spelling | None = None) -> object:
+    def frame(self, spelling: LocationEdits | None = None) -> object:
         """The order of the storages."""
         return list(self._extents)
 

@@ -31,12 +31,12 @@ from ..pickles.walk import walk
 from ..plans.plan import Plan
 from ..sources.budget import Excess
 from ..sources.source import Memory
-from ..torch_pickle.streams import Spelling
+from ..torch_pickle.streams import LocationEdits
 from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ..zips.archive import STORED, Archive, Record
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledFormat
-from .opening import Opening
+from .opening import ReadSession
 from .zip_container import ZipContainer, prefix_of
 
 _STORAGES = ".data/"
@@ -54,14 +54,14 @@ class TorchPackage(PickledFormat):
     refused = "to relocate ScriptModules in it, since what they hold is not read"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A zip with the list of modules that a package does not bring."""
         archive = glimpse.archive
         return archive is not None and (
             f"{prefix_of(archive)}{_STORAGES}extern_modules" in archive.records
         )
 
-    def open(self, glimpse: Glimpse) -> PackageContainer:
+    def open(self, glimpse: Probe) -> PackageContainer:
         """Read the directory and the pickles."""
         assert glimpse.archive is not None
         return PackageContainer(glimpse.archive, glimpse.opening)
@@ -72,7 +72,7 @@ class PackageContainer(ZipContainer):
 
     beside = "its modules"
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Read the pickles.
 
         Raises:
@@ -159,7 +159,7 @@ class PackageContainer(ZipContainer):
         version = self.archive.read(record, at_most=64).decode("latin-1").strip()
         return f"torch.package, Python {version}" if version.isprintable() else "torch.package"
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """As that of any zip.
 
         Raises:

@@ -31,10 +31,10 @@ from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ..pickles.nodes import Global, List, Node, Text, Tuple, named
 from ..plans.plan import Plan, edited
 from ..sources.source import Readable
-from ..torch_pickle.streams import Container, Spelling, Stream
+from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
 from ..torch_pickle.values.strided import tensor_at
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledFormat
 from .tar_archive import BLOCK, Member, has_checksum, members_of, resized
 
@@ -56,12 +56,12 @@ class TorchTar(PickledFormat):
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 0.1 had"
     )
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A tar header comes first, by its magic or its checksum: torch takes it for a tar then."""
         head = glimpse.head
         return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
 
-    def open(self, glimpse: Glimpse) -> TarContainer:
+    def open(self, glimpse: Probe) -> TarContainer:
         """Read the pickles and where the storages lie."""
         return TarContainer(glimpse)
 
@@ -69,7 +69,7 @@ class TorchTar(PickledFormat):
 class TarContainer(Container):
     """The members of a tar, and the tensors and storages that numbers stand for."""
 
-    def __init__(self, glimpse: Glimpse) -> None:
+    def __init__(self, glimpse: Probe) -> None:
         """Read the pickles, the table of tensors, and the size of each storage.
 
         Raises:
@@ -218,7 +218,7 @@ class TarContainer(Container):
         found = self._extents[storage.key]
         return None if start is None else Extent(start + found.start, found.nbytes)
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """Patch a clone if all pickles can keep their lengths, else move what follows them."""
         changes = self.changes(spelling)
         for member in self.members.values():
@@ -244,7 +244,7 @@ class TarContainer(Container):
         extent = self._extents[storage.removeprefix(self.folder)]
         return self.source.read(extent.start, extent.nbytes)
 
-    def frame(self, spelling: Spelling | None = None) -> object:
+    def frame(self, spelling: LocationEdits | None = None) -> object:
         """The members, and what the numbers stand for."""
         parts = {n: (each.key, each.view_at, each.nbytes) for n, each in self._storages.items()}
         tensors = {n: (each.storage.key, *each[1:]) for n, each in self._tensors.items()}

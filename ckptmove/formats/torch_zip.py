@@ -24,21 +24,21 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import UnsupportedError, WriteError
 from ..graph.canonical import nodes_of
-from ..graph.draft import Draft, Pieces, Stored
+from ..graph.draft import CheckpointGraph, Pieces, StorageBytes
 from ..graph.fill import fill
 from ..manifest.other_records import RecordKind
 from ..pickles.emit import emit
 from ..pickles.nodes import Persistent, Tuple
-from ..plans.plan import Measure, Write
+from ..plans.plan import CrcRange, Write
 from ..reports.data.loss import Loss
 from ..sources.source import Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledFormat
 from .metadata import RECORD, metadata_record, read_metadata, still_true
-from .opening import Opening
-from .writing import Manner, Writing, assembled
+from .opening import ReadSession
+from .writing import WriteOptions, WritePlan, assembled
 from .zip_container import ZipContainer, prefix_of
 
 #: The small records, as torch 2.13 has them, before and after the storages.
@@ -60,7 +60,7 @@ class TorchZip(PickledFormat):
     refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A zip with a `data.pkl`, and without the `constants.pkl` of TorchScript."""
         if glimpse.archive is None:
             return False
@@ -72,16 +72,16 @@ class TorchZip(PickledFormat):
             and f"{prefix}constants.pkl" not in records
         )
 
-    def open(self, glimpse: Glimpse) -> TorchZipContainer:
+    def open(self, glimpse: Probe) -> TorchZipContainer:
         """Read the directory and the pickle."""
         assert glimpse.archive is not None
         return TorchZipContainer(glimpse.archive, glimpse.opening)
 
-    def losses(self, draft: Draft, manner: Manner) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """None."""
         return []
 
-    def plan_write(self, draft: Draft, manner: Manner) -> Writing:
+    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         """How to write a draft as torch.save would.
 
         The records and their order are those of torch 2.13; the pickle names storages by number.
@@ -94,7 +94,7 @@ class TorchZip(PickledFormat):
         pickle = emit(draft.graph.root)
         prefix = f"{manner.stem}/"
         fixed: dict[str, bytes] = {"data.pkl": pickle, **_BEFORE}
-        tensors = draft.listed().tensors
+        tensors = draft.list_contents().tensors
         metadata = still_true(draft.metadata, {each.name for each in tensors})
         if metadata:
             fixed[RECORD] = metadata_record(metadata)
@@ -122,7 +122,7 @@ class TorchZip(PickledFormat):
         end = laid[-1].end
         nbytes = end + len(directory(laid, end))
         plan = assembled(nbytes, pieces)._replace(
-            measures=tuple(Measure(laid[n].data_at, members[n].nbytes) for n in measured),
+            measures=tuple(CrcRange(laid[n].data_at, members[n].nbytes) for n in measured),
             seal=lambda crcs: _sealed(laid, dict(zip(measured, crcs, strict=True))),
         )
 
@@ -131,12 +131,12 @@ class TorchZip(PickledFormat):
         def check(files: Mapping[str, Readable]) -> None:
             _check(files[name], pickle, metadata)
 
-        return Writing({name: plan}, len(tensors), {}, (), check, pickle)
+        return WritePlan({name: plan}, len(tensors), {}, (), check, pickle)
 
 
-def _numbered(draft: Draft) -> list[Stored]:
+def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:
     """Name the storages by numbers, in the order of the pickle."""
-    graph, stored = draft.graph, list[Stored]()
+    graph, stored = draft.graph, list[StorageBytes]()
     for node in nodes_of(graph.root):
         found = graph.ids.get(id(node))
         if found is not None and isinstance(node, Persistent) and isinstance(node.pid, Tuple):
@@ -151,7 +151,7 @@ def _member(name: str, content: bytes) -> Member:
     return Member(name, STORED, zlib.crc32(content), len(content), len(content))
 
 
-def _known_crc(stored: Stored) -> int:
+def _known_crc(stored: StorageBytes) -> int:
     """The checksum of a storage as it will be, or 0 where it must be measured."""
     if stored.is_made:
         return 0
@@ -200,7 +200,7 @@ def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None
 class TorchZipContainer(ZipContainer):
     """A file that torch.save wrote."""
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Read the pickle.
 
         Raises:

@@ -30,13 +30,13 @@ from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path
 from ..pickles.nodes import Global, Node, Tuple
 from ..sources.source import Memory, Readable
-from ..torch_pickle.streams import Spelling
+from ..torch_pickle.streams import LocationEdits
 from ..torch_pickle.torchscript_code import Literal, literals, rewritten
 from ..torch_pickle.values.persistent_ids import StorageId
 from ..zips.archive import Archive, Record
-from .base import Carries, Glimpse
+from .base import Carries, Probe
 from .checkpoint import PickledFormat
-from .opening import Opening
+from .opening import ReadSession
 from .zip_container import ZipContainer, prefix_of
 
 _BYTECODE = "bytecode"
@@ -58,7 +58,7 @@ class TorchScript(PickledFormat):
     )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A zip with both a `data.pkl` and a `constants.pkl`."""
         if glimpse.archive is None:
             return False
@@ -66,7 +66,7 @@ class TorchScript(PickledFormat):
         names = (f"{prefix}data.pkl", f"{prefix}constants.pkl")
         return bool(prefix) and all(name in glimpse.archive.records for name in names)
 
-    def open(self, glimpse: Glimpse) -> ScriptContainer:
+    def open(self, glimpse: Probe) -> ScriptContainer:
         """Read the directory, the pickles and the code."""
         assert glimpse.archive is not None
         return ScriptContainer(glimpse.archive, glimpse.opening)
@@ -80,7 +80,7 @@ class ScriptContainer(ZipContainer):
     program = True
     inert = True  # libtorch imports nothing
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Read the pickles and the code.
 
         Raises:
@@ -164,7 +164,7 @@ class ScriptContainer(ZipContainer):
         ]
         return Memory(rewritten(text, found).encode("utf-8"), self.source.path)
 
-    def replaced(self, spelling: Spelling) -> dict[str, bytes]:
+    def replaced(self, spelling: LocationEdits) -> dict[str, bytes]:
         """The code that names other devices."""
         changes: dict[str, list[tuple[Literal, str]]] = defaultdict(list)
         for literal, device in spelling.literals:
@@ -174,7 +174,7 @@ class ScriptContainer(ZipContainer):
             for name, found in changes.items()
         }
 
-    def frame(self, spelling: Spelling | None = None) -> object:
+    def frame(self, spelling: LocationEdits | None = None) -> object:
         """The names of the records, and the code."""
         code = {name: text.encode("utf-8") for name, text in self.code.items()}
         new = {} if spelling is None else self.replaced(spelling)

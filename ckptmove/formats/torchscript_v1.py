@@ -32,13 +32,13 @@ from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..sources.source import Memory
 from ..torch_pickle.sections.tensor_names import with_shared
-from ..torch_pickle.streams import Spelling
+from ..torch_pickle.streams import LocationEdits
 from ..torch_pickle.torchscript_code import literals
 from ..zips.archive import Archive, Record
-from .base import Carries, Checkpoint, Glimpse
+from .base import Carries, Checkpoint, Probe
 from .checkpoint import PickledCheckpoint
 from .documents import Changes, Json, member
-from .opening import Opening
+from .opening import ReadSession
 from .records import RecordsContainer, View
 from .zip_container import prefix_of
 
@@ -71,7 +71,7 @@ class TorchScriptV1:
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.3 had"
     )
 
-    def sniff(self, glimpse: Glimpse) -> bool:
+    def sniff(self, glimpse: Probe) -> bool:
         """A zip with a `model.json`, and without the pickles of later versions."""
         if glimpse.archive is None:
             return False
@@ -79,7 +79,7 @@ class TorchScriptV1:
         names = (f"{prefix}data.pkl", f"{prefix}constants.pkl", f"{prefix}archive_format")
         return bool(prefix) and f"{prefix}model.json" in records and not records.keys() & set(names)
 
-    def read(self, glimpse: Glimpse) -> ScriptV1Checkpoint:
+    def read(self, glimpse: Probe) -> ScriptV1Checkpoint:
         """Read everything but the tensors."""
         assert glimpse.archive is not None
         container = ScriptV1Container(glimpse.archive, glimpse.opening)
@@ -107,7 +107,7 @@ class ScriptV1Container(RecordsContainer):
     program = True
     inert = True
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Read the JSON, the attributes and the code.
 
         Raises:
@@ -290,11 +290,11 @@ class ScriptV1Checkpoint(PickledCheckpoint):
         container = self.container
         changes = self._changes(moves)
         if not changes:
-            return container.plan(Spelling())
+            return container.plan(LocationEdits())
         if container.riddles:
             raise UnsupportedError(f"the module can't be relocated: {container.riddles[0]}")
         model = container.documents[container.model].respelled(changes)
-        return container.plan_with(Spelling(), {container.model: model})
+        return container.plan_with(LocationEdits(), {container.model: model})
 
     def _changes(self, moves: Moves) -> dict[int, dict[str, Json]]:
         return {

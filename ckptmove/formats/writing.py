@@ -17,7 +17,7 @@ _SHARED = ("keep", "duplicate", "error")
 Check = Callable[[Mapping[str, Readable]], None]
 
 
-class Manner(NamedTuple):
+class WriteOptions(NamedTuple):
     """How a checkpoint is to be written.
 
     Attributes:
@@ -39,7 +39,7 @@ class Manner(NamedTuple):
     most_nbytes: int | None = None
 
 
-class Writing(NamedTuple):
+class WritePlan(NamedTuple):
     """How a checkpoint is written.
 
     Attributes:

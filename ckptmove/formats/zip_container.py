@@ -13,15 +13,15 @@ from functools import partial
 from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import Extent
 from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ..plans.plan import Plan, carry_out, edited
+from ..plans.plan import Plan, apply_plan, edited
 from ..sources.source import MAX_NBYTES, Memory, Readable
-from ..torch_pickle.streams import Container, Spelling, Stream
+from ..torch_pickle.streams import Container, LocationEdits, Stream
 from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ..zips.archive import DEFLATED, STORED, Archive, Record
 from ..zips.checking import damage
 from ..zips.layout import ALIGNMENT
 from ..zips.rewrite import rewrite
-from .opening import Opening
+from .opening import ReadSession
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 #: What only says how the file is laid out.
@@ -45,7 +45,7 @@ class ArchiveContainer(Container):
         folder: what the ids of its storages start with.
     """
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         """Check the layout; no record is read.
 
         Raises:
@@ -122,7 +122,7 @@ def content_of(archive: Archive, record: Record) -> Readable:
 class ZipContainer(ArchiveContainer):
     """A zip file with pickles in records, and a record for each storage, as torch lays it out."""
 
-    def __init__(self, archive: Archive, opening: Opening) -> None:
+    def __init__(self, archive: Archive, opening: ReadSession) -> None:
         super().__init__(archive, opening)
         self.prefix = prefix_of(archive)
         self.pickled: list[Record] = []  # the record of each stream
@@ -222,7 +222,7 @@ class ZipContainer(ArchiveContainer):
         """Whether a record holds no tensor, so that it may be compressed."""
         return record.name == f"{self.prefix}data.pkl"
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """Patch a clone if the pickles can keep their lengths, else lay the zip out anew."""
         for exact in (True, False):
             new: dict[str, bytes] = {}
@@ -233,7 +233,7 @@ class ZipContainer(ArchiveContainer):
                 if changes:
                     assert isinstance(stream.source, Memory)
                     plan = edited(0, stream.source.nbytes, changes)
-                    new[record.name] = carry_out(plan, stream.source.content)
+                    new[record.name] = apply_plan(plan, stream.source.content)
             else:
                 break
         return rewrite(self.archive, {**new, **self.replaced(spelling)}, self._alignment())
@@ -246,7 +246,7 @@ class ZipContainer(ArchiveContainer):
         """As `ArchiveContainer.short`."""
         return record.name.removeprefix(self.prefix)
 
-    def replaced(self, spelling: Spelling) -> dict[str, bytes]:
+    def replaced(self, spelling: LocationEdits) -> dict[str, bytes]:
         """Other records that change."""
         return {}
 
@@ -259,6 +259,6 @@ class ZipContainer(ArchiveContainer):
             raise CorruptError("the record '.storage_alignment' is not a valid number")
         return int(text)
 
-    def frame(self, spelling: Spelling | None = None) -> object:
+    def frame(self, spelling: LocationEdits | None = None) -> object:
         """The names of the records, in order."""
         return list(self.archive.records)

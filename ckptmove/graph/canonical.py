@@ -48,7 +48,7 @@ Composite = Tuple | List | Set | Dict | Call | Persistent
 _COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent}
 
 
-class Cut(NamedTuple):
+class StorageSlice(NamedTuple):
     """A part of a storage, in bytes."""
 
     storage: str
@@ -72,7 +72,7 @@ class Graph:
         self.root = root
         self.ids: dict[int, StorageId] = {}
         self.storages: dict[str, Persistent] = {}
-        self.cut: dict[str, Cut] = {}
+        self.cut: dict[str, StorageSlice] = {}
         self.sections: dict[str, Section] = {}
         self.within: dict[int, Node] = {}
         self._at = 0
@@ -324,7 +324,7 @@ class _Canoniser:
         stored = self.stored[found.id]
         start = found.view_at * storage_element_nbytes(stored.dtype or "uint8")
         key = f"{stored.id}[{start}:{start + found.nbytes}]"
-        self.graph.cut[key] = Cut(stored.id, start, found.nbytes)
+        self.graph.cut[key] = StorageSlice(stored.id, start, found.nbytes)
         return self.graph.storage(key, stored.dtype, found.nbytes, stored.location)
 
     def storage(self, found: StorageId) -> Persistent:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
-from ..plans.plan import Checksum, Copy, Gather, Proof, Write
+from ..plans.plan import Checksum, Copy, Gather, SourceChecksum, Write
 from ..reports.data.loss import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
@@ -20,7 +20,7 @@ from .canonical import Graph, held_by, nodes_of
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds
 
 
-class Stored(NamedTuple):
+class StorageBytes(NamedTuple):
     """The bytes of a storage, as they shall be, and where they come from.
 
     Attributes:
@@ -80,14 +80,14 @@ class Pieces:
         self.gathers: list[Gather] = []
         self.checksums: list[Checksum] = []
         self._whole: set[str] = set()  # storages that are copied as they are
-        self._partly: dict[str, Stored] = {}  # those that are used in any other way
+        self._partly: dict[str, StorageBytes] = {}  # those that are used in any other way
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Have these bytes at an offset of the destination."""
         if data:
             self.writes.append(Write(at, data))
 
-    def put(self, stored: Stored, start: int, nbytes: int, at: int, dtype: str) -> None:
+    def put(self, stored: StorageBytes, start: int, nbytes: int, at: int, dtype: str) -> None:
         """Have a range of a storage at an offset of the destination.
 
         Args:
@@ -115,7 +115,7 @@ class Pieces:
                     Checksum(at, nbytes, stored.crc32, stored.id, source_at, stored.source)
                 )
 
-    def gather(self, stored: Stored, view: View, nbytes: int, at: int) -> None:
+    def gather(self, stored: StorageBytes, view: View, nbytes: int, at: int) -> None:
         """Have the elements of a view, one after the other, at an offset of the destination."""
         before = stored.cast_from or view.dtype
         self._partly[stored.id] = stored
@@ -139,10 +139,10 @@ class Pieces:
         )
 
     @property
-    def proofs(self) -> list[Proof]:
+    def proofs(self) -> list[SourceChecksum]:
         """The checksums that the sources have of what is not copied as a whole."""
         return [
-            Proof(each.start, each.nbytes_before, each.crc32, key, each.source)
+            SourceChecksum(each.start, each.nbytes_before, each.crc32, key, each.source)
             for key, each in self._partly.items()
             if each.crc32 and each.content is None and key not in self._whole
         ]
@@ -159,7 +159,7 @@ class _Graph(Container):
 
 
 @dataclass
-class Draft:
+class CheckpointGraph:
     """A checkpoint about to be written.
 
     Attributes:
@@ -182,7 +182,7 @@ class Draft:
     path: str
     format: str
     graph: Graph
-    stored: dict[str, Stored]
+    stored: dict[str, StorageBytes]
     sources: Sequence[Source]
     section: Section = Section.OTHER
     blobs: dict[int, Readable] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class Draft:
 
     def manifest(self) -> Manifest:
         """What the draft holds, as any checkpoint's manifest."""
-        found = self.listed()
+        found = self.list_contents()
         return Manifest(
             path=self.path,
             format=self.format,
@@ -227,7 +227,7 @@ class Draft:
         """Which of the sources a part of a file is in."""
         return [id(each) for each in self.sources].index(id(getattr(window, "source", window)))
 
-    def listed(self) -> Contents:
+    def list_contents(self) -> Contents:
         """Everything that the graph holds, as any checkpoint's content is listed."""
         container = _Graph(Memory(b"", self.path))
         container.section = self.section

@@ -6,10 +6,10 @@ from ..errors import UnsupportedError
 from ..pickles.nodes import Blob, are_plain
 from ..sources.source import MAX_NBYTES
 from .canonical import held_by, nodes_of
-from .draft import Draft, Stored
+from .draft import CheckpointGraph, StorageBytes
 
 
-def fill(draft: Draft) -> None:
+def fill(draft: CheckpointGraph) -> None:
     """Read the bytes within the tree of a draft that were passed over.
 
     Raises:
@@ -29,18 +29,20 @@ def fill(draft: Draft) -> None:
             held.content = window.read(0, window.nbytes)
 
 
-def stored_blob(draft: Draft, blob: Blob) -> Stored:
+def stored_blob(draft: CheckpointGraph, blob: Blob) -> StorageBytes:
     """Where the bytes of a blob come from, as a storage."""
     if blob.content is not None:
-        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=blob.content)
+        return StorageBytes("bytes", "cpu", "uint8", blob.nbytes, content=blob.content)
     window = draft.blobs[id(blob)]
     if window.start is None:
-        return Stored("bytes", "cpu", "uint8", blob.nbytes, content=window.read(0, blob.nbytes))
+        return StorageBytes(
+            "bytes", "cpu", "uint8", blob.nbytes, content=window.read(0, blob.nbytes)
+        )
     source = draft.number_of(window)
-    return Stored("bytes", "cpu", "uint8", blob.nbytes, source, window.start)
+    return StorageBytes("bytes", "cpu", "uint8", blob.nbytes, source, window.start)
 
 
-def blobs_of(draft: Draft) -> list[Blob]:
+def blobs_of(draft: CheckpointGraph) -> list[Blob]:
     """The long bytes in the tree of a draft, each once."""
     root = draft.graph.root
     found = {id(root): root} if isinstance(root, Blob) else {}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ..manifest.manifest import TensorEntry
 from ..pickles.nodes import Node
 from ..torch_pickle.listing import Contents
-from .draft import Draft
+from .draft import CheckpointGraph
 from .edit.numpy_arrays import ArrayBytes
 from .fill import blobs_of
 from .normalize import LONGEST_INLINE
@@ -22,7 +22,7 @@ _BESIDE = "~extra"
 
 
 def names_of(
-    contents: Contents, draft: Draft, arrays: Mapping[int, ArrayBytes]
+    contents: Contents, draft: CheckpointGraph, arrays: Mapping[int, ArrayBytes]
 ) -> list[tuple[str, Node]]:
     """Each tensor and storage under each of its names, in order; then other long arrays and bytes.
 
@@ -68,7 +68,7 @@ def _own_names(listed: Sequence[tuple[TensorEntry, Node]]) -> tuple[list[str], s
     return (names, dicts.pop()) if dicts else None
 
 
-def _long(draft: Draft, arrays: Mapping[int, ArrayBytes]) -> list[tuple[str, Node]]:
+def _long(draft: CheckpointGraph, arrays: Mapping[int, ArrayBytes]) -> list[tuple[str, Node]]:
     known = {id(each.blob) for each in arrays.values()}
     found = [
         blob

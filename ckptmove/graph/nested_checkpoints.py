@@ -10,10 +10,10 @@ from ..pickles.nodes import Mapping as MappingNode
 from ..torch_pickle.children import children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from .canonical import Composite, nodes_of
-from .draft import Draft
+from .draft import CheckpointGraph
 
 
-def show_within(draft: Draft, wanted: Callable[[str], bool]) -> None:
+def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
     """Replace bytes that hold checkpoints by what these hold.
 
     Args:
@@ -43,12 +43,12 @@ def show_within(draft: Draft, wanted: Callable[[str], bool]) -> None:
         pass  # each was entered
 
 
-def names_within(draft: Draft) -> list[str]:
+def names_within(draft: CheckpointGraph) -> list[str]:
     """The names of bytes that hold checkpoints, without those within others."""
     return [name for name, _ in _places(draft, lambda name: False)]
 
 
-def _places(draft: Draft, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Node]]:
+def _places(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Node]]:
     """Bytes that hold checkpoints, and their names; of those in such bytes only where wanted."""
     within = draft.graph.within
     met: set[int] = set()

@@ -22,7 +22,7 @@ from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..torch_pickle.values.strided import is_contiguous, reach_of
 from .array_order import Order
 from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of
-from .draft import Draft, Stored, View
+from .draft import CheckpointGraph, StorageBytes, View
 from .edit.numpy_arrays import ArrayBytes
 
 _SHARED = ("keep", "duplicate", "error")
@@ -47,12 +47,12 @@ class Part(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    stored: Stored
+    stored: StorageBytes
     start: int = 0
     view: View | None = None
 
 
-class Shown(NamedTuple):
+class TensorView(NamedTuple):
     """How a plain tensor is seen in a part: the whole of it, or a view of its bytes.
 
     Attributes:
@@ -79,7 +79,7 @@ class Parts:
     """
 
     parts: list[Part] = field(default_factory=list)
-    shown: dict[int, Shown] = field(default_factory=dict)
+    shown: dict[int, TensorView] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     blobs: dict[int, str] = field(default_factory=dict)
     orders: dict[int, Order] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Use(NamedTuple):
 
 
 def parts_of(
-    draft: Draft,
+    draft: CheckpointGraph,
     names: Iterable[tuple[str, Node]],
     *,
     shared: str,
     bare: bool,
-    blob: Callable[[Blob], Stored],
+    blob: Callable[[Blob], StorageBytes],
     arrays: Iterable[ArrayBytes] = (),
 ) -> Parts:
     """Divide the storages of a draft.
@@ -126,10 +126,10 @@ def parts_of(
 class _Division:
     def __init__(
         self,
-        draft: Draft,
+        draft: CheckpointGraph,
         shared: str,
         bare: bool,
-        blob: Callable[[Blob], Stored],
+        blob: Callable[[Blob], StorageBytes],
         arrays: Iterable[ArrayBytes],
     ) -> None:
         assert shared in _SHARED
@@ -228,7 +228,7 @@ class _Division:
 
     # -- how it is divided ---------------------------------------------------------------------
 
-    def divide(self, stored: Stored, uses: list[Use], raw: str | None) -> None:
+    def divide(self, stored: StorageBytes, uses: list[Use], raw: str | None) -> None:
         """Divide one storage."""
         empty = [use for use in uses if use.start == use.end]
         uses = [use for use in uses if use.start < use.end]
@@ -241,7 +241,7 @@ class _Division:
             self.alone(stored, [use])
 
     def cluster(
-        self, stored: Stored, uses: list[Use], start: int, end: int, raw: str | None
+        self, stored: StorageBytes, uses: list[Use], start: int, end: int, raw: str | None
     ) -> None:
         """Write tensors that have bytes in common."""
         self.refuse(uses, raw)
@@ -273,7 +273,7 @@ class _Division:
             self.show(use, part.name, None if same else view)
             self.note_shared(stored, use, part.name, owner is use)
 
-    def alone(self, stored: Stored, uses: list[Use]) -> None:
+    def alone(self, stored: StorageBytes, uses: list[Use]) -> None:
         """Write what shows the same bytes in the same way, its elements one after the other."""
         part = self.part(stored, uses[0].view, uses[0].start, uses[0].names[0])
         for n, use in enumerate(uses):
@@ -290,7 +290,7 @@ class _Division:
                 "under each name",
             )
 
-    def note_shared(self, stored: Stored, use: Use, part: str, owns: bool) -> None:
+    def note_shared(self, stored: StorageBytes, use: Use, part: str, owns: bool) -> None:
         """The further names of shared bytes, which become duplicates if that is wanted."""
         for name in use.names[1:] if owns else use.names:
             if name == part:
@@ -302,11 +302,11 @@ class _Division:
                 self.found.shared[name] = part
 
     def show(self, use: Use, part: str, view: View | None) -> None:
-        self.found.shown[id(use.node)] = Shown(part, view)
+        self.found.shown[id(use.node)] = TensorView(part, view)
 
     # -- the tensors that are written ----------------------------------------------------------
 
-    def part(self, stored: Stored, view: View, start: int, name: str) -> Part:
+    def part(self, stored: StorageBytes, view: View, start: int, name: str) -> Part:
         """A tensor as it is."""
         dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
         shape = (*view.shape, last) if last else view.shape
@@ -330,7 +330,7 @@ class _Division:
         self.found.parts.append(part)
         return part
 
-    def flat(self, stored: Stored, start: int, end: int, name: str) -> Part:
+    def flat(self, stored: StorageBytes, start: int, end: int, name: str) -> Part:
         """Bytes of a storage as they lie there, in the shape that a composite tensor gives them."""
         look = self.looks.get(stored.id)
         if look is not None and BITS[look.dtype] >= 8 and _is_contiguous(look):

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CheckFailed
-from ..phrases import counted, listed
+from ..phrases import join_names, plural
 from ..pickles.nodes import Node
 from ..sources.source import Fetched
 from .device import kind_of, parse
@@ -331,11 +331,11 @@ class Manifest:
     def _explained(self, device: str) -> str:
         """The roles of what lies on a device, if everything there has one; what has no values."""
         if device == "meta" and not self.devices[device].nbytes:
-            return f" ({counted(self.devices[device].tensors, 'tensor')} without values)"
+            return f" ({plural(self.devices[device].tensors, 'tensor')} without values)"
         roles = self._roles.get(device, {})
         if None in roles:
             return ""
-        said = [counted(n, str(role)) for role, n in roles.items()]
+        said = [plural(n, str(role)) for role, n in roles.items()]
         return f" ({', '.join(said)})" if said else ""
 
     @cached_property
@@ -371,7 +371,7 @@ class Manifest:
         """
         elsewhere = self.elsewhere(device)
         if elsewhere:
-            told = listed([f"{e.name!r} is on {e.device}" for e in elsewhere], _MOST_NAMED)
+            told = join_names([f"{e.name!r} is on {e.device}" for e in elsewhere], _MOST_NAMED)
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)

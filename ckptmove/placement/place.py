@@ -16,7 +16,7 @@ from ..errors import RefusedError
 from ..manifest.device import TagMap, kind_of
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Path
-from ..phrases import quoted
+from ..phrases import quote
 from .rules import Rules
 
 _WHY = {
@@ -308,11 +308,11 @@ def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
     heard = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
     silent = [key for key in rules.device_map if key and key not in heard]
     if silent:
-        yield f"no tensor name matches {quoted(silent)} of the device map"
+        yield f"no tensor name matches {quote(silent)} of the device map"
     if rules.device_map and None in heard:
         stay = [e.name for e in manifest.tensors if rules.wanted(e) is None]
         if stay:
-            yield f"no rule matches {quoted(stay)}; they stay where they are"
+            yield f"no rule matches {quote(stay)}; they stay where they are"
 
 
 def _consequences(
@@ -321,7 +321,7 @@ def _consequences(
     """What the user may have to do about the result."""
     if manifest.capturable and "cpu" in moves.storages.values():
         yield (
-            f"the optimizer at {quoted(manifest.capturable)} is capturable, and torch asserts at "
+            f"the optimizer at {quote(manifest.capturable)} is capturable, and torch asserts at "
             "the first step of such an optimizer on the CPU: set capturable=False after loading"
         )
     values = manifest.values_naming_devices
@@ -331,7 +331,7 @@ def _consequences(
         named = [values[n].name for n in sorted(follow + stay)]
         remedy = "; --values rewrites devices written as torch.device(...)" if follow else ""
         yield (
-            f"the code itself names devices, at {quoted(named)}; moving the tensors "
+            f"the code itself names devices, at {quote(named)}; moving the tensors "
             f"does not change those, and neither does map_location{remedy}"
         )
     if not rules.place and not rules.device_map:

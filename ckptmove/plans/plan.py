@@ -57,7 +57,7 @@ class Gather(NamedTuple):
     content: bytes | memoryview | None = None
 
 
-class Measure(NamedTuple):
+class CrcRange(NamedTuple):
     """A range of the destination whose CRC-32 is wanted once its bytes are there."""
 
     at: int
@@ -80,7 +80,7 @@ class Checksum(NamedTuple):
     source: int = 0
 
 
-class Proof(NamedTuple):
+class SourceChecksum(NamedTuple):
     """What the bytes of a source must add up to, as zip's CRC-32, where no copy has all of them.
 
     Attributes:
@@ -135,9 +135,9 @@ class Plan(NamedTuple):
     writes: tuple[Write, ...]
     checksums: tuple[Checksum, ...] = ()
     gathers: tuple[Gather, ...] = ()
-    measures: tuple[Measure, ...] = ()
+    measures: tuple[CrcRange, ...] = ()
     seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
-    proofs: tuple[Proof, ...] = ()
+    proofs: tuple[SourceChecksum, ...] = ()
 
     @property
     def keeps_length(self) -> bool:
@@ -245,7 +245,7 @@ def _moved(start: int, nbytes: int, edits: list[Edit]) -> Plan:
     return Plan("relay", at, tuple(copies), tuple(writes), tuple(checksums))
 
 
-def carry_out(plan: Plan, *contents: bytes) -> bytes:
+def apply_plan(plan: Plan, *contents: bytes) -> bytes:
     """What a plan of copies and writes makes of sources that are in memory."""
     made = bytearray(plan.nbytes)
     for source_at, nbytes, at, source in plan.copies:

@@ -15,12 +15,12 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from .plan import Checksum, Copy, Gather, Measure, Plan, Write
+from .plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 
 _ALIGNED = 1 << 20
 _POLYNOMIAL = 0xEDB88320  # of zlib's CRC-32, its bits reversed
 _AT = attrgetter("at")
-_Ranged = TypeVar("_Ranged", Checksum, Gather, Measure, Write)
+_Ranged = TypeVar("_Ranged", Checksum, Gather, CrcRange, Write)
 
 
 class Divided(NamedTuple):
@@ -70,7 +70,7 @@ def divided(plan: Plan, nbytes: int) -> Divided:
     covered = _covered(points, wanted)
     whole = [each for each in plan.checksums if not _is_cut(each, inner)]
     pieces = [
-        Measure(at, end - at)
+        CrcRange(at, end - at)
         for at, end, is_wanted in zip(points[:-1], points[1:], covered, strict=True)
         if is_wanted
     ]

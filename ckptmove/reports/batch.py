@@ -186,7 +186,7 @@ def batch_line(result: Result) -> str:
 
 
 def batch_summary(
-    report: BatchReport, again: Again, warned: int = 0, *, told: bool = False
+    report: BatchReport, again: RetryCommand, warned: int = 0, *, told: bool = False
 ) -> Iterator[str]:
     """What became of all of them.
 
@@ -222,7 +222,7 @@ def batch_summary(
         yield f"retry: {again.retry(report)}"
 
 
-class Again(NamedTuple):
+class RetryCommand(NamedTuple):
     """How a batch was asked for, and can be again.
 
     Attributes:

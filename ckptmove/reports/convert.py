@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..manifest.paths import spell
-from ..phrases import counted
+from ..phrases import plural
 from ..placement.place import Kept
 from .data.loss import Loss
 from .relocate import what_stays
@@ -107,9 +107,9 @@ def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
     for loss in report.dropped:
         yield printable(f"dropped: {loss.name}, which {loss.why}")
     if report.renamed:
-        yield f"renamed {counted(report.renamed, 'key')}"
+        yield f"renamed {plural(report.renamed, 'key')}"
     for cast, count in report.cast.items():
-        yield f"{cast}: {counted(count, 'tensor')}"
+        yield f"{cast}: {plural(count, 'tensor')}"
     yield from _weights(report)
     yield from _shared(report, full)
     yield from what_stays(report.kept, full=full)
@@ -133,7 +133,7 @@ def _whose(weights: Mapping[str, Any]) -> str:
     count, section = weights["tensors"], weights["section"]
     kind = "" if section in ("model", weights["name"]) else f"{section}, "
     name = "all of it" if weights["name"] == spell(()) else weights["name"]
-    return f"{name} ({kind}{counted(count, 'tensor')})"
+    return f"{name} ({kind}{plural(count, 'tensor')})"
 
 
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
@@ -155,13 +155,13 @@ def _files(report: ConvertReport, full: bool) -> Iterator[str]:
         shown = files if full else files[:_MOST_FILES]
         yield from table(shown, right=[1])
         if len(shown) < len(files):
-            yield f"and {counted(len(files) - len(shown), 'more file')}"
+            yield f"and {plural(len(files) - len(shown), 'more file')}"
 
 
 def _written(report: ConvertReport, full: bool) -> Iterator[str]:
     nbytes = sum(report.files.values())
     several = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
-    what = f"{counted(report.tensors, 'tensor')}, {size(nbytes)}{several}"
+    what = f"{plural(report.tensors, 'tensor')}, {size(nbytes)}{several}"
     if not report.written:
         yield from _files(report, full)
         yield printable(f"would write {report.destination} as {report.format}: {what}")

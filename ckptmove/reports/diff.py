@@ -11,7 +11,7 @@ from typing import Any
 from .. import phrases
 from ..errors import CheckFailed
 from ..manifest.paths import spell
-from ..phrases import counted
+from ..phrases import plural
 from .data.difference import Difference, Kind, Values, first_apart
 from .groups import collapsed, pattern_of
 from .text import cut, listed, printable, shape, size, table
@@ -86,7 +86,7 @@ class Diff:
         if self.only_not_compared:
             raise CheckFailed(
                 f"its tensors are those of {self.a}, but not compared: "
-                + phrases.listed([each.name for each in self.differences], _MOST_TOLD),
+                + phrases.join_names([each.name for each in self.differences], _MOST_TOLD),
                 path=self.b,
                 hint="--ignore-code accepts that",
             )
@@ -96,7 +96,7 @@ class Diff:
             where = "the whole object" if first.name == spell(()) else repr(first.name)
             raise CheckFailed(
                 f"differs from {self.a}: {where} ({first.kind})"
-                + (f", and {counted(more, 'more difference')}" if more else ""),
+                + (f", and {plural(more, 'more difference')}" if more else ""),
                 path=self.b,
             )
 
@@ -172,7 +172,7 @@ def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
             yield f"  {line}"
             yield from (f"      {printable(each)}" for each in group[0].lines)
         if len(shown) < len(groups):
-            more = counted(len(groups) - len(shown), "more line")
+            more = plural(len(groups) - len(shown), "more line")
             yield f"  … and {more} of this kind; -v shows all"
 
 
@@ -185,11 +185,11 @@ def summary(diff: Diff) -> str:
     if diff.devices_ignored:
         notes.append(f"{diff.devices_ignored:,} device differences ignored")
     if diff.ignored:
-        notes.append(f"{counted(len(diff.ignored), 'difference')} in code ignored")
+        notes.append(f"{plural(len(diff.ignored), 'difference')} in code ignored")
     note = f" ({', '.join(notes)})" if notes else ""
-    known = f"{counted(diff.tensors, 'tensor')}, {size(diff.nbytes)}"
+    known = f"{plural(diff.tensors, 'tensor')}, {size(diff.nbytes)}"
     if diff.records:
-        known += f", {counted(diff.records, 'other record')}"
+        known += f", {plural(diff.records, 'other record')}"
     if diff.equal:
         if not diff.tensors:
             return f"equal apart from tensors: no tensors compared{note}"
@@ -200,7 +200,7 @@ def summary(diff: Diff) -> str:
     parts: list[str] = []
     for kind, count in diff.counts.items():
         if kind in _ABOUT_TENSORS:
-            what = f"{count:,} {kind}" if parts else f"{counted(count, 'tensor')} {kind}"
+            what = f"{count:,} {kind}" if parts else f"{plural(count, 'tensor')} {kind}"
         else:
             what = f"{count:,} {_COUNTED[kind][count != 1]}"
         parts.append(what)

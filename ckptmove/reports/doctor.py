@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..phrases import counted
+from ..phrases import plural
 from .data.diagnosis import Diagnosis
 from .data.events import Happening, Trace
 from .data.verdict import WRONG, Verdict
@@ -73,7 +73,7 @@ def _nothing(found: Diagnosis) -> str:
 def _watched(steps: int) -> str:
     if not steps:
         return "no step was watched"
-    return f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'} watched"
+    return f"{plural(steps, 'step')} {'was' if steps == 1 else 'were'} watched"
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _machine(facts: Mapping[str, Any]) -> str:
 def _ran(trace: Trace, full: bool) -> Iterator[str]:
     """What ran where: operations, copies, waits."""
     counted_as = ((trace.calls, "call"), (trace.steps, "step"))
-    times = [counted(n, what) for n, what in counted_as if n]
+    times = [plural(n, what) for n, what in counted_as if n]
     ran = [f"{count:,} on {device}" for device, count in trace.operations.items()]
     yield printable(f"ran: {', '.join(times) or 'no step'}; operations: {', '.join(ran) or 'none'}")
     copies: dict[str, list[int]] = {}

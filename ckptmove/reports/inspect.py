@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell
-from ..phrases import counted, short
+from ..phrases import plural, short
 from ..pickles.nodes import (
     Call,
     Dict,
@@ -67,7 +67,7 @@ def blocks(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     said = f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
     lines = [manifest.verdict, masked(said)]
     if manifest.fetched is not None:
-        count = counted(manifest.fetched.requests, "request")
+        count = plural(manifest.fetched.requests, "request")
         told = f"{size(manifest.fetched.nbytes)} of {size(manifest.nbytes)}"
         lines.append(f"fetched {told} in {count}")
     yield Block(lines)

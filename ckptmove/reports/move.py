@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..manifest.manifest import NamedDevice
-from ..phrases import counted
+from ..phrases import plural
 from ..placement.place import Kept, Moved
 from .blocks import Block, html_of, text_of
 from .text import listed, size
@@ -89,9 +89,9 @@ def _lines(report: MoveReport) -> Iterator[str]:
     for way, moved in report.moved.items():
         parts = []
         if moved.storages:
-            parts.append(f"{counted(moved.storages, 'storage')}, {size(moved.nbytes)}")
+            parts.append(f"{plural(moved.storages, 'storage')}, {size(moved.nbytes)}")
         if moved.tensors:
-            parts.append(f"{counted(moved.tensors, 'tensor')} composed of other tensors")
+            parts.append(f"{plural(moved.tensors, 'tensor')} composed of other tensors")
         yield f"{would}moved: {way}: {', '.join(parts)}"
     if not report.moved:
         yield "nothing to move"

@@ -103,4 +103,4 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Iterator[
 
 def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """Names with commas between them; of many the first, and how many more."""
-    return phrases.listed([*map(printable, names[:most]), *names[most:]], most)
+    return phrases.join_names([*map(printable, names[:most]), *names[most:]], most)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CheckFailed
-from ..phrases import counted
+from ..phrases import plural
 from .data.findings import FAILED, PASSED, SKIPPED, Finding
 from .text import printable
 
@@ -84,7 +84,7 @@ def validation(report: ValidationReport, *, full: bool = False) -> Iterator[str]
         for detail in finding.details[:shown]:
             yield printable(f"{'':18}{detail}")
         if shown < len(finding.details):
-            more = counted(len(finding.details) - shown, "more line")
+            more = plural(len(finding.details) - shown, "more line")
             yield f"{'':18}and {more}; -v shows all"
     where = f"simulated {report.device}" if report.simulated else report.device
     failed = [finding.check for finding in report.checks if finding.outcome == FAILED]

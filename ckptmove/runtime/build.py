@@ -281,7 +281,7 @@ class _Builder:
         name, args, kwargs = node.qualname or "", self.value(node.args), self.value(node.kwargs)
         if not kwargs and isinstance(args, tuple):
             if name in rebuild.REBUILD and not rebuild.is_foreign(name, args):
-                return rebuild.rebuilt(name, args)
+                return rebuild.rebuild(name, args)
             make = arrays.ARRAYS.get(name) if arrays.is_plain(node) else plain.PLAIN.get(name)
             if make is not None:
                 self.charge(args)

@@ -171,7 +171,7 @@ def is_foreign(name: str, args: _Args) -> bool:
     return name == FROM_TYPE and (len(args) < 2 or args[1] not in _TYPES or not callable(args[0]))
 
 
-def rebuilt(name: str, args: _Args) -> object:
+def rebuild(name: str, args: _Args) -> object:
     """The tensor that the function of this name makes.
 
     Raises:

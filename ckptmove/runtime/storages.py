@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from ..graph.draft import Stored
+from ..graph.draft import StorageBytes
 from ..manifest.dtypes import storage_element_nbytes
 from ..sources.source import Source
 from .restoring import Restoring
@@ -38,7 +38,7 @@ class Storages:
         self._files: dict[int, Any] = {}
         self._made: dict[str, torch.UntypedStorage] = {}
 
-    def storage(self, stored: Stored) -> torch.UntypedStorage:
+    def storage(self, stored: StorageBytes) -> torch.UntypedStorage:
         """A storage, on the device that it is tagged with or mapped to.
 
         Raises:
@@ -53,7 +53,7 @@ class Storages:
             self._made[stored.id] = made
         return made
 
-    def _bytes(self, stored: Stored) -> torch.UntypedStorage:
+    def _bytes(self, stored: StorageBytes) -> torch.UntypedStorage:
         if not stored.nbytes:
             return torch.UntypedStorage(0)
         content = stored.content
@@ -70,7 +70,7 @@ class Storages:
             return self._read(stored)
         return self._mapped(stored)
 
-    def _read(self, stored: Stored) -> torch.UntypedStorage:
+    def _read(self, stored: StorageBytes) -> torch.UntypedStorage:
         storage = torch.UntypedStorage(stored.nbytes)
         whole = torch.tensor([], dtype=torch.uint8).set_(storage)
         step = 1 << 24
@@ -80,7 +80,7 @@ class Storages:
             whole[at : at + nbytes] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         return storage
 
-    def _mapped(self, stored: Stored) -> torch.UntypedStorage:
+    def _mapped(self, stored: StorageBytes) -> torch.UntypedStorage:
         whole = self._files.get(stored.source)
         if whole is None:
             source = self._sources[stored.source]
@@ -105,7 +105,7 @@ def _whole(source: Source) -> Any:
     return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
 
 
-def _alignment(stored: Stored) -> int:
+def _alignment(stored: StorageBytes) -> int:
     """What the bytes of a storage must begin at a multiple of, to be used where they are."""
     if stored.dtype is None:
         return _LARGEST_ALIGNMENT

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
-from ..phrases import told
+from ..phrases import format_error
 from .urls import masked
 
 _T = TypeVar("_T")
@@ -106,7 +106,9 @@ def place_of(url: str) -> Place:
     except ImportError as error:
         raise _missing(protocol, url) from error
     except ValueError as error:
-        raise UsageError(f"is not a URL that can be opened: {told(error)}", path=url) from error
+        raise UsageError(
+            f"is not a URL that can be opened: {format_error(error)}", path=url
+        ) from error
     except Exception as error:
         raise refusal(error, url) from error
     if is_s3(fs):
@@ -150,7 +152,7 @@ def _missing(protocol: str, url: str) -> UsageError:
     return UsageError(f"the package that opens {protocol}:// is not installed", path=url, hint=hint)
 
 
-def asked(call: Callable[[], _T], url: str, stopped: threading.Event | None = None) -> _T:
+def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | None = None) -> _T:
     """What a store answers; where it falters, it is asked again, at longer and longer intervals.
 
     Args:
@@ -218,7 +220,7 @@ def refusal(error: BaseException, url: str) -> InputError:
     """What a store said, as an error of ours."""
     status = status_of(error)
     strerror = getattr(error, "strerror", None)
-    said = masked(strerror if strerror and type(error) is OSError else told(error))
+    said = masked(strerror if strerror and type(error) is OSError else format_error(error))
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         what = "bucket" if "bucket does not exist" in said else "object"
         return Missing(f"can't be read: there is no such {what}", path=url)
@@ -241,7 +243,7 @@ def info_of(place: Place) -> Mapping[str, Any]:
         found: Mapping[str, Any] = place.fs.info(place.path)
         return found
 
-    return asked(info, place.url)
+    return with_retries(info, place.url)
 
 
 def size_in(info: Mapping[str, Any]) -> int:

@@ -31,13 +31,13 @@ def is_folder(path: StrPath) -> bool:
     """Whether this is a folder, or a prefix in a store below which something is."""
     if not is_url(path):
         return os.path.isdir(path)
-    from .filesystem import Missing, asked, place_of
+    from .filesystem import Missing, place_of, with_retries
 
     place = place_of(str(path))
     if str(path).endswith("/"):
-        return bool(asked(lambda: place.fs.isdir(place.path), place.url))
+        return bool(with_retries(lambda: place.fs.isdir(place.path), place.url))
     try:
-        about: Mapping[str, Any] = asked(lambda: place.fs.info(place.path), place.url)
+        about: Mapping[str, Any] = with_retries(lambda: place.fs.info(place.path), place.url)
     except InputError as error:
         if isinstance(error, Missing):
             return False
@@ -53,10 +53,10 @@ def exists(path: StrPath) -> bool:
     """
     if not is_url(path):
         return os.path.exists(path)
-    from .filesystem import asked, place_of
+    from .filesystem import place_of, with_retries
 
     place = place_of(str(path))
-    return bool(asked(lambda: place.fs.exists(place.path), place.url))
+    return bool(with_retries(lambda: place.fs.exists(place.path), place.url))
 
 
 def nbytes_of(path: StrPath) -> int:
@@ -89,10 +89,12 @@ def inside(path: StrPath) -> list[Inside]:
 
 
 def _in_store(url: str) -> list[Inside]:
-    from .filesystem import asked, place_of, size_in
+    from .filesystem import place_of, size_in, with_retries
 
     place = place_of(url)
-    listed: list[Mapping[str, Any]] = asked(lambda: list(place.fs.ls(place.path, detail=True)), url)
+    listed: list[Mapping[str, Any]] = with_retries(
+        lambda: list(place.fs.ls(place.path, detail=True)), url
+    )
     own = place.path.rstrip("/")
     found = list[Inside]()
     for each in listed:

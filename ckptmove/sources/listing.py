@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InputError
 from .fetch_pool import Fetchers, result_of
-from .filesystem import Missing, asked, info_of, place_of, size_in, stamp_of
+from .filesystem import Missing, info_of, place_of, size_in, stamp_of, with_retries
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -50,7 +50,7 @@ def tree(url: str) -> list[Listed]:
 
     within, base = f"{root}/", url.rstrip("/")
     listed = list[Listed]()
-    for path, about in asked(find, url).items():
+    for path, about in with_retries(find, url).items():
         if path.startswith(within) and about.get("type") != "directory":
             name = path[len(within) :]
             nbytes = size_in(about)
@@ -95,7 +95,7 @@ def small(url: str, most: int) -> bytes:
         InputError: it can't be read, or has more than `most` bytes.
     """
     place = place_of(url)
-    data: bytes = asked(lambda: place.fs.cat_file(place.path, start=0, end=most + 1), url)
+    data: bytes = with_retries(lambda: place.fs.cat_file(place.path, start=0, end=most + 1), url)
     if len(data) > most:
         raise InputError(f"has more than {most:,} bytes", path=url)
     return data

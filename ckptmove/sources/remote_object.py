@@ -12,7 +12,7 @@ from functools import partial
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from .cache import Spans
 from .fetch_pool import Fetchers, result_of
-from .filesystem import Missing, asked, info_of, place_of, stamp_of
+from .filesystem import Missing, info_of, place_of, stamp_of, with_retries
 from .range_request import CHANGED, part_of
 from .source import Fetched, Source, check_range
 from .sparse_copy import Holed
@@ -188,7 +188,7 @@ class Object(Source):
         if not nbytes:
             return b""
         try:
-            data = asked(
+            data = with_retries(
                 lambda: part_of(self.place, start, nbytes, self.nbytes, self._etag),
                 self.path,
                 stopped=self._stopped,

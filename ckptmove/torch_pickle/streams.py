@@ -23,7 +23,7 @@ from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
-from ..plans.plan import Edit, Plan, carry_out, edited
+from ..plans.plan import Edit, Plan, apply_plan, edited
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
@@ -36,7 +36,7 @@ _SPAN = 1 << 40  # how far the bases of two streams are apart
 _NEAR = 4096  # bytes between two changes that are written as one
 
 
-class Spelling:
+class LocationEdits:
     """What the nodes of a checkpoint shall say instead.
 
     Attributes:
@@ -133,11 +133,11 @@ class Container:
         """How many bytes say what it holds, without those that are held: its pickles."""
         return sum(len(stream.data) for stream in self.streams)
 
-    def plan(self, spelling: Spelling) -> Plan:
+    def plan(self, spelling: LocationEdits) -> Plan:
         """How to write it with another spelling: as a patch, if it can keep its length."""
         return edited(self.source.start or 0, self.source.nbytes, self.changes(spelling))
 
-    def changes(self, spelling: Spelling) -> list[Edit]:
+    def changes(self, spelling: LocationEdits) -> list[Edit]:
         """The changes of the source that spell its pickles so, keeping each length if they can."""
         for exact in (True, False):
             found = [stream.edits(spelling, exact=exact) for stream in self.streams]
@@ -183,7 +183,7 @@ class Container:
         """What else it holds, besides pickles and storages."""
         return iter(())
 
-    def frame(self, spelling: Spelling | None = None) -> object:
+    def frame(self, spelling: LocationEdits | None = None) -> object:
         """What there is besides pickles and storages.
 
         Args:
@@ -303,7 +303,7 @@ class Stream:
         width = count_nbytes(self.data[at])
         return self.start + self._fetched.place(at) + 1 + width if 0 < width <= 8 else None
 
-    def edits(self, spelling: Spelling, *, exact: bool) -> list[Edit] | None:
+    def edits(self, spelling: LocationEdits, *, exact: bool) -> list[Edit] | None:
         """The changes of the source that give this pickle, and what is nested, another spelling.
 
         Args:
@@ -334,7 +334,7 @@ class Stream:
         node, source = nested.node, nested.container.source
         at = node.at - self.base
         start = self._payload_at(node) if isinstance(node, Blob) else None
-        made = carry_out(plan, source.content) if isinstance(source, Memory) else plan
+        made = apply_plan(plan, source.content) if isinstance(source, Memory) else plan
         if start is not None:
             respelling.length(self.data, at, source.nbytes, plan.nbytes)
             yield Edit(start, start + source.nbytes, made)

@@ -13,7 +13,7 @@ from ..environment.usable import Facts, facts
 from ..errors import CkptmoveError, UsageError
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
-from ..live.tracing.trace import diagnosed
+from ..live.tracing.trace import diagnose
 from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
 from . import inputs, model_factory, optimizer_state
@@ -85,7 +85,7 @@ def _called(model: Model) -> str:
 def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -> ShownDiagnosis:
     """What it comes to that there is no model."""
     excuse = stage.excuse(error)
-    found = diagnosed(
+    found = diagnose(
         stage.name,
         None,
         model=None,
@@ -129,7 +129,7 @@ def _examined(
             failed, ended_by = stage.call(said(error)), error
     ran = recorder.calls > 0
     learns = any(each.requires_grad for each in built.module.parameters())
-    return diagnosed(
+    return diagnose(
         stage.name,
         recorder.trace(ended_by) if ran else None,
         model=built.module,
@@ -172,7 +172,9 @@ def _step(
                 group["foreach"] = False
         trainer = optimizer_state.Rebuilt(fresh, type(fresh).__name__, {}, frozenset(), [])
     try:
-        step = steps.taken(built.module, batch, trainer, recorder, values=stage.values, keep=False)
+        step = steps.take_step(
+            built.module, batch, trainer, recorder, values=stage.values, keep=False
+        )
         notes += step.problems
     except NoLoss as error:
         notes.append(str(error))

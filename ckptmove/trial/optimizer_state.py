@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from ..phrases import counted, listed
+from ..phrases import join_names, plural
 
 #: State that has the shape of its parameter.
 SHAPED = frozenset(
@@ -88,7 +88,7 @@ def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]
     """
     if not state["param_groups"]:
         raise Misfit(
-            f"it has no parameter group, but {counted(len(state['state']), 'state')} of parameters"
+            f"it has no parameter group, but {plural(len(state['state']), 'state')} of parameters"
         )
     group = _hyper(state)
     slots = _slots(state)
@@ -106,7 +106,8 @@ def kind_of(state: Mapping[Any, Any]) -> tuple[type[torch.optim.Optimizer], str]
     score, _, made = max(scored, key=lambda each: each[:2], default=(0.0, False, None))
     if made is None or score < 0.5:
         raise Unrecognised(
-            f"its groups hold {listed(sorted(map(str, keys)))}; its state {listed(sorted(slots))}"
+            f"its groups hold {join_names(sorted(map(str, keys)))}; "
+            f"its state {join_names(sorted(slots))}"
         )
     if made in (torch.optim.Adam, torch.optim.AdamW):
         return _adam(group)
@@ -181,7 +182,7 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
     trained = sum(p.requires_grad for p in own.values())
     if sum(sizes) not in (len(own), trained):
         raise Misfit(
-            f"it holds {counted(sum(sizes), 'parameter')}; the model has {len(own):,}"
+            f"it holds {plural(sum(sizes), 'parameter')}; the model has {len(own):,}"
             + (f", {trained:,} to be trained" if trained < len(own) else "")
             + "; the code of the model must freeze the frozen ones: requires_grad_(False)"
         )
@@ -200,7 +201,7 @@ def grouped(module: torch.nn.Module, state: Mapping[Any, Any]) -> list[list[str]
         for name, shape in zip(next(_orders(own)), shapes, strict=False)
         if shape is not None and shape != tuple(own[name].shape)
     ]
-    raise Misfit(f"the shapes of its state do not match the parameters: {listed(wrong, 3)}")
+    raise Misfit(f"the shapes of its state do not match the parameters: {join_names(wrong, 3)}")
 
 
 def _shape_of(slots: Any) -> tuple[int, ...] | None:
@@ -245,7 +246,7 @@ def _by_shape(
 # -- rebuilding ------------------------------------------------------------------------------------
 
 
-def rebuilt(
+def rebuild_optimizer(
     module: torch.nn.Module,
     state: Mapping[Any, Any],
     made: Callable[..., torch.optim.Optimizer],

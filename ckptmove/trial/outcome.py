@@ -10,7 +10,7 @@ import torch
 
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import raised_at, raised_in
-from ..phrases import counted, told
+from ..phrases import format_error, plural
 from ..reports.data.events import Trace
 from ..reports.data.findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .stage import Stage, is_mismatch
@@ -65,11 +65,11 @@ def report_error(
     excuse = stage.excuse(error)
     where = raised_at(error)
     lines = [f"at {where}"] if where else []
-    data = {"error": stage.call(told(error)), "source": where}
+    data = {"error": stage.call(format_error(error)), "source": where}
     if excuse is not None:
         found.find(check, SKIPPED, f"can't be simulated: {excuse}", *lines, **data)
         return
-    found.find(check, FAILED, title, stage.call(told(error)), *lines, **data)
+    found.find(check, FAILED, title, stage.call(format_error(error)), *lines, **data)
 
 
 def report_failed_step(
@@ -90,7 +90,7 @@ def report_failed_step(
     site = trace.error
     operator = site.op if site is not None else ""
     data = {
-        "error": stage.call(told(error)),
+        "error": stage.call(format_error(error)),
         "operator": operator,
         "module": inner or (site.module if site is not None else ""),
         "source": where or (site.source if site is not None else ""),
@@ -110,7 +110,7 @@ def report_failed_step(
         title = f"{title}: {what}" if what else title
         if problems and not mismatch:
             title, problems = problems[0], [title, *problems[1:]]
-        lines = [stage.call(told(error)), *problems, *lines]
+        lines = [stage.call(format_error(error)), *problems, *lines]
         found.find("step", FAILED, title, *lines, **data)
     report_trace(found, trace, data if mismatch and excuse is None else {})
 
@@ -136,19 +136,19 @@ def report_trace(found: Performance, trace: Trace, broken: Mapping[str, Any] | N
     data["happenings"] = data["happenings"][:_MOST_TOLD]
     if strays:
         n = sum(each.count for each in strays)
-        title = f"{counted(n, 'operation')} not on {trace.device}: {strays[0].site}"
+        title = f"{plural(n, 'operation')} not on {trace.device}: {strays[0].site}"
         found.find("trace", FAILED, title, *lines, **data)
     elif broken:
         title = f"{broken['operator'] or 'an operation'} got tensors on several devices"
         found.find("trace", FAILED, title, *lines, **data)
     elif broken is not None:
-        title = f"the step stopped after {counted(total, 'operation')}"
+        title = f"the step stopped after {plural(total, 'operation')}"
         found.find("trace", SKIPPED, title, *lines, **data)
     else:
         syncs = sum(each.count for each in trace.of("sync"))
         copies = sum(each.count for each in trace.of("transfer"))
         title = (
-            f"{counted(total, 'operation')}, all on {trace.device}; "
-            f"{counted(copies, 'transfer')}, {counted(syncs, 'host synchronization')}"
+            f"{plural(total, 'operation')}, all on {trace.device}; "
+            f"{plural(copies, 'transfer')}, {plural(syncs, 'host synchronization')}"
         )
         found.find("trace", PASSED, title, *lines, **data)

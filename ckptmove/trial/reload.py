@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..manifest.manifest import Manifest
-from ..phrases import counted, listed, told
+from ..phrases import format_error, join_names, plural
 from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding
 from .sandbox.torchscript import danger, makes_itself
 from .trial import is_there, usual_device
@@ -62,12 +62,12 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
     except pickle.UnpicklingError as error:
         return Finding("reload", SKIPPED, "torch.load(weights_only=True) refuses it", _why(error))
     except Exception as error:  # whatever torch raises is the finding
-        return Finding("reload", FAILED, "torch can't load it", [told(error)])
+        return Finding("reload", FAILED, "torch can't load it", [format_error(error)])
     data = {"by": how, "device": device, "tensors": tensors, "elsewhere": stray}
     if stray:
-        title = f"{counted(len(stray), 'tensor')} of {tensors:,} are not on {device} after loading"
-        return Finding("reload", FAILED, title, [listed(stray)], data)
-    title = f"{how} put {counted(tensors, 'tensor')} on {device}"
+        title = f"{plural(len(stray), 'tensor')} of {tensors:,} are not on {device} after loading"
+        return Finding("reload", FAILED, title, [join_names(stray)], data)
+    title = f"{how} put {plural(tensors, 'tensor')} on {device}"
     return Finding("reload", PASSED, title, (), data)
 
 

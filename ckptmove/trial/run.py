@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
 from ..live.tracing.recorder import Recorder
-from ..phrases import counted, listed
+from ..phrases import join_names, plural
 from ..reports.data.findings import FAILED, PASSED, SKIPPED
 from . import checkpoint_state, inputs, model_factory, optimizer_state, state_dict_fit
 from . import step as steps
@@ -108,7 +108,7 @@ def _averages_told(state: State, averages: Sequence[State]) -> list[str]:
     """Of several state dicts that fit, which was taken."""
     if any(each is state for each in averages):
         return [f"{state.name} holds averaged weights (EMA); no other weights fit"]
-    names = listed([each.name for each in averages])
+    names = join_names([each.name for each in averages])
     return [f"not used: {names}, averaged weights (EMA)"] if averages else []
 
 
@@ -155,8 +155,8 @@ def _adopt(
     if away:
         first = sorted(away)[0]
         there = sum(map(len, away.values()))
-        title = f"{counted(there, 'tensor')} stored on {first}, not on {to.wanted}"
-        lines += [f"stored on {device}: {listed(names)}" for device, names in away.items()]
+        title = f"{plural(there, 'tensor')} stored on {first}, not on {to.wanted}"
+        lines += [f"stored on {device}: {join_names(names)}" for device, names in away.items()]
         lines.append(f"put them on one device: ckptmove relocate --to {to.wanted}")
     elif held.says_devices and not to.at_its_word and held.usual_device() != to.wanted:
         lines.append(f"stored on {held.usual_device()}: loaded with map_location='{to.wanted}'")
@@ -180,7 +180,7 @@ def _valued(request: Request, state: State) -> Mapping[Any, Any]:
 
 def _taken(fit: Fit, kind: str) -> str:
     where = f" of {fit.state.name}" if fit.state.path else ""
-    return f"{kind} accepts all {counted(fit.matched, 'tensor')}{where}"
+    return f"{kind} accepts all {plural(fit.matched, 'tensor')}{where}"
 
 
 def _elsewhere(fit: Fit, held: Saved, to: Placing) -> dict[str, list[str]]:
@@ -232,7 +232,9 @@ def _take(
     lines.insert(0, f"input: {batch.said}")
     recorder = Recorder(built.module, stage.device, call=stage.call)
     try:
-        step = steps.taken(built.module, batch, optimizer, recorder, values=stage.values, keep=keep)
+        step = steps.take_step(
+            built.module, batch, optimizer, recorder, values=stage.values, keep=keep
+        )
     except NoLoss as error:
         found.find("step", FAILED, str(error), *lines)
         report_trace(found, recorder.trace())
@@ -250,7 +252,7 @@ def _take(
     if train:
         own = sum(1 for _ in built.module.parameters())
         lines.append(f"loss: {step.loss}")
-        lines.append(f"gradients: {step.gradients:,} of {counted(own, 'parameter')}")
+        lines.append(f"gradients: {step.gradients:,} of {plural(own, 'parameter')}")
     if problems:
         title = problems[0]
     data = {
@@ -296,7 +298,7 @@ def _optimizer(
         content = stage.optimizer_state(state, held, to)
         try:
             kind, known = (made, "") if made is not None else optimizer_state.kind_of(content)
-            rebuilt = optimizer_state.rebuilt(
+            rebuilt = optimizer_state.rebuild_optimizer(
                 module, content, kind, known, simulated=not stage.values
             )
         except optimizer_state.Misfit as error:
@@ -308,7 +310,7 @@ def _optimizer(
         return rebuilt, wrong, said
     assert misfit is not None
     if len(held.optimizers) > 1:
-        n = counted(len(held.optimizers), "optimizer")
+        n = plural(len(held.optimizers), "optimizer")
         raise optimizer_state.Unrecognised(
             f"of {n}, but none holds all parameters of the model"
         ) from misfit
@@ -329,6 +331,6 @@ def _steps_elsewhere(
             if held.is_step(path) and label is not None and label != "cpu":
                 away.setdefault(label, []).append(f"{slot} of {rebuilt.names.get(key, key)}")
     return [
-        f"stored on {device}; torch keeps it on cpu unless capturable or fused: {listed(names, 3)}"
+        f"stored on {device}; torch keeps it on cpu unless capturable or fused: {join_names(names, 3)}"
         for device, names in away.items()
     ]

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..environment.facts import facts
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
-from ..live.tracing.trace import diagnosed
-from ..phrases import counted
+from ..live.tracing.trace import diagnose
+from ..phrases import plural
 from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
 from .simulation.made_up_values import Guesses
-from .simulation.patches import Cast
+from .simulation.patches import FakeDevice
 from .simulation.script_host import hosting
 from .stage_fake import excused
 from .subprocess_call import tell, tell_so_far
@@ -57,7 +57,7 @@ class _Run:
         self._process = os.getpid()
         self._device = str(asked["device"])
         self.simulated = bool(asked["simulate"])
-        self.cast = Cast(self._device)
+        self.cast = FakeDevice(self._device)
         self.guesses = Guesses()
         self._facts = facts()
         self._enough = self._steps = 0
@@ -117,7 +117,7 @@ class _Run:
         """
         with _disable_current_modes():
             model = self._model(failed)
-            found = diagnosed(
+            found = diagnose(
                 self._device,
                 self.recorder.trace(error),
                 model=model,
@@ -232,7 +232,7 @@ class _Run:
             found = _noted(found, f"the script caught the exception: {caught}")
         if failed and found.ok and not found.not_simulated:
             steps = recorder.steps
-            when = f"after {counted(steps, 'step')}" if steps else "before it took a step"
+            when = f"after {plural(steps, 'step')}" if steps else "before it took a step"
             title = f"the script exited {when}: {code}"
             return self._wrong(found, title, "read its output", f"it exited with {code}")
         if failed:
@@ -247,7 +247,7 @@ class _Run:
         """That it ended before the steps were taken."""
         steps, calls = self.recorder.steps, self.recorder.calls
         if steps:
-            times = counted(steps, "step")
+            times = plural(steps, "step")
             return f"the script ended after {times}; it should run at least {self._wanted:,}"
         if calls:
             times = "once" if calls == 1 else f"{calls:,} times"

@@ -22,16 +22,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..phrases import text_of, told
+from ..phrases import format_error, text_of
 from ..reports.data.findings import CHECKS, SKIPPED, Finding
 from .inputs import Batch
 from .model_factory import Built, is_of_file
 from .run import Request, perform
 from .sandbox import confinement
-from .simulation.patches import Cast, place, pretending, valueless
+from .simulation.patches import FakeDevice, place, pretending, valueless
 from .stage import Stage, is_mismatch
 from .state_dict_fit import Fit
-from .subprocess_call import Lost, apart
+from .subprocess_call import SubprocessLost, call_in_subprocess
 
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values
 
@@ -81,7 +81,7 @@ class Simulated(Stage):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._cast = Cast(name)
+        self._cast = FakeDevice(name)
         self.device = self._cast.device
         # Constants of the user's modules are real, and on the CPU.
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -163,20 +163,20 @@ def excused(
     if isinstance(error, _NotPlayed):
         return str(error)
     if type(error).__name__ in _NO_VALUE:
-        return f"{getattr(error, 'func', '') or told(error)} needs values"
+        return f"{getattr(error, 'func', '') or format_error(error)} needs values"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"it is compiled: {told(error)}"
+        return f"it is compiled: {format_error(error)}"
     if is_mismatch(error):
         return None
     file, raised = _origin(error)
     ours = file.startswith(_OURS)
     if made_up and not ours and _is_of_values(error, raised):
-        return f"values are not real: {call(told(error))}"
+        return f"values are not real: {call(format_error(error))}"
     complained = raised and not file.startswith((_OURS, *_PACKAGES))
     if complained or isinstance(error, _MISTAKES):
         return None
     if _OF_FAKES.search(_NAMED.sub("", text_of(error))):
-        return call(told(error))
+        return call(format_error(error))
     return None
 
 
@@ -222,8 +222,8 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     asked = {**asdict(request), "path": str(Path(request.path).absolute())}
     guarded = is_of_file(request.model)
     try:
-        result = apart(rehearsed, asked, patience=patience, guarded=guarded)
-    except Lost as lost:
+        result = call_in_subprocess(rehearsed, asked, patience=patience, guarded=guarded)
+    except SubprocessLost as lost:
         if lost.attempt is not None:
             return confinement.ended(lost)
         why = f"can't be simulated: {lost}"

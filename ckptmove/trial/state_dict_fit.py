@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UsageError
-from ..phrases import counted, listed
+from ..phrases import join_names, plural
 from .checkpoint_state import Saved, State
 
 #: From what likeness on a state dict may be the model's, though its keys have other prefixes.
@@ -68,7 +68,7 @@ class Fit:
     def title(self) -> str:
         """What is wrong, or that nothing is, in a line."""
         if self.ok:
-            return f"the model accepts all {counted(self.matched, 'tensor')}"
+            return f"the model accepts all {plural(self.matched, 'tensor')}"
         wrong = [
             (len(self.missing), "key", "missing"),
             (len(self.unexpected), "key", "unexpected"),
@@ -76,15 +76,15 @@ class Fit:
             (len(self.retyped), "tensor", "of another dtype"),
             (len(self.untied), "tensor", "no longer tied"),
         ]
-        return ", ".join(f"{counted(n, what)} {how}" for n, what, how in wrong if n)
+        return ", ".join(f"{plural(n, what)} {how}" for n, what, how in wrong if n)
 
     def details(self) -> list[str]:
         """What is wrong, by groups, with the likely cause and its remedy."""
         lines = [*self._causes()]
         if self.missing:
-            lines.append(f"missing: {listed(self.missing)}")
+            lines.append(f"missing: {join_names(self.missing)}")
         if self.unexpected:
-            lines.append(f"unexpected: {listed(self.unexpected)}")
+            lines.append(f"unexpected: {join_names(self.unexpected)}")
         lines += [
             f"wrong shape: {key} is {_shape(saved)}, the model's is {_shape(own)}"
             for key, own, saved in self.misshaped[:8]
@@ -98,7 +98,7 @@ class Fit:
         ]
         if self.tied:
             lines.append(
-                f"tied: {listed(self.tied)} not stored, because they equal a stored tensor"
+                f"tied: {join_names(self.tied)} not stored, because they equal a stored tensor"
             )
         lines += [f"cast: all {saved} tensors become the model's {own}" for own, saved in self.cast]
         return lines
@@ -128,7 +128,7 @@ class Fit:
         turned = [key for key, own, saved in self.misshaped if own == saved[::-1]]
         if turned:
             lines.append(
-                f"transposed: {listed(turned)} (GPT-2's Conv1D, or a kernel of another library)"
+                f"transposed: {join_names(turned)} (GPT-2's Conv1D, or a kernel of another library)"
             )
         rows = [
             key
@@ -137,7 +137,7 @@ class Fit:
         ]
         if rows:
             lines.append(
-                f"different number of rows: {listed(rows)} (number of classes, or vocabulary size)"
+                f"different number of rows: {join_names(rows)} (number of classes, or vocabulary size)"
             )
         return lines
 
@@ -185,7 +185,7 @@ def chosen(module: torch.nn.Module, saved: Saved) -> tuple[State | None, list[St
     fitting = [state for score, state in scored if score == best]
     same = {id(state.content) for state in fitting}
     if len(same) > 1 and best > 0:
-        names = listed([state.name for state in fitting])
+        names = join_names([state.name for state in fitting])
         raise UsageError(
             f"several state dicts match the model equally well: {names}",
             hint=f"convert one of them first: ckptmove convert --root {fitting[0].name}",

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..live.inventory.holdings import Held, holdings
+from ..live.inventory.holdings import Ownership, holdings
 from ..live.inventory.ownership import misplaced as apart_from_parameters
 from ..live.tracing.operations import indexed
 from ..live.tracing.recorder import Recorder
-from ..phrases import counted, listed
+from ..phrases import join_names, plural
 from .inputs import SEED, Batch
 from .optimizer_state import Rebuilt
 from .state_dict_fit import bits_equal
@@ -53,7 +53,7 @@ class NoLoss(Exception):
     """Nothing of the output can be differentiated."""
 
 
-def taken(
+def take_step(
     module: torch.nn.Module,
     batch: Batch,
     optimizer: Rebuilt | None,
@@ -224,7 +224,7 @@ def _unsaved(module: torch.nn.Module, rebuilt: Rebuilt) -> list[str]:
     # An optimizer whose only state may be None saves nothing for some.
     if not without or len(without) == len(rebuilt.names):
         return []
-    return [f"no state is saved for {listed(without)}, which the step updates"]
+    return [f"no state is saved for {join_names(without)}, which the step updates"]
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def misplaced(
     home = indexed(device)
     strays = [
         (each.name, str(each.tensor.device), str(device))
-        for each in found.of(Held.PARAMETER, Held.BUFFER, Held.TRANSIENT)
+        for each in found.of(Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
         if indexed(each.tensor.device) != home
     ]
     wrong = apart_from_parameters(found)
@@ -251,7 +251,7 @@ def told(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> l
     for name, here, there in found:
         groups.setdefault((call(here), call(there)), []).append(name)
     return [
-        f"on {here}, not on {there}: {listed(names)}" for (here, there), names in groups.items()
+        f"on {here}, not on {there}: {join_names(names)}" for (here, there), names in groups.items()
     ]
 
 
@@ -290,7 +290,7 @@ def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Di
         lacking = sorted(set(here) ^ set(there))
         if lacking:
             equal = close = False
-            lines.append(f"only one of them has {listed(lacking)}")
+            lines.append(f"only one of them has {join_names(lacking)}")
         for name in sorted(set(here) & set(there)):
             a, b = here[name], there[name]
             label = _output(name) if what == "output" else f"{name} after the step"
@@ -309,7 +309,7 @@ def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Di
             close = close and near
             largest = float(apart.max()) if apart.numel() else 0.0
             n = int((apart != 0).sum())
-            lines.append(f"{label} differs in {counted(n, 'value')}, by at most {largest:.3g}")
+            lines.append(f"{label} differs in {plural(n, 'value')}, by at most {largest:.3g}")
     more = len(lines) - _MOST_LISTED
     lines = lines[:_MOST_LISTED] + ([f"and {more:,} more"] if more > 0 else [])
     return Difference(equal, close, lines, worst)

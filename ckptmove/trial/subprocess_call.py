@@ -42,7 +42,7 @@ serve(sys.argv[2])
 _ASKED, _TOLD = "asked.json", "told.json"
 
 
-class Lost(Exception):
+class SubprocessLost(Exception):
     """The process gave no result.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Signalled(BaseException):
     """A signal arrived that asks us to end."""
 
 
-def apart(
+def call_in_subprocess(
     function: Callable[[Any], Mapping[str, Any]],
     request: Mapping[str, Any],
     *,
@@ -111,17 +111,17 @@ def apart(
         done, result = _read(folder)
         attempt = None if own is None else guard.read_attempt(folder, code)
     if attempt is not None:
-        raise Lost(f"it tried to {attempt}", code=code, latest=result, attempt=attempt)
+        raise SubprocessLost(f"it tried to {attempt}", code=code, latest=result, attempt=attempt)
     if done and result is not None:
         if "error" not in result:
             return result
         kind = getattr(errors, result["error"], errors.CkptmoveError)
         raise kind(result["message"], path=result["path"], hint=result["hint"])
     if code is None:
-        raise Lost(f"it did not finish within {patience:g} s", latest=result)
+        raise SubprocessLost(f"it did not finish within {patience:g} s", latest=result)
     lines = said.decode(errors="replace").strip().splitlines()
     how = f"signal {-code}" if code < 0 else f"exit {code}"
-    raise Lost(f"its process ended ({how})", *lines[-1:], code=code, latest=result)
+    raise SubprocessLost(f"its process ended ({how})", *lines[-1:], code=code, latest=result)
 
 
 def _run(

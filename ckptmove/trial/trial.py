@@ -17,7 +17,7 @@ from .. import formats
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.device import is_tag, kind_of, numbered
 from ..manifest.manifest import Manifest
-from ..reports.data.findings import FAILED, Finding, Rehearsal
+from ..reports.data.findings import FAILED, Finding, TrialResult
 from . import inputs as batches
 from .checkpoint_state import devices_of
 from .import_by_name import is_named, spelled
@@ -27,9 +27,9 @@ from .run import Request, perform
 from .sandbox import confinement
 from .stage import Stage
 from .step import Difference, compared
-from .subprocess_call import Lost, apart
+from .subprocess_call import SubprocessLost, call_in_subprocess
 
-__all__ = ["Finding", "Rehearsal", "rehearse"]
+__all__ = ["Finding", "TrialResult", "rehearse"]
 
 TIMEOUT = 600.0  # seconds that what runs in another process may take
 _STEPS = ("forward", "train")
@@ -47,7 +47,7 @@ def rehearse(
     against: StrPath | None = None,
     trust_pickle: bool = False,
     timeout: float = TIMEOUT,
-) -> Rehearsal:
+) -> TrialResult:
     """Have a model take a checkpoint's state, take a step, and watch it. Nothing is written.
 
     Args:
@@ -89,7 +89,7 @@ def rehearse(
     other = None if against is None or step is None else os.fspath(against)
     if is_of_file(model):
         return _confined(request, other, device, timeout)
-    return Rehearsal(wanted, False, _found(request, other, device).listed())
+    return TrialResult(wanted, False, _found(request, other, device).listed())
 
 
 def _found(
@@ -144,15 +144,15 @@ def _seeded(device: str) -> list[int]:
 # -- of a file -------------------------------------------------------------------------------------
 
 
-def _confined(request: Request, against: str | None, device: str, timeout: float) -> Rehearsal:
+def _confined(request: Request, against: str | None, device: str, timeout: float) -> TrialResult:
     """A rehearsal of a model that is made of a file: in a process that is guarded."""
     model = None if request.model is None else str(request.model)
     asked = {"request": asdict(replace(request, model=model)), "against": against, "device": device}
     try:
-        result = apart(performed, asked, patience=timeout, guarded=True)
-    except Lost as lost:
-        return Rehearsal(request.device, False, confinement.ended(lost))
-    return Rehearsal(request.device, False, [Finding(**each) for each in result["findings"]])
+        result = call_in_subprocess(performed, asked, patience=timeout, guarded=True)
+    except SubprocessLost as lost:
+        return TrialResult(request.device, False, confinement.ended(lost))
+    return TrialResult(request.device, False, [Finding(**each) for each in result["findings"]])
 
 
 def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -174,7 +174,7 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
 # -- simulated -------------------------------------------------------------------------------------
 
 
-def _simulated(request: Request, against: StrPath | None, timeout: float) -> Rehearsal:
+def _simulated(request: Request, against: StrPath | None, timeout: float) -> TrialResult:
     from .stage_fake import simulate
 
     model = request.model
@@ -195,7 +195,7 @@ def _simulated(request: Request, against: StrPath | None, timeout: float) -> Reh
             replace(each, details=[*each.details, note]) if each.check == "step" else each
             for each in findings
         )
-    return Rehearsal(request.device, True, findings)
+    return TrialResult(request.device, True, findings)
 
 
 # -- against another -------------------------------------------------------------------------------

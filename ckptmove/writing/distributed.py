@@ -27,7 +27,7 @@ class Part(NamedTuple):
     sources: tuple[tuple[str, int, int], ...]
 
 
-class Spread(NamedTuple):
+class RemoteParts(NamedTuple):
     """Somebody who has parts written elsewhere.
 
     Attributes:
@@ -40,7 +40,7 @@ class Spread(NamedTuple):
 
 
 #: Who takes parts of large files, if anybody.
-SPREAD: ContextVar[Spread | None] = ContextVar("SPREAD", default=None)
+SPREAD: ContextVar[RemoteParts | None] = ContextVar("SPREAD", default=None)
 
 
 def parts_of(

@@ -37,13 +37,13 @@ def write_part(part: Part, progress: Progress | None = None) -> Sequence[int]:
             if seen_of(source) != seen:
                 raise CorruptError("the file was changed while it was read", path=source.path)
         try:
-            file = stack.enter_context(Unnamed(part.file, None, part.path, sources))
+            file = stack.enter_context(PlanFile(part.file, None, part.path, sources))
         except OSError as error:
             raise failure_of(error, part.path) from error
         return file.write_part(part.plan, progress)
 
 
-class Unnamed:
+class PlanFile:
     """A file in the making. Used as a context, it is closed at the end."""
 
     def __init__(self, name: str, folder: int | None, path: str, sources: Sequence[Source]) -> None:
@@ -63,7 +63,7 @@ class Unnamed:
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if folder is None else os.O_CREAT | os.O_EXCL)
         self.fd = os.open(name, flags, mode_from(sources) | 0o200, dir_fd=folder)
 
-    def __enter__(self) -> Unnamed:
+    def __enter__(self) -> PlanFile:
         return self
 
     def __exit__(

@@ -16,10 +16,10 @@ from ..errors import StrPath, WriteError
 from ..sources.source import Source
 from .copy import NOT_HERE
 from .destination import Destination, check_destination, exists, failure_of
-from .execute import Unnamed
+from .execute import PlanFile
 
 
-class Staged(Unnamed):
+class Staged(PlanFile):
     """A file in the making. Used as a context, it is gone at the end unless it was committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from ..errors import RefusedError, StrPath, WriteError
 from ..sources.source import Source
 from .destination import Destination, exists, failure_of, hidden_name, mode_from, mode_of
-from .execute import Unnamed
+from .execute import PlanFile
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
@@ -48,7 +48,7 @@ class StagedFolder:
         self._beside = os.path.dirname(os.path.abspath(self.path))
         self.hidden = os.path.join(self._beside, self._destination.hidden)
         self._folders = [self._destination.hidden]
-        self._files: list[Unnamed] = []
+        self._files: list[PlanFile] = []
         try:
             self._mkdir(self._destination.hidden)
         except BaseException as error:  # a signal may come after the directory did
@@ -103,7 +103,7 @@ class StagedFolder:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def file(self, name: str, sources: Sequence[Source] | None = None) -> Unnamed:
+    def file(self, name: str, sources: Sequence[Source] | None = None) -> PlanFile:
         """A new file in it, to be written; used as a context, it is open no longer than that.
 
         Args:
@@ -119,7 +119,7 @@ class StagedFolder:
             *folders, own = self._parts(name)
             inside = os.path.join(self._made(folders), own)
             given = self.sources if sources is None else sources
-            file = Unnamed(inside, self._destination.folder, path, given)
+            file = PlanFile(inside, self._destination.folder, path, given)
         except (OSError, ValueError) as error:
             raise failure_of(error, path) from error
         self._files.append(file)

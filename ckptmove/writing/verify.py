@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 
 from ..errors import CorruptError, WriteError
-from ..plans.plan import Check, Checksum, Measure, Plan
+from ..plans.plan import Check, Checksum, CrcRange, Plan
 from ..sources.source import File, Source
 
 #: Called with how many bytes were copied and verified since the last call.
@@ -190,7 +190,7 @@ class Measured:
         crcs: one for each of the ranges, which are in order and don't overlap.
     """
 
-    def __init__(self, measures: Sequence[Measure] | Sequence[Checksum]) -> None:
+    def __init__(self, measures: Sequence[CrcRange] | Sequence[Checksum]) -> None:
         self.crcs = [0] * len(measures)
         self._measures = measures
         self._ends = [measure.at + measure.nbytes for measure in measures]

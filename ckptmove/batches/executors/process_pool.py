@@ -25,7 +25,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from ..run_item import LISTENER
-from .progress import Teller, sendable
+from .progress import ProgressReporter, sendable
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
@@ -282,7 +282,7 @@ def _perform(data: bytes, told: IO[bytes]) -> None:
         context = copy_context()
         context.run(
             LISTENER.set,
-            Teller(lambda nbytes: _put(told, pickle.dumps(("progress", nbytes))), _OFTEN),
+            ProgressReporter(lambda nbytes: _put(told, pickle.dumps(("progress", nbytes))), _OFTEN),
         )
         answer = ("returned", context.run(call, *args, **kwargs))
         sent = pickle.dumps(answer)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class Teller:
+class ProgressReporter:
     """Tells of progress, but not too often."""
 
     def __init__(self, tell: Callable[[int], object], seconds: float) -> None:

@@ -27,11 +27,11 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ...errors import WriteError
-from ...writing.distributed import SPREAD, Part, Spread
+from ...writing.distributed import SPREAD, Part, RemoteParts
 from ...writing.execute import write_part
 from ..run_item import LISTENER
 from ..trees.ledger import Ledger
-from .progress import Teller, sendable
+from .progress import ProgressReporter, sendable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
@@ -293,9 +293,9 @@ def carry_out(sent: bytes, number: int, told: Any) -> bytes:
                 return pickle.dumps(("unfit", why))
             _seen.add(call.mark)
         context = copy_context()
-        context.run(LISTENER.set, Teller(partial(_tell, told, number), _OFTEN))
+        context.run(LISTENER.set, ProgressReporter(partial(_tell, told, number), _OFTEN))
         if call.part_nbytes:
-            spread = Spread(call.part_nbytes, partial(_written_elsewhere, call, number, told))
+            spread = RemoteParts(call.part_nbytes, partial(_written_elsewhere, call, number, told))
             context.run(SPREAD.set, spread)
         return pickle.dumps(("returned", context.run(call.function, *call.arguments)))
     except Exception as error:

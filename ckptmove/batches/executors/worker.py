@@ -20,10 +20,10 @@ from ...reports.data.batch_items import (
 )
 from ...sources.source import NO_MEMORY
 from ...writing.destination import failure_of, syncing_later
-from ...writing.in_place.change import settle
+from ...writing.in_place.change import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
-from ..run_item import Made, made_or_there
-from ..trees.object_ledger import Book, book_at
+from ..run_item import ItemOutcome, made_or_there
+from ..trees.object_ledger import Book, open_ledger_at
 from ..trees.tree import at
 
 _REFUSALS = (RefusedError, UnsupportedError, UntrustedError, UsageError)
@@ -74,14 +74,14 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 @lru_cache(_LEDGERS)
 def _ledger(path: str, since: int) -> Book:
     """Shared by all items of a batch that this process does: none reads what another has read."""
-    return book_at(path, since)
+    return open_ledger_at(path, since)
 
 
 def _entered(task: Task, ledger: Book) -> Result:
     """Do an item that nobody else is at, and enter it into the ledger."""
     item, notes = task.item, list[str]()
     if task.in_place:
-        notes += settle(item.path)
+        notes += recover_if_interrupted(item.path)
     known = ledger.of(item.name) or task.known
     key = key_of(task, source_stamp(item)) if item.kind != "unreadable" else ""
     if known is not None:
@@ -111,7 +111,7 @@ def _may_be_changed(known: Entry | None, now: Entry) -> bool:
     return known is not None and (known.outcome, known.tags) == (DONE, now.tags)
 
 
-def _made_by_tags(task: Task, ledger: Book, known: Entry | None) -> Made | None:
+def _made_by_tags(task: Task, ledger: Book, known: Entry | None) -> ItemOutcome | None:
     """Change a file in place that a second change would make another; None if it was changed.
 
     Raises:
@@ -155,7 +155,7 @@ def _entry(task: Task, key: str, outcome: str) -> Entry:
     return Entry(task.item.name, key, outcome, *at(output).output_of(output, summed=True))
 
 
-def _result(item: Item, made: Made) -> Result:
+def _result(item: Item, made: ItemOutcome) -> Result:
     """What became of an item that a verb came to an end with."""
     output = item.output or None
     result = result_of(item, DONE, output=output, bytes_written=made.bytes_written)

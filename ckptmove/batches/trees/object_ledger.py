@@ -81,14 +81,14 @@ def _entry(url: str) -> Entry | None:
 Book = Ledger | Marks
 
 
-def book_in(root: str) -> Book:
+def open_ledger_in(root: str) -> Book:
     """The ledger of a tree, as a batch is planned."""
     if is_url(root):
         return Marks(joined(root, MARKS), whole=True)
     return Ledger(joined(root, LEDGER))
 
 
-def book_at(path: str, since: int = 0) -> Book:
+def open_ledger_at(path: str, since: int = 0) -> Book:
     """The same ledger, as an item is done.
 
     Args:

@@ -10,7 +10,7 @@ from ...manifest.dtypes import BITS
 from ...pickles.nodes import Node
 from ...reports.data.difference import Difference, Kind
 from ...torch_pickle.values.strided import Tensor, reach_of
-from ..draft import Draft, Stored, View
+from ..draft import CheckpointGraph, StorageBytes, View
 
 _FLOATING = ("float", "bfloat", "complex")
 
@@ -18,8 +18,8 @@ _FLOATING = ("float", "bfloat", "complex")
 class Shown(NamedTuple):
     """Elements of a storage, as a tensor of a draft shows them."""
 
-    draft: Draft
-    stored: Stored
+    draft: CheckpointGraph
+    stored: StorageBytes
     view: View
 
 
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     node: Node
     tensor: Tensor
     shown: Shown | None
-    draft: Draft
+    draft: CheckpointGraph
 
     @property
     def is_left_out(self) -> bool:
@@ -61,7 +61,7 @@ class Held(NamedTuple):
         return stored.source, stored.start + start, stored.start + end
 
 
-def is_left_out(tensor: Tensor, draft: Draft) -> bool:
+def is_left_out(tensor: Tensor, draft: CheckpointGraph) -> bool:
     """Whether a tensor has a storage, and that not the bytes that it needs."""
     if tensor.storage is None:
         return False

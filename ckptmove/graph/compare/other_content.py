@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...errors import UnsupportedError
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ...reports.data.difference import Difference, Kind
-from ..draft import Draft
+from ..draft import CheckpointGraph
 from .excerpts import changed_lines, first_unlike, of_bytes
 
 _CLASS = "__torch__."  # how the names of a program's own classes begin
@@ -33,7 +33,9 @@ class Beside(NamedTuple):
     devices: int
 
 
-def compare_beside(old: Draft, new: Draft, *, ignore_devices: bool = False) -> Beside:
+def compare_beside(
+    old: CheckpointGraph, new: CheckpointGraph, *, ignore_devices: bool = False
+) -> Beside:
     """Compare metadata and other records of two checkpoints; name what can't be compared.
 
     Records are compared by name where both checkpoints are of one format. A format that another is
@@ -69,7 +71,7 @@ def compare_beside(old: Draft, new: Draft, *, ignore_devices: bool = False) -> B
     return Beside(found, compared, devices)
 
 
-def is_code(difference: Difference, old: Draft, new: Draft) -> bool:
+def is_code(difference: Difference, old: CheckpointGraph, new: CheckpointGraph) -> bool:
     """Whether a difference is one of code alone, or of something that can't be compared.
 
     Code are records of code; in the saved object of a TorchScript program the names of its classes,
@@ -92,7 +94,7 @@ def is_code(difference: Difference, old: Draft, new: Draft) -> bool:
     return bool(compiled) and within and kind in _OF_VALUES
 
 
-def _unlike_metadata(old: Draft, new: Draft) -> Iterator[Difference]:
+def _unlike_metadata(old: CheckpointGraph, new: CheckpointGraph) -> Iterator[Difference]:
     """What differs in what the headers of safetensors say of the whole, whichever file keeps it."""
     one, two = _metadata(old), _metadata(new)
     for key in {**one, **two}:
@@ -105,15 +107,15 @@ def _unlike_metadata(old: Draft, new: Draft) -> Iterator[Difference]:
             yield Difference(Kind.VALUE, name, one[key], two[key])
 
 
-def _metadata(draft: Draft) -> dict[str, str]:
+def _metadata(draft: CheckpointGraph) -> dict[str, str]:
     """The metadata but for other names of tensors: these are tensors, and compared as such."""
     if not draft.metadata:
         return {}
-    names = {entry.name for entry in draft.listed().tensors}
+    names = {entry.name for entry in draft.list_contents().tensors}
     return {key: text for key, text in draft.metadata.items() if key not in names}
 
 
-def _by_name(draft: Draft) -> dict[str, HeldRecord]:
+def _by_name(draft: CheckpointGraph) -> dict[str, HeldRecord]:
     """The records that count, by name."""
     return {held.record.name: held for held in draft.records if held.record.kind.is_content}
 
@@ -122,7 +124,7 @@ def _said(record: OtherRecord) -> dict[str, Any]:
     return {"$": "record", "of": str(record.kind), "nbytes": record.nbytes}
 
 
-def _apart(old: Draft | None, new: Draft | None) -> Iterator[Difference]:
+def _apart(old: CheckpointGraph | None, new: CheckpointGraph | None) -> Iterator[Difference]:
     """What one of two checkpoints of different formats has."""
     draft = old or new
     assert draft is not None

@@ -18,7 +18,7 @@ from ...reports.data.difference import Difference, Kind
 from ...torch_pickle.pickled_modules import attributes_of
 from ...torch_pickle.values.strided import Tensor
 from ..canonical import Composite
-from ..draft import Draft
+from ..draft import CheckpointGraph
 from ..edges import (
     COMPOSITE,
     Edges,
@@ -65,8 +65,8 @@ class Pairs(NamedTuple):
 
 
 def pair(
-    old: Draft,
-    new: Draft,
+    old: CheckpointGraph,
+    new: CheckpointGraph,
     *,
     chosen: Set[str] | None = None,
     ignore_devices: bool = False,
@@ -89,8 +89,8 @@ def pair(
 class _Pairing:
     def __init__(
         self,
-        old: Draft,
-        new: Draft,
+        old: CheckpointGraph,
+        new: CheckpointGraph,
         chosen: Set[str] | None,
         ignore_devices: bool,
         cast: bool,
@@ -115,7 +115,7 @@ class _Pairing:
 
     def run(self) -> Pairs:
         whole = self.chosen is None or "" in self.chosen
-        alike = self.old.draft.listed().alike | self.new.draft.listed().alike
+        alike = self.old.draft.list_contents().alike | self.new.draft.list_contents().alike
         root = Where(None, (), 0, whole, False, alike)
         self.later.append((self.old.draft.graph.root, self.new.draft.graph.root, root))
         while self.todo or self.later:

@@ -13,7 +13,7 @@ from ...reports.data.difference import Kind
 from ...sources.source import Memory, Readable
 from ...torch_pickle.values.strided import Tensor
 from ..canonical import data_of, flags_of, held_by, is_plain, nodes_of
-from ..draft import Draft, View
+from ..draft import CheckpointGraph, View
 from ..edges import COMPOSITE, bytes_of, type_of
 from .difference import Held, Shown, is_left_out
 
@@ -24,7 +24,7 @@ _LONGEST_TERM = 4096  # characters, bytes or bits of a scalar that is
 class Side:
     """One of the checkpoints."""
 
-    def __init__(self, draft: Draft, added: bool) -> None:
+    def __init__(self, draft: CheckpointGraph, added: bool) -> None:
         self.draft = draft
         self.recogniser = draft.graph.recogniser
         self.kind = Kind.VALUE_ADDED if added else Kind.VALUE_REMOVED

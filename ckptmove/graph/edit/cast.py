@@ -16,7 +16,7 @@ from ...manifest.manifest import Section, TensorEntry
 from ...pickles.nodes import Call, Node, Persistent, Tuple
 from ...torch_pickle.values.tensors import Recogniser
 from ..canonical import is_plain, nodes_of
-from ..draft import Draft
+from ..draft import CheckpointGraph
 from ..patterns import covers, unheard
 
 #: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
@@ -111,7 +111,9 @@ def _dtype(given: Dtype) -> str:
     return full
 
 
-def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts) -> dict[str, int]:
+def cast(
+    draft: CheckpointGraph, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
+) -> dict[str, int]:
     """Have storages of a draft be of other dtypes.
 
     Args:
@@ -159,7 +161,12 @@ def cast(draft: Draft, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
 
 
 def _retype(
-    draft: Draft, id: str, dtype: str, calls: list[Call], recogniser: Recogniser, name: str
+    draft: CheckpointGraph,
+    id: str,
+    dtype: str,
+    calls: list[Call],
+    recogniser: Recogniser,
+    name: str,
 ) -> None:
     """Have one storage, and the tensors on it, be of another dtype."""
     stored = draft.stored[id]

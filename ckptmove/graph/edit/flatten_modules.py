@@ -12,10 +12,10 @@ from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.pickled_modules import is_module, state_of
 from ...torch_pickle.values.tensors import Recogniser
 from ..canonical import Composite, nodes_of
-from ..draft import Draft
+from ..draft import CheckpointGraph
 
 
-def flatten(draft: Draft) -> list[str]:
+def flatten(draft: CheckpointGraph) -> list[str]:
     """Replace the outermost modules of a draft; gives the names of the tensors that are left out.
 
     Raises:
@@ -23,7 +23,7 @@ def flatten(draft: Draft) -> list[str]:
     """
     if not any(is_module(node) for node in nodes_of(draft.graph.root)):
         return []
-    contents = draft.listed()
+    contents = draft.list_contents()
     draft.warnings += contents.doubts.sentences()
     listed = list(zip(contents.tensors, contents.nodes, strict=True))
     flattening = _Flattening(Recogniser(draft.graph.ids))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ...errors import RefusedError, UsageError
 from ...manifest.manifest import Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import counted, listed
+from ...phrases import join_names, plural
 from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tuple
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listing import Contents
@@ -63,7 +63,7 @@ class Weights:
         return spell(path)
 
     def __str__(self) -> str:
-        return f"{self.name} ({counted(self.count, 'tensor')})"
+        return f"{self.name} ({plural(self.count, 'tensor')})"
 
     @property
     def nameless(self) -> bool:
@@ -198,7 +198,7 @@ def _several(found: Sequence[Weights], section: Section) -> RefusedError:
     names = [each.name for each in found]
     what = "models" if section is Section.MODEL else "averages of weights"
     return RefusedError(
-        f"it holds several {what}: {listed([str(each) for each in found], _MOST_TOLD)}",
+        f"it holds several {what}: {join_names([str(each) for each in found], _MOST_TOLD)}",
         hint=f"--root '{names[0]}' takes one, --select '{names[0]}' --select '{names[1]}' several",
     )
 
@@ -329,7 +329,7 @@ def _none(contents: Contents, found: Sequence[Weights], section: Section) -> Ref
     doubts = contents.doubts.sentences()
     hint = doubts[0] if doubts else "ckptmove inspect lists them" if contents.tensors else None
     many = len(contents.tensors)
-    among = f" among its {counted(many, 'tensor')}" if many else ""
+    among = f" among its {plural(many, 'tensor')}" if many else ""
     return RefusedError(f"it holds no {what}{among}", hint=hint)
 
 
@@ -340,11 +340,11 @@ def places_of(found: Sequence[Weights]) -> str:
         Section.EMA: "averages of weights (EMA)",
     }
     if len(found) == 1 and not (found[0].path or found[0].head):
-        return f"its {counted(found[0].count, 'tensor')} are {what[found[0].section]}"
-    told = [f"{each.name!r} ({counted(each.count, 'tensor')})" for each in found]
+        return f"its {plural(found[0].count, 'tensor')} are {what[found[0].section]}"
+    told = [f"{each.name!r} ({plural(each.count, 'tensor')})" for each in found]
     kinds = {each.section for each in found}
     kind = what[found[0].section] if len(kinds) == 1 else "weights"
-    return f"{kind} are under {listed(told, _MOST_PLACES)}"
+    return f"{kind} are under {join_names(told, _MOST_PLACES)}"
 
 
 def section_asked(weights: str) -> Section:

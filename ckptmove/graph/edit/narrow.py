@@ -9,10 +9,10 @@ from typing import Any
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path
-from ...phrases import counted, quoted
+from ...phrases import plural, quote
 from ...torch_pickle.listing import Contents
 from ...torch_pickle.values.tensors import Recogniser
-from ..draft import Draft
+from ..draft import CheckpointGraph
 from ..nested_checkpoints import names_within, show_within
 from ..patterns import is_name
 from .model_weights import (
@@ -55,7 +55,7 @@ def _json(weights: Weights) -> dict[str, Any]:
 
 
 def leave(
-    draft: Draft,
+    draft: CheckpointGraph,
     *,
     root: str | None = None,
     weights: str | None = None,
@@ -80,12 +80,12 @@ def leave(
     graph = draft.graph
     if root is not None:
         show_within(draft, lambda name: root == name or root.startswith(f"{name}."))
-    while weights is not None and not weights_in(draft.listed()):
+    while weights is not None and not weights_in(draft.list_contents()):
         names = set(names_within(draft))
         if not names:
             break
         show_within(draft, names.__contains__)
-    before = draft.listed()
+    before = draft.list_contents()
     path: Path = ()
     left_out = list[str]()
     if root is not None:
@@ -95,7 +95,7 @@ def leave(
     if select or exclude:
         if graph.within and not there and not {*WEIGHTS}.isdisjoint(select):
             raise _inside_bytes(draft)
-        listing = draft.listed() if root is not None else before
+        listing = draft.list_contents() if root is not None else before
         pruned, meant = prune(graph.root, Recogniser(graph.ids), select, exclude, listing)
         within = "" if root is None else f"{root}."
         left_out += [f"{within}{name}" for name in pruned]
@@ -103,13 +103,13 @@ def leave(
     elif root is not None and weights is None:
         model = _at(path, there)
     if model is not None and weights is not None:
-        graph.root, gone = state_of(model, graph.root, draft.listed(), path)
+        graph.root, gone = state_of(model, graph.root, draft.list_contents(), path)
         left_out += gone
         draft.warnings += before.doubts.sentences()
         if model.nameless:
             draft.warnings.append(f"nothing tells what the model calls the tensors of {model.name}")
     plain = bool(select) and not (exclude or weights) and all(map(is_name, select))
-    if before.tensors and not plain and not draft.listed().tensors:
+    if before.tensors and not plain and not draft.list_contents().tensors:
         raise _none_left(before, there)
     if model is None:
         return Wanted(left_out)
@@ -124,18 +124,18 @@ def _at(path: Path, there: Sequence[Weights]) -> Weights | None:
     return found[0] if len(found) == 1 and found[0].path == path else None
 
 
-def _inside_bytes(draft: Draft) -> RefusedError:
+def _inside_bytes(draft: CheckpointGraph) -> RefusedError:
     """The weights that are wanted can only be in bytes that hold checkpoints."""
     names = names_within(draft)
     return RefusedError(
-        f"its weights are in a checkpoint inside the bytes at {quoted(names)}",
+        f"its weights are in a checkpoint inside the bytes at {quote(names)}",
         hint=f"--weights model takes them, --root {names[0]!r} takes all of that checkpoint",
     )
 
 
 def _none_left(before: Contents, there: Sequence[Weights]) -> RefusedError:
     """Nothing that is wanted is a tensor, though there are some."""
-    many = counted(len(before.tensors), "tensor")
+    many = plural(len(before.tensors), "tensor")
     what = f"the options leave out all of its {many}"
     if not there:
         hint = "ckptmove inspect lists them; --select NAME takes a value that is no tensor"

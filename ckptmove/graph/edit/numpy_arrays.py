@@ -15,12 +15,12 @@ from ...torch_pickle.values.numpy_arrays import Array, array_of, put_content
 from ...torch_pickle.values.strided import contiguous_stride
 from ..array_order import Order, Reordered, order_of
 from ..canonical import nodes_of
-from ..draft import Draft, Stored, View
+from ..draft import CheckpointGraph, StorageBytes, View
 
 _TYPED = frozenset(STORAGE_CLASSES.values())
 
 
-def tensors_for_arrays(draft: Draft) -> int:
+def tensors_for_arrays(draft: CheckpointGraph) -> int:
     """Have tensors stand for the arrays in state dicts of a draft; gives how many."""
     made: dict[int, tuple[Node, Call]] = {}  # holds the arrays, so that no id is used again
     for node in nodes_of(draft.graph.root):
@@ -47,12 +47,12 @@ class ArrayBytes(NamedTuple):
     """
 
     blob: Blob
-    stored: Stored
+    stored: StorageBytes
     view: View
     order: Order | None
 
 
-def bytes_of_arrays(draft: Draft, contents: Contents) -> dict[int, ArrayBytes]:
+def bytes_of_arrays(draft: CheckpointGraph, contents: Contents) -> dict[int, ArrayBytes]:
     """Have the bytes of arrays be blobs of their own; gives them by `id()` of the array.
 
     An array stays what it is in the graph. Its bytes become a tensor of the file, and what the tree
@@ -82,7 +82,7 @@ def bytes_of_arrays(draft: Draft, contents: Contents) -> dict[int, ArrayBytes]:
     return found
 
 
-def _blob(draft: Draft, array: Array) -> Blob:
+def _blob(draft: CheckpointGraph, array: Array) -> Blob:
     content = array.content
     if isinstance(content, Blob) and content.content is None:
         blob = Blob(0, array.nbytes, None)
@@ -91,7 +91,7 @@ def _blob(draft: Draft, array: Array) -> Blob:
     return Blob(0, array.nbytes, _held(content))
 
 
-def _tensor(draft: Draft, array: Array, number: int) -> Call:
+def _tensor(draft: CheckpointGraph, array: Array, number: int) -> Call:
     key, graph = f"numpy/{number}", draft.graph
     stored, view = _stored(draft, array, key)
     draft.stored[key] = stored
@@ -99,11 +99,11 @@ def _tensor(draft: Draft, array: Array, number: int) -> Call:
     return graph.tensor(storage, view.dtype, view.shape, view.stride, 0)
 
 
-def _stored(draft: Draft, array: Array, key: str) -> tuple[Stored, View]:
+def _stored(draft: CheckpointGraph, array: Array, key: str) -> tuple[StorageBytes, View]:
     """Where the bytes of an array come from, and how its elements lie there."""
     dtype, content = array.dtype if array.dtype in _TYPED else None, array.content
     view = View(array.dtype, array.shape, array.stride, 0)
-    stored = Stored(key, "cpu", dtype, array.nbytes, big_endian=array.big_endian)
+    stored = StorageBytes(key, "cpu", dtype, array.nbytes, big_endian=array.big_endian)
     if not isinstance(content, Blob) or content.content is not None:
         return stored._replace(content=_held(content)), view
     window = draft.blobs[id(content)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ...errors import RefusedError, UsageError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path, spell, spell_apart
-from ...phrases import listed
+from ...phrases import join_names
 from ...pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.children import children_of
@@ -69,7 +69,7 @@ def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
     known = [spell(keys) for keys in (_shown(root) if own else _state(root)) if keys != _OF_TORCH]
     raise RefusedError(
         f"it has nothing under the name {name!r}",
-        hint=f"at the top it has {listed(known)}" if known else None,
+        hint=f"at the top it has {join_names(known)}" if known else None,
     )
 
 

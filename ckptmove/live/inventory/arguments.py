@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...manifest.paths import Path
-from .object_walk import is_words
+from .object_walk import has_no_tensors
 
 _LONGEST_SAID = 40  # characters
 
@@ -75,7 +75,7 @@ def check_others(
                 f"{name!r} is also the name of a part of the model",
                 hint="use another keyword",
             )
-        if is_words(value):
+        if has_no_tensors(value):
             close = difflib.get_close_matches(name, parameters, 1)
             meant = f"did you mean {close[0]!r}? " if close else ""
             raise UsageError(

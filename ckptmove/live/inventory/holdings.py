@@ -45,7 +45,7 @@ _PARAMETERS = (
 )
 
 
-class Held(str, Enum):
+class Ownership(str, Enum):
     """How a tensor is held."""
 
     PARAMETER = "parameter"
@@ -65,10 +65,10 @@ class Held(str, Enum):
 
 
 #: What a module has registered, so that `Module.to` moves it.
-REGISTERED = (Held.PARAMETER, Held.BUFFER, Held.TRANSIENT)
+REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
 
 
-class Holding(NamedTuple):
+class HeldTensor(NamedTuple):
     """A tensor under a path.
 
     Attributes:
@@ -84,7 +84,7 @@ class Holding(NamedTuple):
 
     path: Path
     tensor: torch.Tensor
-    held: Held
+    held: Ownership
     section: Section
     role: Role | None = None
     module: str = ""
@@ -121,16 +121,16 @@ class Holdings:
         optimizers: by path.
     """
 
-    all: list[Holding] = field(default_factory=list)
+    all: list[HeldTensor] = field(default_factory=list)
     aliases: list[Alias] = field(default_factory=list)
     naming: list[Naming] = field(default_factory=list)
-    foreign: list[Holding] = field(default_factory=list)
+    foreign: list[HeldTensor] = field(default_factory=list)
     full: bool = False
     modules: dict[Path, nn.Module] = field(default_factory=dict)
     roots: list[Path] = field(default_factory=list)
     optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)
 
-    def of(self, *held: Held) -> list[Holding]:
+    def of(self, *held: Ownership) -> list[HeldTensor]:
         """Those that are held in one of these ways."""
         return [each for each in self.all if each.held in held]
 
@@ -189,18 +189,18 @@ def holdings(
     found.all += rest
     reach = Reach()
     for at in reach.reached(batch, ("batch",)):
-        found.all.append(Holding(at.path, at.tensor, Held.BATCH, Section.OTHER, at.role))
+        found.all.append(HeldTensor(at.path, at.tensor, Ownership.BATCH, Section.OTHER, at.role))
     found.full = found.full or reach.full
     return found
 
 
-def _names(held: Iterable[Holding]) -> dict[int, Path]:
+def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
     """By `id()` of a tensor: what to call it where an optimizer has it."""
     several: tuple[dict[int, Path], ...] = ({}, {}, {})
     for each in held:
-        if each.held is not Held.GRADIENT:
+        if each.held is not Ownership.GRADIENT:
             of_model = each.section is Section.MODEL
-            rank = 0 if each.held is Held.PARAMETER else 1 if of_model else 2
+            rank = 0 if each.held is Ownership.PARAMETER else 1 if of_model else 2
             several[rank].setdefault(id(each.tensor), each.path)
     first, second, third = several
     return {**third, **second, **first}
@@ -256,21 +256,23 @@ def _of_module(module: nn.Module, path: Path, found: Holdings) -> None:
         if parameter is None:
             continue
         own = (*path, name)
-        found.all.append(Holding(own, parameter, Held.PARAMETER, Section.MODEL, module=place))
+        found.all.append(
+            HeldTensor(own, parameter, Ownership.PARAMETER, Section.MODEL, module=place)
+        )
         found.all += _gradient(own, parameter, place)
     for name, buffer in module._buffers.items():
         if buffer is not None:
             saved = name not in module._non_persistent_buffers_set
-            held = Held.BUFFER if saved else Held.TRANSIENT
-            found.all.append(Holding((*path, name), buffer, held, Section.MODEL, module=place))
+            held = Ownership.BUFFER if saved else Ownership.TRANSIENT
+            found.all.append(HeldTensor((*path, name), buffer, held, Section.MODEL, module=place))
 
 
-def _gradient(path: Path, tensor: torch.Tensor, place: str) -> list[Holding]:
+def _gradient(path: Path, tensor: torch.Tensor, place: str) -> list[HeldTensor]:
     gradient = tensor.grad if tensor.is_leaf else None
     if gradient is None:
         return []
     own = (*path, "grad")
-    return [Holding(own, gradient, Held.GRADIENT, Section.MODEL, None, place, path)]
+    return [HeldTensor(own, gradient, Ownership.GRADIENT, Section.MODEL, None, place, path)]
 
 
 def _hidden(
@@ -279,7 +281,7 @@ def _hidden(
     """Tensors that no state dict and no `Module.to` knows of."""
     place = spell(path) if path else ""
 
-    def add(value: object, at: Path, held: Held) -> None:
+    def add(value: object, at: Path, held: Ownership) -> None:
         for each in reach.reached(value, at):
             if id(each.tensor) not in registered:
                 found.all += _unregistered(each, held, place)
@@ -290,15 +292,15 @@ def _hidden(
             named = cast("torch.device | str", value)
             found.naming.append(Naming((*path, name), module, name, named))
         else:
-            add(value, (*path, name), Held.UNREGISTERED)
+            add(value, (*path, name), Ownership.UNREGISTERED)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None:
             if own := besides(tensor):
-                add(own, (*path, name), Held.UNREGISTERED)
+                add(own, (*path, name), Ownership.UNREGISTERED)
             for key, hook in hooks_of(tensor):
-                add(hook, (*path, name, key), Held.HOOK)
+                add(hook, (*path, name, key), Ownership.HOOK)
     for hook in hooks(module):
-        add(hook, (*path, f"hook {name_of(hook)}"), Held.HOOK)
+        add(hook, (*path, f"hook {name_of(hook)}"), Ownership.HOOK)
 
 
 def _shared(
@@ -315,12 +317,12 @@ def _shared(
                 continue
             met.add((kind, name))
             for each in reach.reached(value, (*path, name)):
-                found.all += _unregistered(each, Held.CLASS, place)
+                found.all += _unregistered(each, Ownership.CLASS, place)
 
 
-def _unregistered(each: Reached, held: Held, place: str) -> list[Holding]:
+def _unregistered(each: Reached, held: Ownership, place: str) -> list[HeldTensor]:
     role = Role.RNG_STATE if _is_rng_state(each.tensor, each.path) else each.role
-    own = Holding(
+    own = HeldTensor(
         each.path, each.tensor, held, Section.MODEL, role, place, in_module=each.in_module
     )
     return [own, *_gradient(each.path, each.tensor, place)]
@@ -352,14 +354,14 @@ def _of_optimizer(
                 continue
             own = (*where, "params", k)
             owners[id(parameter)] = own
-            foreign = Holding(own, parameter, Held.FOREIGN, Section.OPTIMIZER)
+            foreign = HeldTensor(own, parameter, Ownership.FOREIGN, Section.OPTIMIZER)
             found.foreign.append(foreign)
             found.all += [foreign, *_gradient(own, parameter, "")]
         rest = {key: value for key, value in group.items() if key != "params"}
         for inner, tensor in reach.within(rest, where):
             first = owners.get(id(group["params"][0])) if group["params"] else None
-            held, role = Held.HYPERPARAMETER, Role.HYPERPARAMETER
-            found.all.append(Holding(inner, tensor, held, Section.OPTIMIZER, role, "", first))
+            held, role = Ownership.HYPERPARAMETER, Role.HYPERPARAMETER
+            found.all.append(HeldTensor(inner, tensor, held, Section.OPTIMIZER, role, "", first))
     for key, slots in optimizer.state.items():
         owner = owners.get(id(key)) if isinstance(key, torch.Tensor) else None
         named = (spell(owner),) if owner is not None else (_key(key),)
@@ -367,12 +369,12 @@ def _of_optimizer(
             slot = str(inner[len(path) + 2]) if len(inner) > len(path) + 2 else ""
             on_cpu = owner is not None and stays_on_cpu(optimizer, groups.get(id(key), {}), slot)
             step = Role.STEP if on_cpu else None
-            state = Holding(inner, tensor, Held.STATE, Section.OPTIMIZER, step, "", owner)
+            state = HeldTensor(inner, tensor, Ownership.STATE, Section.OPTIMIZER, step, "", owner)
             found.all.append(state)
     for name, hook in hooks_of(optimizer):
         for inner, tensor in reach.within(hook, (*path, name)):
             if id(tensor) not in owners:
-                found.all.append(Holding(inner, tensor, Held.HOOK, Section.OPTIMIZER))
+                found.all.append(HeldTensor(inner, tensor, Ownership.HOOK, Section.OPTIMIZER))
     found.full = found.full or reach.full
 
 
@@ -408,13 +410,13 @@ def stays_on_cpu(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], slo
 
 def _of_object(
     value: object, name: str, section: Section, names: Mapping[int, Path], known: Known
-) -> list[Holding]:
+) -> list[HeldTensor]:
     """A scheduler, a scaler or any object: what is in its attributes, but for the parameters."""
     kinds = (Mapping, list, tuple, set, torch.Tensor)
     inside = value if isinstance(value, kinds) else getattr(value, "__dict__", value)
     role = Role.HYPERPARAMETER if section is Section.SCHEDULER else None
     return [
-        Holding(each.path, each.tensor, Held.OTHER, section, role or each.role)
+        HeldTensor(each.path, each.tensor, Ownership.OTHER, section, role or each.role)
         for each in Reach(known.objects).reached(inside, (name,))
         if id(each.tensor) not in names
     ]

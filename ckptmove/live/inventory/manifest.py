@@ -25,7 +25,7 @@ from ...manifest.manifest import (
 )
 from ...manifest.paths import Path, spell
 from ...reports.manifests import LiveManifest
-from .holdings import REGISTERED, Held, Holding, Holdings, Naming
+from .holdings import REGISTERED, HeldTensor, Holdings, Naming, Ownership
 from .offloaded import Offloaded, Offloads
 from .warnings import oddities
 
@@ -108,7 +108,7 @@ def _follows(naming: Naming) -> bool:
 
 def _inputs(offloads: Offloads, found: Holdings, manifest: Manifest) -> str:
     """Where the inputs of a model go, in words; "" if it has no parameters."""
-    first = next((each for each in found.all if each.held is Held.PARAMETER), None)
+    first = next((each for each in found.all if each.held is Ownership.PARAMETER), None)
     if first is None:
         return ""
     where = first.module or "the model itself"
@@ -116,7 +116,7 @@ def _inputs(offloads: Offloads, found: Holdings, manifest: Manifest) -> str:
     brought = offloads.runs_on(first.path[:-1])
     if brought is not None:
         return f"inputs go to {brought} ({where}); accelerate moves them there"
-    entry = next(each for each in manifest.tensors if each.held == Held.PARAMETER)
+    entry = next(each for each in manifest.tensors if each.held == Ownership.PARAMETER)
     return f"inputs go to {entry.device} ({where})"
 
 
@@ -150,7 +150,7 @@ class _Listing:
         self._ids: dict[Hashable, str] = {}
         self._kept: list[object] = []  # so that no storage's key becomes another's
 
-    def add(self, holding: Holding) -> TensorEntry:
+    def add(self, holding: HeldTensor) -> TensorEntry:
         """List a tensor and its parts; gives the entry of the whole."""
         start = len(self._entries)
         wholes: list[int | None] = []
@@ -181,7 +181,7 @@ class _Listing:
 
     def _list(
         self,
-        holding: Holding,
+        holding: HeldTensor,
         path: Path,
         tensor: torch.Tensor,
         whole: int | None,
@@ -232,7 +232,7 @@ class _Listing:
         if entry.storage is None:
             self._entries[whole] = entry._replace(nbytes=entry.nbytes + part.nbytes)
 
-    def _state_key(self, holding: Holding) -> str | None:
+    def _state_key(self, holding: HeldTensor) -> str | None:
         path = holding.owner
         if path is None:
             path = holding.path if holding.section is Section.MODEL else None
@@ -245,7 +245,9 @@ class _Listing:
 
     # -- storages ------------------------------------------------------------------------------
 
-    def _storing(self, holding: Holding, path: Path, tensor: torch.Tensor, nbytes: int) -> _Storing:
+    def _storing(
+        self, holding: HeldTensor, path: Path, tensor: torch.Tensor, nbytes: int
+    ) -> _Storing:
         device = tag_of(tensor.device)
         if device == "meta":
             registered = holding.held in REGISTERED and path == holding.path

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...manifest.manifest import Role
 from ...manifest.paths import Key, Path
-from .opaque_types import is_denied, is_world
+from .opaque_types import is_denied, is_opaque_type
 
 #: Values that one walk looks at, so that a list of millions of words doesn't take forever.
 MOST_VALUES = 200_000
@@ -159,7 +159,7 @@ def besides(tensor: torch.Tensor | None) -> dict[str, object]:
     return {name: each for name, each in vars(tensor).items() if name not in inner}
 
 
-def is_words(value: object) -> bool:
+def has_no_tensors(value: object) -> bool:
     """Whether there is nothing but numbers and words in a value, however nested, or nothing."""
     todo, met = [value], set()
     while todo:
@@ -213,10 +213,10 @@ def _opener(kind: type) -> _Opener | None:
         return None
     for base, opener in _OPENERS:
         if issubclass(kind, base):
-            bare = kind is base or not issubclass(kind, _CONTAINERS) or is_world(kind)
+            bare = kind is base or not issubclass(kind, _CONTAINERS) or is_opaque_type(kind)
             own = None if bare else _own(kind)
             return opener if own is None else _both(opener, own)
-    return None if is_world(kind) else _own(kind)
+    return None if is_opaque_type(kind) else _own(kind)
 
 
 def _both(contents: _Opener, own: _Opener) -> _Opener:

@@ -42,7 +42,7 @@ _DRAGGING = frozenset(
 _WORLDS = (torch.optim.Optimizer, DataLoader, Dataset, type, types.ModuleType)
 
 
-def is_world(kind: type) -> bool:
+def is_opaque_type(kind: type) -> bool:
     """Whether objects of a class are not looked into: trainers, loggers, data sets, locks."""
     if issubclass(kind, _WORLDS):
         return True

@@ -11,7 +11,7 @@ import torch
 from ...manifest.device import kind_of
 from ...manifest.manifest import Role
 from ...manifest.paths import Path
-from .holdings import Held, Holdings
+from .holdings import Holdings, Ownership
 from .unregistered import Unregistered, unregistered
 
 
@@ -26,7 +26,7 @@ class Misplaced(NamedTuple):
     """
 
     name: str
-    held: Held
+    held: Ownership
     device: str
     wanted: str
     role: Role | None = None
@@ -36,7 +36,7 @@ Shaped = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Belonging:
+class OwnershipReport:
     """What belongs together, and doesn't.
 
     Attributes:
@@ -61,7 +61,7 @@ def belonging(
     *,
     fed: Callable[[torch.Tensor], bool] | None = None,
     call: Callable[[str], str] = str,
-) -> Belonging:
+) -> OwnershipReport:
     """How what was found belongs together.
 
     Args:
@@ -74,7 +74,7 @@ def belonging(
     untrained = _untrained(found)
     if fed is not None:
         foreign = [(name, each) for name, each in foreign if not fed(each)]
-        own = [each.tensor for each in found.of(Held.PARAMETER)]
+        own = [each.tensor for each in found.of(Ownership.PARAMETER)]
         if any(map(fed, own)):
             untrained = [(name, each) for name, each in untrained if fed(each)]
         elif len(untrained) < len({id(each) for each in own if each.requires_grad}):
@@ -85,9 +85,11 @@ def belonging(
     ]
     kind = next((type(each).__name__ for each in found.optimizers.values()), "AdamW")
     hidden = list(unregistered(found))
-    own_ones = {id(each.tensor) for each in found.of(Held.PARAMETER) if each.tensor.requires_grad}
+    own_ones = {
+        id(each.tensor) for each in found.of(Ownership.PARAMETER) if each.tensor.requires_grad
+    }
     shared = len({id(each) for _, each in _untrained(found)}) < len(own_ones)
-    return Belonging(_shaped(foreign), _shaped(untrained), wrong, hidden, kind, shared)
+    return OwnershipReport(_shaped(foreign), _shaped(untrained), wrong, hidden, kind, shared)
 
 
 def _shaped(named: Iterable[tuple[str, torch.Tensor]]) -> list[Shaped]:
@@ -105,7 +107,7 @@ def _untrained(found: Holdings) -> list[tuple[str, torch.Tensor]]:
     }
     others = {root[:1] for root in found.roots if root}
     left: dict[int, tuple[str, torch.Tensor]] = {}
-    for each in found.of(Held.PARAMETER):
+    for each in found.of(Ownership.PARAMETER):
         wanted = each.tensor.requires_grad and each.path[:1] not in others
         if wanted and id(each.tensor) not in trained:
             left.setdefault(id(each.tensor), (each.name, each.tensor))
@@ -120,7 +122,7 @@ def misplaced(found: Holdings) -> list[Misplaced]:
     owners: dict[Path, torch.Tensor] = {
         each.path: each.tensor
         for each in found.all
-        if each.held not in (Held.STATE, Held.GRADIENT, Held.HYPERPARAMETER)
+        if each.held not in (Ownership.STATE, Ownership.GRADIENT, Ownership.HYPERPARAMETER)
     }
     strict = {
         (path, id(parameter))
@@ -130,7 +132,7 @@ def misplaced(found: Holdings) -> list[Misplaced]:
         for parameter in group["params"]
     }
     wrong = []
-    for each in found.of(Held.STATE, Held.GRADIENT):
+    for each in found.of(Ownership.STATE, Ownership.GRADIENT):
         owner = owners.get(each.owner) if each.owner is not None else None
         if owner is None or owner.device.type == "meta":
             continue

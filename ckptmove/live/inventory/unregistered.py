@@ -10,7 +10,7 @@ from torch import nn
 
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path, spell
-from .holdings import Held, Holding, Holdings
+from .holdings import HeldTensor, Holdings, Ownership
 from .object_walk import hooks
 
 _IN_HOOK = "let the hook read it from a buffer of the module"
@@ -31,17 +31,17 @@ class Unregistered(NamedTuple):
     advice: str
     kind: type
     attribute: str
-    held: Held = Held.UNREGISTERED
+    held: Ownership = Ownership.UNREGISTERED
 
 
 def unregistered(found: Holdings) -> Iterator[Unregistered]:
     """Tensors that a model should register; not what libraries set anew whenever a module runs."""
     flat = {
         each.tensor.untyped_storage()._cdata
-        for each in found.of(Held.PARAMETER)
+        for each in found.of(Ownership.PARAMETER)
         if getattr(each.tensor, "_is_flat_param", False)  # FSDP's, which makes views of it itself
     }
-    for each in found.of(Held.UNREGISTERED, Held.HOOK, Held.CLASS):
+    for each in found.of(Ownership.UNREGISTERED, Ownership.HOOK, Ownership.CLASS):
         if each.section is Section.OPTIMIZER:
             yield from _of_optimizer(each, found)
             continue
@@ -58,14 +58,14 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
             yield Unregistered(each.name, advice, type(module), attribute, each.held)
 
 
-def _of_optimizer(each: Holding, found: Holdings) -> Iterator[Unregistered]:
+def _of_optimizer(each: HeldTensor, found: Holdings) -> Iterator[Unregistered]:
     for path, optimizer in found.optimizers.items():
         if each.path[: len(path)] == path:
             yield Unregistered(each.name, _IN_HOOK, type(optimizer), "", each.held)
             return
 
 
-def _module_at(holding: Holding, modules: Mapping[Path, nn.Module]) -> Path:
+def _module_at(holding: HeldTensor, modules: Mapping[Path, nn.Module]) -> Path:
     """The path of the module that holds something."""
     path = holding.path
     if not holding.module:
@@ -81,11 +81,11 @@ def _moves_itself(module: nn.Module) -> bool:
     return apply is not nn.Module._apply and not apply.__module__.startswith("torch.nn.modules.")
 
 
-def _advice(holding: Holding, module: nn.Module, attribute: str) -> str | None:
+def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | None:
     """What to write instead, or None where a tensor is made anew whenever the module runs."""
-    if holding.held is Held.HOOK:
+    if holding.held is Ownership.HOOK:
         return _IN_HOOK
-    if holding.held is Held.CLASS:
+    if holding.held is Ownership.CLASS:
         return f'self.register_buffer("{attribute}", …, persistent=False) in each of them'
     value = vars(module).get(attribute)
     if value is None:  # it hangs on a parameter

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 
 from ...manifest.device import kind_of
 from ...manifest.manifest import Manifest, TensorEntry
-from ...phrases import counted, listed
+from ...phrases import join_names, plural
 from ...reports.data.events import Operand, Trace
 from ...reports.data.verdict import SLOW, WRONG, Verdict
-from ..inventory.holdings import Held
-from ..inventory.ownership import Belonging
+from ..inventory.holdings import Ownership
+from ..inventory.ownership import OwnershipReport
 from .causes_optimizer import optimizer, state
-from .evidence import MOST_LINES, UNKNOWN, Case
+from .evidence import MOST_LINES, UNKNOWN, Evidence
 from .operations import UNNAMED
 
 _OFFLOADED = "(offloaded)"
 #: What a model computes with; only these are moved by `Module.to`.
-_REGISTERED = (Held.PARAMETER, Held.BUFFER, Held.TRANSIENT)
-_HIDDEN = (Held.UNREGISTERED, Held.HOOK)
+_REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
+_HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
 #: What tells the host values that it could do without; shapes it can't.
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
 
@@ -31,7 +31,7 @@ _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "ite
 def causes(
     device: str,
     manifest: Manifest,
-    belonging: Belonging = UNKNOWN,
+    belonging: OwnershipReport = UNKNOWN,
     trace: Trace | None = None,
     failed: str | None = None,
     variable: str = "",
@@ -46,7 +46,7 @@ def causes(
         failed: the exception that ended it, in a line, or None.
         variable: what the user calls the model, or "".
     """
-    case = Case(device, manifest, belonging, trace, failed, variable)
+    case = Evidence(device, manifest, belonging, trace, failed, variable)
     found = [*_model(case)]
     moved = not any(each.cause == "model-never-moved" for each in found)
     if moved:
@@ -71,7 +71,7 @@ def causes(
 # -- the model -------------------------------------------------------------------------------------
 
 
-def _model(case: Case) -> Iterator[Verdict]:
+def _model(case: Evidence) -> Iterator[Verdict]:
     entries = [e for e in case.manifest.tensors if e.held in _REGISTERED and e.part_of is None]
     entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
     unborn = [e for e in entries if e.device == "meta"]
@@ -79,7 +79,7 @@ def _model(case: Case) -> Iterator[Verdict]:
         fix = f"model.to_empty(device={case.device!r}), then load the state dict"
         if len(unborn) < len(entries):  # to_empty would take the values of the others
             fix = "give them values: load_state_dict(state, assign=True), or assign each one again"
-        title = f"{listed([e.name for e in unborn])}: on the meta device, without values"
+        title = f"{join_names([e.name for e in unborn])}: on the meta device, without values"
         yield Verdict("no-values", title, fix)
         entries = [e for e in entries if e.device != "meta"]
     away = [e for e in entries if case.is_away(e.device)]
@@ -88,7 +88,7 @@ def _model(case: Case) -> Iterator[Verdict]:
     where = " and ".join(sorted({e.device for e in away}))
     if len(away) == len(entries):
         ran = case.trace.operations if case.trace is not None else {}
-        lines = [f"{counted(count, 'operation')} ran on {device}" for device, count in ran.items()]
+        lines = [f"{plural(count, 'operation')} ran on {device}" for device, count in ran.items()]
         kind, name = case.manifest.path, case.variable or "model"
         the = "" if name == "model" else f" {name} ({kind})"
         most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
@@ -109,7 +109,7 @@ def _model(case: Case) -> Iterator[Verdict]:
     case.explain(names)
     yield Verdict(
         "partly-moved",
-        f"part of the model is on {where}: {listed(names)}",
+        f"part of the model is on {where}: {join_names(names)}",
         f'model.to("{case.device}") moves all of it'
         if not same_kind
         else "move the tensors that go from one part to the next: x = "
@@ -119,7 +119,7 @@ def _model(case: Case) -> Iterator[Verdict]:
     )
 
 
-def _others(case: Case) -> Iterator[Verdict]:
+def _others(case: Evidence) -> Iterator[Verdict]:
     """Modules besides the model that stayed: a loss with weights, another network."""
     owned: dict[str, list[Operand]] = {}
     for each in case.broken():
@@ -128,11 +128,11 @@ def _others(case: Case) -> Iterator[Verdict]:
     for owner, operands in owned.items():
         names = [each.name for each in operands]
         case.explain(names)
-        trained = any(each.held == Held.PARAMETER for each in operands)
+        trained = any(each.held == Ownership.PARAMETER for each in operands)
         yield Verdict(
             "model-never-moved" if trained else "criterion-never-moved",
-            f"{owner} was never moved: its {listed(names)} {'is' if len(names) == 1 else 'are'} on "
-            f"{operands[0].device}",
+            f"{owner} was never moved: its {join_names(names)} "
+            f"{'is' if len(names) == 1 else 'are'} on {operands[0].device}",
             f'{owner}.to("{case.device}"), as the model',
             () if case.failed is None else (case.failed,),
         )
@@ -141,7 +141,7 @@ def _others(case: Case) -> Iterator[Verdict]:
 # -- the batch -------------------------------------------------------------------------------------
 
 
-def _dropped(case: Case) -> Iterator[Verdict]:
+def _dropped(case: Evidence) -> Iterator[Verdict]:
     broken = {_bare(each.name) for each in case.broken()}
     for each in case.happened("dropped"):
         name = _bare(each.operands[0].name) if each.operands else ""
@@ -169,7 +169,7 @@ def _variable(name: str) -> str:
     return found if found.isidentifier() else ""
 
 
-def _is_target(operand: Operand, case: Case) -> bool:
+def _is_target(operand: Operand, case: Evidence) -> bool:
     """Whether that was made in the loop for a loss, as a batch is."""
     if operand.held != "made" or operand.module or not _variable(operand.variable):
         return False
@@ -177,7 +177,7 @@ def _is_target(operand: Operand, case: Case) -> bool:
     return error is not None and any(each in error.op for each in ("loss", "cross_entropy"))
 
 
-def _batch(case: Case) -> Iterator[Verdict]:
+def _batch(case: Evidence) -> Iterator[Verdict]:
     """What a model was called with, and what else went into the failed operation from outside."""
     broken = [each for each in case.broken() if _bare(each.name) not in case.explained]
     targets = [each for each in broken if _is_target(each, case)]
@@ -207,7 +207,7 @@ def _batch(case: Case) -> Iterator[Verdict]:
         one = f'{first} = {first}.to("{case.device}")' if "[" in first else one
     yield Verdict(
         "batch-never-moved",
-        f"the batch is on {where}: {listed(list(names))}",
+        f"the batch is on {where}: {join_names(list(names))}",
         f'{one}; or the whole batch: batch = ckptmove.to_device(batch, "{case.device}")',
         tuple(lines[:MOST_LINES]) or ((case.failed,) if case.failed else ()),
     )
@@ -216,7 +216,7 @@ def _batch(case: Case) -> Iterator[Verdict]:
 # -- tensors of the model's own --------------------------------------------------------------------
 
 
-def _used(case: Case) -> Iterator[tuple[Operand, str, str]]:
+def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
     """Each operand that was elsewhere, with what became of it and a severity."""
     error = case.trace.error if case.trace is not None else None
     broken = {each.name for each in case.broken()}
@@ -234,7 +234,7 @@ def _used(case: Case) -> Iterator[tuple[Operand, str, str]]:
                 yield operand, f"it is copied again each time: {each}", SLOW
 
 
-def _hidden(case: Case) -> Iterator[Verdict]:
+def _hidden(case: Evidence) -> Iterator[Verdict]:
     entries = {e.name: e for e in case.manifest.tensors}
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
@@ -263,7 +263,7 @@ def _rank(severity: str) -> bool:
 def _unregistered(
     names: Sequence[str],
     entry: TensorEntry | None,
-    case: Case,
+    case: Evidence,
     severity: str,
     lines: Sequence[str],
 ) -> Verdict:
@@ -273,15 +273,15 @@ def _unregistered(
     are = ("is", "its module", "it") if len(names) == 1 else ("are", "the model", "them")
     return Verdict(
         "unregistered-tensor",
-        f"{listed(names)} {are[0]} not registered with {are[1]}, so model.to leaves {are[2]} on "
-        f"{where}",
+        f"{join_names(names)} {are[0]} not registered with {are[1]}, so model.to leaves {are[2]} "
+        f"on {where}",
         fix,
         tuple(lines[:MOST_LINES]),
         severity,
     )
 
 
-def _made(case: Case) -> Iterator[Verdict]:
+def _made(case: Evidence) -> Iterator[Verdict]:
     """Tensors that are made elsewhere, and used."""
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
@@ -317,14 +317,14 @@ def _made(case: Case) -> Iterator[Verdict]:
 # -- the rest --------------------------------------------------------------------------------------
 
 
-def _elsewhere(case: Case) -> Iterator[Verdict]:
+def _elsewhere(case: Evidence) -> Iterator[Verdict]:
     """What ran elsewhere, or would have to, for no reason that is known."""
     broken = case.broken()
     if broken:
         error = case.trace.error if case.trace is not None else None
         yield Verdict(
             "operand-elsewhere",
-            f"{error} takes tensors on several devices: {listed([str(each) for each in broken])}",
+            f"{error} takes tensors on several devices: {join_names([str(each) for each in broken])}",
             f'x = x.to("{case.device}") before',
             () if case.failed is None else (case.failed,),
         )
@@ -348,7 +348,7 @@ def _elsewhere(case: Case) -> Iterator[Verdict]:
         return
     if not strays:
         return
-    ran = counted(sum(each.count for each in strays), "operation")
+    ran = plural(sum(each.count for each in strays), "operation")
     back = [
         each
         for each in case.happened("transfer")
@@ -369,7 +369,7 @@ def _elsewhere(case: Case) -> Iterator[Verdict]:
     )
 
 
-def _waits(case: Case) -> Iterator[Verdict]:
+def _waits(case: Evidence) -> Iterator[Verdict]:
     """Values that the host waits for at every step."""
     if case.trace is None or kind_of(case.device) == "cpu" or not case.trace.steps:
         return

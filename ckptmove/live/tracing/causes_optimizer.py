@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...manifest.manifest import Role
-from ...phrases import listed
+from ...phrases import join_names
 from ...reports.data.verdict import SLOW, Verdict
-from .evidence import Case
+from .evidence import Evidence
 
 
-def optimizer(case: Case) -> Iterator[Verdict]:
+def optimizer(case: Evidence) -> Iterator[Verdict]:
     """An optimizer that trains something else than the model."""
     foreign, untrained = case.belonging.foreign, case.belonging.untrained
     if not foreign or not untrained:
@@ -23,7 +23,7 @@ def optimizer(case: Case) -> Iterator[Verdict]:
         yield Verdict(
             "optimizer-of-old-parameters",
             "the optimizer holds old parameters: the model now has new ones, so "
-            f"{listed(names)} will never change",
+            f"{join_names(names)} will never change",
             "create the optimizer after the step that replaces parameters: copying the model, "
             "load_state_dict(assign=True), wrapping it, a new head",
             (told,),
@@ -31,14 +31,14 @@ def optimizer(case: Case) -> Iterator[Verdict]:
         return
     yield Verdict(
         "optimizer-of-other-parameters",
-        f"the optimizer holds other parameters than the model, so {listed(names)} "
+        f"the optimizer holds other parameters than the model, so {join_names(names)} "
         "will never change",
         f"create it from this model: optimizer = {case.belonging.kind}(model.parameters())",
         (told,),
     )
 
 
-def state(case: Case) -> Iterator[Verdict]:
+def state(case: Evidence) -> Iterator[Verdict]:
     """State and gradients that are not with their parameter, and steps that are."""
     steps = [each for each in case.belonging.misplaced if each.role is Role.STEP]
     others = [each for each in case.belonging.misplaced if each.role is not Role.STEP]
@@ -48,15 +48,15 @@ def state(case: Case) -> Iterator[Verdict]:
         case.explain([each.name for each in others])
         yield Verdict(
             "state-elsewhere",
-            f"{listed([each.name for each in others])}: on {first.device}, and the parameter on "
-            f"{first.wanted}",
+            f"{join_names([each.name for each in others])}: on {first.device}, and the parameter "
+            f"on {first.wanted}",
             fix,
         )
     if steps:
         case.explain([each.name for each in steps])
         yield Verdict(
             "step-on-device",
-            f"{listed([each.name for each in steps])}: on {steps[0].device}, so the "
+            f"{join_names([each.name for each in steps])}: on {steps[0].device}, so the "
             "host waits for each of them at every step",
             f"{fix}; or make the optimizer with capturable=True or fused=True",
             severity=SLOW,

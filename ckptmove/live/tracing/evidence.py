@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from ...manifest.manifest import Manifest
 from ...reports.data.events import Happening, Operand, Trace
-from ..inventory.ownership import Belonging
+from ..inventory.ownership import OwnershipReport
 
 MOST_LINES = 5  # of evidence
-UNKNOWN = Belonging()
+UNKNOWN = OwnershipReport()
 
 
 @dataclass
-class Case:
+class Evidence:
     """What there is to explain, and what is explained so far.
 
     Attributes:
@@ -29,7 +29,7 @@ class Case:
 
     device: str
     manifest: Manifest
-    belonging: Belonging
+    belonging: OwnershipReport
     trace: Trace | None
     failed: str | None
     variable: str = ""

@@ -22,7 +22,7 @@ from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UsageError
-from ...phrases import told
+from ...phrases import format_error
 from ...reports.data.events import Happening, Operand, Site, Trace, Usage
 from .failed_call import Failing
 from .operations import COPIES, NAMES, SYNCS, Seen, indexed, is_big, tensors_of
@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
         """Whether an exception is the one that came out of an operation, or because of it."""
         known: BaseException | None = error
         for _ in range(_MOST_CAUSES):
-            if known is None or self._raised == (id(known), told(known)):
+            if known is None or self._raised == (id(known), format_error(known)):
                 return known is not None
             known = known.__cause__ or known.__context__
         return False
@@ -253,13 +253,13 @@ class Recorder(TorchDispatchMode):
         """
         if self._is_known(error):
             return
-        self._raised = id(error), told(error)  # an id may become another's
+        self._raised = id(error), format_error(error)  # an id may become another's
         if site is None:
             module = self.running[-1] if self.running else ""
             site = Site(self._phase(), module, op, user_line(sys._getframe(2)))
         self.error = site
         self.operands = self._operands(tensors_of(values))
-        self.said = self._call_it(told(error))
+        self.said = self._call_it(format_error(error))
 
     # -- recording ---------------------------------------------------------------------------------
 

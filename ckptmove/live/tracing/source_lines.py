@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from ...phrases import told
+from ...phrases import format_error
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_ITEMS = 64  # of a container that may hold a tensor
@@ -145,7 +145,7 @@ def raised_at(error: BaseException) -> str:
 def said(error: BaseException) -> str:
     """An exception in a line, and where it comes from."""
     where = raised_at(error)
-    return told(error) + (f" (at {where})" if where else "")
+    return format_error(error) + (f" (at {where})" if where else "")
 
 
 def raised_in(error: BaseException, module: torch.nn.Module) -> str:

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...reports.data.events import Operand, Site
-from ..inventory.holdings import Held, holdings
+from ..inventory.holdings import Ownership, holdings
 from ..inventory.object_walk import Reach
 from .operations import UNNAMED, factory
 from .source_lines import is_within, variable
@@ -226,7 +226,7 @@ class Names:
         for model in self.models:
             found = holdings(model, self.optimizers).all
             owner = self.variable(model) or type(model).__name__
-            for each in sorted(found, key=lambda each: each.held is Held.FOREIGN):
+            for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
                 self._held.note(each.tensor, _Name(each.name, str(each.held), each.module, owner))
 
 

@@ -27,7 +27,7 @@ from .recorder import Recorder
 from .source_lines import said
 
 
-def diagnosed(
+def diagnose(
     device: str,
     trace: Trace | None,
     *,
@@ -162,7 +162,7 @@ class Watch:
     def _diagnose(self, error: BaseException | None) -> None:
         known = [*self._optimizers]
         known += [each for each in self._recorder.names.optimizers if each not in known]
-        self.diagnosis = diagnosed(
+        self.diagnosis = diagnose(
             self.device,
             self._recorder.trace(error),
             model=self._model,

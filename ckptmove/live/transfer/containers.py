@@ -275,7 +275,7 @@ def attributed(kind: type) -> type[Fields]:
     return Fields if hashed in (None, object.__hash__) else _Hashed
 
 
-def rebuilt(containers: Mapping[int, Container], swapped: dict[int, Any]) -> None:
+def rebuild_containers(containers: Mapping[int, Container], swapped: dict[int, Any]) -> None:
     """Make another of each container, with what takes the place of what it holds.
 
     Args:

@@ -11,7 +11,7 @@ from torch import nn
 from ...manifest.device import kind_of
 from ...manifest.manifest import NamedDevice, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ..inventory.holdings import Held, Holding, Naming
+from ..inventory.holdings import HeldTensor, Naming, Ownership
 
 #: What strings that name a device are called by everybody; others may mean where to offload, say.
 _CALLED = ("device", "_device")
@@ -46,7 +46,7 @@ class Renaming:
 
 
 def renaming(
-    namings: Iterable[Naming], pairs: Iterable[tuple[Holding, TensorEntry, str]], asked: bool
+    namings: Iterable[Naming], pairs: Iterable[tuple[HeldTensor, TensorEntry, str]], asked: bool
 ) -> Renaming:
     """Decide which attributes follow: where all of their module leaves the device for one other.
 
@@ -57,7 +57,7 @@ def renaming(
     """
     went: dict[Path, set[tuple[str, str]]] = {}
     for each, entry, target in pairs:
-        in_module = each.section is Section.MODEL and each.held is not Held.GRADIENT
+        in_module = each.section is Section.MODEL and each.held is not Ownership.GRADIENT
         if in_module and each.role is not Role.RNG_STATE:
             for n in range(len(each.path)):
                 went.setdefault(each.path[:n], set()).add((entry.device, target))

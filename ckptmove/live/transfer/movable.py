@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import RefusedError
 from ...manifest.paths import spell
-from ...phrases import listed
-from ..inventory.holdings import Held, Holding, Holdings
+from ...phrases import join_names
+from ..inventory.holdings import HeldTensor, Holdings, Ownership
 
 #: Classes that spread a model over devices themselves.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -71,9 +71,9 @@ def holder_of(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def emptying(holding: Holding, found: Holdings, device: str) -> str:
+def to_empty_hint(holding: HeldTensor, found: Holdings, device: str) -> str:
     """How something without values gets some, and nothing loses what it has."""
-    if holding.held in (Held.PARAMETER, Held.BUFFER, Held.TRANSIENT):
+    if holding.held in (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT):
         root = max((r for r in found.roots if holding.path[: len(r)] == r), key=len, default=())
         for n in range(len(root), len(holding.path)):
             module = found.modules.get(holding.path[:n])
@@ -84,7 +84,9 @@ def emptying(holding: Holding, found: Holdings, device: str) -> str:
                 owner = f'{start}.get_submodule("{inner}")' if inner else start
                 unsaved = [name for name, _ in module.named_buffers() if name not in _saved(module)]
                 rest = (
-                    f", and set {listed(unsaved, 3)}, which no state dict holds" if unsaved else ""
+                    f", and set {join_names(unsaved, 3)}, which no state dict holds"
+                    if unsaved
+                    else ""
                 )
                 return f'{owner}.to_empty(device="{device}"), then load its state dict{rest}'
     return "assign it again; no state dict holds it"

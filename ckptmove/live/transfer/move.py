@@ -15,24 +15,24 @@ from torch import nn
 from ...errors import RefusedError, StrPath, UsageError
 from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import first_line, quoted
+from ...phrases import first_line, quote
 from ...placement.place import place as placed
 from ...placement.rules import Device, Rules, rules_of
 from ...reports.move import MoveReport
-from ..inventory.holdings import Held, Holding, Holdings, Optimizers, holdings
+from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings
 from ..inventory.manifest import manifest_of, tag_of
 from ..inventory.unregistered import unregistered
 from .device_attributes import Renaming, renaming
 from .devices import reachable
-from .movable import check_movable, emptying, holder_of
+from .movable import check_movable, holder_of, to_empty_hint
 from .parametrized import Computed, computed, dropped, renew
-from .swap_storages import Exchange, Going
+from .swap_storages import Exchange, TensorMove
 from .swapping import is_plain
 
 #: What torch has no word in.
-_FREE = (Held.UNREGISTERED, Held.HOOK)
+_FREE = (Ownership.UNREGISTERED, Ownership.HOOK)
 #: What the model may hold too, and then decides.
-_GIVEN = (Held.OTHER, Held.BATCH)
+_GIVEN = (Ownership.OTHER, Ownership.BATCH)
 
 
 def move(
@@ -124,15 +124,15 @@ def _spelled(device: Device) -> str:
     return tag
 
 
-def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Iterator[Holding]:
+def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Iterator[HeldTensor]:
     """What the rules speak of. The rest is left where it is, and that is said."""
     foreign = _foreign(found)
     met: set[int] = set()
     for each in found.all:
         tensor = each.tensor
-        if each.path in foreign or each.owner in foreign or each.held is Held.CLASS:
+        if each.path in foreign or each.owner in foreign or each.held is Ownership.CLASS:
             continue
-        if each.held is Held.GRADIENT and not tensor.is_leaf:
+        if each.held is Ownership.GRADIENT and not tensor.is_leaf:
             raise RefusedError(
                 f"{each.name!r} is itself the result of a differentiable computation",
                 hint="call optimizer.zero_grad() before moving",
@@ -144,7 +144,7 @@ def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Itera
             results.append(each.path)
         elif each.role is not Role.RNG_STATE or tensor.device.type == "cpu":
             yield each
-    shared = [each.path for each in found.of(Held.CLASS)]
+    shared = [each.path for each in found.of(Ownership.CLASS)]
     if shared:
         warnings.append(
             f"{_some(shared)}: they belong to the class, not to this model only, so "
@@ -183,7 +183,7 @@ def _fixed(
         home = homes.setdefault(each.path, rules.wanted(entry) or entry.device)
         if each.section is Section.MODEL:
             sharing.setdefault(entry.storage, home)
-        elif each.held is Held.FOREIGN:
+        elif each.held is Ownership.FOREIGN:
             homes[each.path] = fixed[each.path] = sharing.get(entry.storage, home)
     capturable = {id(t) for g in groups if g.get("capturable") for t in _tensors_of(g)}
     for each, entry in zip(going.all, entries, strict=True):
@@ -233,7 +233,7 @@ def _check_valued(going: Holdings, entries: Iterable[TensorEntry], rules: Rules)
         if each.tensor.is_meta and wanted not in (None, "meta"):
             raise RefusedError(
                 f"{each.name!r} is on the meta device: it has no values to move",
-                hint=emptying(each, going, wanted or "cpu"),
+                hint=to_empty_hint(each, going, wanted or "cpu"),
             )
 
 
@@ -253,7 +253,7 @@ def _targets(
     return targets
 
 
-_Pairs = list[tuple[Holding, TensorEntry, str]]
+_Pairs = list[tuple[HeldTensor, TensorEntry, str]]
 
 
 def _capturable(pairs: _Pairs, groups: list[dict[str, Any]]) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _capturable(pairs: _Pairs, groups: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _some(paths: Iterable[Path]) -> str:
-    return quoted([spell(path) for path in paths])
+    return quote([spell(path) for path in paths])
 
 
 # -- doing -----------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _exchange(
         for tensor in (*root.parameters(), *root.buffers())
     }
     goings = [
-        Going(each.name, each.tensor, torch.device(target), holding.get(id(each.tensor)))
+        TensorMove(each.name, each.tensor, torch.device(target), holding.get(id(each.tensor)))
         for each, entry, target in pairs
         if target != entry.device
     ]

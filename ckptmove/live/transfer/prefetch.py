@@ -17,7 +17,7 @@ import torch
 
 from ...errors import UsageError
 from .devices import reachable
-from .to_device import Delivery, delivered, patterns_of
+from .to_device import Delivery, deliver, patterns_of
 
 Batch = TypeVar("Batch")
 
@@ -77,7 +77,7 @@ class Prefetched(Generic[Batch]):
                 batch = next(iterator)
             except StopIteration:
                 return
-            ready = [delivered(batch, self._device, keep=self._keep).value]
+            ready = [deliver(batch, self._device, keep=self._keep).value]
             del batch
             yield ready
 
@@ -113,7 +113,7 @@ class Prefetched(Generic[Batch]):
         side.wait_stream(streams.current_stream(self._device))
         try:
             with streams.stream(side):
-                delivery = delivered(
+                delivery = deliver(
                     batch, self._device, non_blocking=True, keep=self._keep, pin=True
                 )
         except Exception as error:

@@ -26,7 +26,7 @@ _USES_BY_VIEW = 2
 _UNDONE = "nothing was moved; the memory of the copies is free again"
 
 
-class Going(NamedTuple):
+class TensorMove(NamedTuple):
     """A tensor that goes to a device.
 
     Attributes:
@@ -43,7 +43,7 @@ class Going(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    going: Going
+    going: TensorMove
     new: torch.Tensor
     is_set: bool  # by `.data`, and not swapped
     is_view: bool
@@ -78,7 +78,7 @@ class Exchange:
         self._undo: list[Callable[[], None]] = []
         self.nbytes = 0
 
-    def check(self, goings: Iterable[Going], holders: Iterable[torch.Tensor] = ()) -> None:
+    def check(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
         """Refuse what `commit` would, as far as it can be known before, and copy nothing.
 
         Args:
@@ -103,7 +103,7 @@ class Exchange:
                     except RuntimeError as error:
                         raise _stuck(going, self._suspects) from error
 
-    def prepare(self, goings: Iterable[Going], holders: Iterable[torch.Tensor] = ()) -> None:
+    def prepare(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
         """Copy every storage, once, and see the copies as the tensors see theirs.
 
         Args:
@@ -113,7 +113,7 @@ class Exchange:
         Raises:
             RefusedError: there is no room, or torch can't.
         """
-        going: Going | None = None
+        going: TensorMove | None = None
         try:
             with torch.inference_mode(False), torch.no_grad(), _plainly():
                 self._holders = {id(each): each for each in holders if each.is_leaf}
@@ -128,7 +128,7 @@ class Exchange:
                     if grad is not None:
                         self._holders[id(going.tensor)] = going.tensor
                         if grad.device != going.device:
-                            todo.append(Going(f"{going.name}.grad", grad, going.device))
+                            todo.append(TensorMove(f"{going.name}.grad", grad, going.device))
                 self._ready += [each for each in map(self._base, list(self._ready)) if each]
                 self._wait()
         except BaseException as error:
@@ -147,7 +147,7 @@ class Exchange:
         Raises:
             RefusedError: torch refuses to exchange a tensor; all of them are as they were.
         """
-        going: Going | None = None
+        going: TensorMove | None = None
         ready: list[_Ready] = []
         try:
             with torch.inference_mode(False), torch.no_grad(), _plainly():
@@ -189,7 +189,7 @@ class Exchange:
 
     # -- copying -----------------------------------------------------------------------------------
 
-    def _copy(self, going: Going) -> torch.Tensor:
+    def _copy(self, going: TensorMove) -> torch.Tensor:
         tensor, device = going.tensor, going.device
         if is_plain(tensor):
             return self._seen(tensor, device)
@@ -285,7 +285,7 @@ class Exchange:
             swap.make()
 
 
-def _ready(going: Going, new: torch.Tensor) -> _Ready:
+def _ready(going: TensorMove, new: torch.Tensor) -> _Ready:
     return _Ready(going, new, is_set(going.tensor, new), is_view(going.tensor))
 
 
@@ -308,7 +308,7 @@ def _plainly() -> AbstractContextManager[Any]:
     return torch._C.DisableTorchFunctionSubclass()
 
 
-def _refused(error: Exception, going: Going | None, nbytes: int) -> RefusedError:
+def _refused(error: Exception, going: TensorMove | None, nbytes: int) -> RefusedError:
     said = first_line(error)
     if going is None:
         return RefusedError(said, hint=_UNDONE)
@@ -326,7 +326,7 @@ def _is_memory(error: Exception) -> bool:
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
-def _stuck(going: Going, suspects: str) -> RefusedError:
+def _stuck(going: TensorMove, suspects: str) -> RefusedError:
     if going.holder is not None:
         held, instead = going.holder
         return RefusedError(f"{going.name!r} can't be exchanged: {held}", hint=instead)

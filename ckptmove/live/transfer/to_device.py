@@ -20,7 +20,16 @@ import torch
 from ...errors import CkptmoveError, UsageError
 from ...graph.patterns import covers
 from ...phrases import first_line
-from .containers import Container, Fields, Part, attributed, fielded, own_attributes, plain, rebuilt
+from .containers import (
+    Container,
+    Fields,
+    Part,
+    attributed,
+    fielded,
+    own_attributes,
+    plain,
+    rebuild_containers,
+)
 from .copy import Copying
 from .devices import reachable
 from .instances import MOST_VALUES, holds_tensors, is_divisible, is_shared
@@ -50,10 +59,10 @@ def to_device(
     obj: Any, device: Any, *, non_blocking: bool = False, keep: str | Iterable[str] = ()
 ) -> Any:
     """The same batch on a device; `ckptmove.to_device` says how."""
-    return delivered(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
+    return deliver(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
 
 
-def delivered(
+def deliver(
     obj: Any,
     device: torch.device,
     *,
@@ -100,7 +109,7 @@ def delivered(
                 swapped[key] = new
                 delivery.movers.append(new)
     holding = found.holding(swapped)
-    rebuilt(holding, swapped)
+    rebuild_containers(holding, swapped)
     places = dict.fromkeys({each.device for each in away.values()}, device)
     for key, container in holding.items():
         if isinstance(container, Fields):
@@ -340,7 +349,7 @@ def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:
     if not found.containers:
         return False
     swapped: dict[int, Any] = {}
-    rebuilt(found.containers, swapped)
+    rebuild_containers(found.containers, swapped)
     for name, value in attributes.items():
         if id(value) in swapped:
             twin.__dict__[name] = swapped[id(value)]

@@ -39,7 +39,8 @@ class Operand(NamedTuple):
         name: by which the model or its caller knows it; or what made it, and where.
         device: where it is.
         shape: its sizes.
-        held: how the model holds it (`inventory.holdings.Held`), `input`, `made`, or "" if unknown.
+        held: how the model holds it (`inventory.holdings.Ownership`), `input`, `made`, or "" if
+            unknown.
         module: the module that holds it, or in which it was made.
         variable: what the code that used it calls it, or "".
         owner: what the user calls the model that holds it, or its class; or "".

@@ -41,7 +41,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class TrialResult:
     """A checkpoint's rehearsal on a device.
 
     Attributes:

@@ -97,7 +97,7 @@ def report(found: Performance) -> None:
     subprocess_call.tell_so_far({"findings": [each.to_json() for each in found.findings.values()]})
 
 
-def ended(lost: subprocess_call.Lost) -> tuple[Finding, ...]:
+def ended(lost: subprocess_call.SubprocessLost) -> tuple[Finding, ...]:
     """What a process found that was ended: what it told, and by what it ended."""
     latest = lost.latest.get("findings", []) if lost.latest is not None else []
     with contextlib.suppress(TypeError):  # it may tell what it likes

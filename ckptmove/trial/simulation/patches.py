@@ -29,7 +29,7 @@ _STANDING_IN = re.compile(rf"\b{_STAND_IN}:(\d+)")
 _NAMING = (str, torch.device)
 
 
-class Cast:
+class FakeDevice:
     """Which stand-in plays which device: `lazy:0` the one that is wanted, others its siblings.
 
     Attributes:
@@ -87,7 +87,7 @@ class Valueless(FakeTensorMode):
 
 
 @contextmanager
-def pretending(cast: Cast, mode: FakeTensorMode) -> Iterator[None]:
+def pretending(cast: FakeDevice, mode: FakeTensorMode) -> Iterator[None]:
     """Play the device as long as this lasts, with no tensor having values, wherever it is."""
     with ExitStack() as stack:
         for target, name, value in pretences(cast):
@@ -99,7 +99,7 @@ def pretending(cast: Cast, mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
+def pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
     """What code asks to find out about the device: of what, by which name, and the answer."""
     return [
         (FakeTensor, "device", _told(cast)),
@@ -113,7 +113,7 @@ def pretences(cast: Cast) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _told(cast: Cast) -> property:
+def _told(cast: FakeDevice) -> property:
     """`FakeTensor.device`, which tells the model's code of the device that is played."""
     truly: Any = FakeTensor.__dict__["device"]
 
@@ -130,7 +130,7 @@ def _told(cast: Cast) -> property:
 class Devices(TorchFunctionMode):
     """Takes what names a device to mean its stand-in."""
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: FakeDevice) -> None:
         super().__init__()
         self._cast = cast
         self._kind = cast.kind

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ...live.tracing.source_lines import user_line
 from .kernels import Kernels
 from .made_up_values import Guesses
-from .patches import Cast, Devices, Valueless, applying, pretences, valueless
+from .patches import Devices, FakeDevice, Valueless, applying, pretences, valueless
 from .torch_answers import replaced
 from .torch_save import Files
 
@@ -38,7 +38,7 @@ _OF_SCALING = "torch.amp.grad_scaler"
 
 
 @contextmanager
-def hosting(cast: Cast) -> Iterator[Guesses]:
+def hosting(cast: FakeDevice) -> Iterator[Guesses]:
     """Play the device as long as this lasts, beside a CPU that is what it is.
 
     Gives what is told of values that aren't there.
@@ -72,7 +72,7 @@ def hosting(cast: Cast) -> Iterator[Guesses]:
 class _Devices(Devices):
     """Tells values of what has none."""
 
-    def __init__(self, cast: Cast, guesses: Guesses) -> None:
+    def __init__(self, cast: FakeDevice, guesses: Guesses) -> None:
         super().__init__(cast)
         self._guesses = guesses
 
@@ -114,7 +114,7 @@ class _There(TorchDispatchMode):
     A number that is asked for is made up: 1, or what lets a scaled step be taken.
     """
 
-    def __init__(self, cast: Cast, mode: FakeTensorMode, guesses: Guesses) -> None:
+    def __init__(self, cast: FakeDevice, mode: FakeTensorMode, guesses: Guesses) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kind = cast.device.type
         self._mode = mode

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .patches import Cast, valueless
+from .patches import FakeDevice, valueless
 
 
 class _Kept(NamedTuple):
@@ -57,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
 class Files:
     """What the script saves and loads."""
 
-    def __init__(self, cast: Cast, mode: FakeTensorMode) -> None:
+    def __init__(self, cast: FakeDevice, mode: FakeTensorMode) -> None:
         self._cast, self._mode = cast, mode
         self._save, self._load = torch.save, torch.load
         self._saved: dict[str, _Kept] = {}

@@ -20,7 +20,7 @@ from ...sources.urls import is_url
 from ..copy import write_at
 from ..destination import failure_of
 from .journal import UNFINISHED, Journal, journal_name
-from .locked_file import Held, busy, is_held_here, is_locked, is_open_for_writing
+from .locked_file import LockedFile, busy, is_held_here, is_locked, is_open_for_writing
 
 _INSIST = "--force changes it anyway"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
@@ -44,7 +44,7 @@ class InPlace:
         """
         check_in_place(self.source, self.plan, force=self.force)
         try:
-            self._held = Held(self.path)
+            self._held = LockedFile(self.path)
         except OSError as error:
             raise failure_of(error, self.path) from error
         try:
@@ -207,7 +207,7 @@ def undo(path: StrPath) -> Recovered:
             _remove_unfinished(path)
         return Recovered(path, "nothing")
     try:
-        with Held(path, _PATIENCE) as held:
+        with LockedFile(path, _PATIENCE) as held:
             return _undo(held)
     except FileNotFoundError as error:
         raise InputError(
@@ -224,7 +224,7 @@ def undo(path: StrPath) -> Recovered:
         raise
 
 
-def _undo(held: Held) -> Recovered:
+def _undo(held: LockedFile) -> Recovered:
     data = held.read_journal()
     if data is None:
         return Recovered(held.path, "nothing")
@@ -237,12 +237,12 @@ def _undo(held: Held) -> Recovered:
 
 
 def _remove_unfinished(path: str) -> None:
-    with contextlib.suppress(OSError, InputError), Held(path) as held:
+    with contextlib.suppress(OSError, InputError), LockedFile(path) as held:
         if held.locked:
             held.remove_unfinished()
 
 
-def settle(path: StrPath) -> tuple[str, ...]:
+def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
     """Undo what was interrupted before a file is read; gives what the user should know of it.
 
     Raises:

@@ -22,7 +22,7 @@ _PATIENCE = 1.0  # seconds until who leases the file is not just looking who els
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 
 
-class Held:
+class LockedFile:
     """A file open for writing, and locked; with its folder and its journal, if it has one."""
 
     def __init__(self, path: str, patience: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Held:
             self.close()
             raise
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> LockedFile:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -176,7 +176,7 @@ def busy(path: str, *, here: bool) -> InputError:
     return InputError(f"is being changed in place by {who}", path=path)
 
 
-def is_held_here(fd: int, but: Held | None = None) -> bool:
+def is_held_here(fd: int, but: LockedFile | None = None) -> bool:
     """Whether this process holds the file for a change, or is about to: another than `but`."""
     key = _key(os.fstat(fd))
     return any(each == key for holder, each in [*_held_here.items()] if holder != id(but))

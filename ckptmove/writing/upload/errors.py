@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
-from ...phrases import told
-from ...sources.filesystem import asked, status_of
+from ...phrases import format_error
+from ...sources.filesystem import status_of, with_retries
 
 _T = TypeVar("_T")
 _UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, NotADirectoryError)
@@ -19,19 +19,20 @@ def failure(error: BaseException, url: str) -> CkptmoveError:
     """What a store said of something to be written."""
     status = status_of(error)
     if isinstance(error, PermissionError) or status in (401, 403):
-        return RefusedError(f"can't be written: access is denied ({told(error)})", path=url)
+        return RefusedError(f"can't be written: access is denied ({format_error(error)})", path=url)
     if "Credentials" in type(error).__name__:
         return RefusedError("can't be written: there are no credentials for it", path=url)
     if isinstance(error, FileNotFoundError) or status == 404:
         return RefusedError(
-            f"can't be written: its bucket or container does not exist ({told(error)})", path=url
+            f"can't be written: its bucket or container does not exist ({format_error(error)})",
+            path=url,
         )
     if isinstance(error, _UNWRITABLE):
-        return RefusedError(f"can't be written there: {told(error)}", path=url)
-    return WriteError(f"writing failed: {told(error)}", path=url)
+        return RefusedError(f"can't be written there: {format_error(error)}", path=url)
+    return WriteError(f"writing failed: {format_error(error)}", path=url)
 
 
-def told_to(call: Callable[[], _T], url: str) -> _T:
+def with_write_retries(call: Callable[[], _T], url: str) -> _T:
     """What a store answers to a request to write; where it falters, it is asked again.
 
     Raises:
@@ -39,7 +40,7 @@ def told_to(call: Callable[[], _T], url: str) -> _T:
         WriteError: it falters still, or says something else.
     """
     try:
-        return asked(call, url)
+        return with_retries(call, url)
     except InputError as error:
         cause = error.__cause__ or error
         said = failure(cause, url)
@@ -47,7 +48,7 @@ def told_to(call: Callable[[], _T], url: str) -> _T:
         raise said from cause
 
 
-def unbroken(call: Callable[[], _T]) -> _T:
+def uninterruptible(call: Callable[[], _T]) -> _T:
     """What a call gives. A signal that comes meanwhile has to wait until it has ended: only then is
     it known what there is to undo."""
     given = list[_T]()

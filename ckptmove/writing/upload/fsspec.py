@@ -21,7 +21,7 @@ from typing import Any
 from ...errors import InputError, RefusedError, WriteError
 from ...sources.filesystem import Place, info_of, protocols_of
 from ..destination import exists
-from .errors import failure, told_to
+from .errors import failure, with_write_retries
 from .parts import PART_NBYTES
 
 _AZURE = {"abfs", "abfss", "az"}
@@ -44,7 +44,7 @@ def check_writable(place: Place) -> None:
         )
 
 
-class Transacted:
+class TransactedUpload:
     """An `Upload` to a store that has transactions."""
 
     part_nbytes = PART_NBYTES
@@ -70,7 +70,7 @@ class Transacted:
         try:  # with an instance of its own: a transaction is one of all that is written with it
             self._fs = type(fs)(*fs.storage_args, skip_instance_cache=True, **fs.storage_options)
             self._fs.start_transaction()
-            self._file = told_to(
+            self._file = with_write_retries(
                 lambda: self._fs.open(self._place.path, self._mode, block_size=PART_NBYTES),
                 self._place.url,
             )

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from ...errors import StrPath
 from ...manifest.dtypes import nbytes_of
-from ...plans.plan import Gather, Proof
+from ...plans.plan import Gather, SourceChecksum
 from ...sources.source import Source
 from ..verify import crc32_of, damaged
 
@@ -19,11 +19,11 @@ from ..verify import crc32_of, damaged
 class Proofs:
     """What sources must add up to, from what is read of them anyway; the rest is read for it."""
 
-    def __init__(self, proofs: Sequence[Proof], sources: Sequence[Source]) -> None:
+    def __init__(self, proofs: Sequence[SourceChecksum], sources: Sequence[Source]) -> None:
         self._proofs = proofs
         self._sources = sources
         self._sums = {each: [each.source_at, 0] for each in proofs}  # up to where; so far
-        self._of = dict[int, list[Proof]]()  # in the order of their source
+        self._of = dict[int, list[SourceChecksum]]()  # in the order of their source
         for each in sorted(self._sums, key=attrgetter("source_at")):
             self._of.setdefault(each.source, []).append(each)
         self._ends = {  # of each, or of one before it that goes beyond
@@ -31,7 +31,7 @@ class Proofs:
             for source, those in self._of.items()
         }
 
-    def heard(self, source: int, start: int, data: memoryview) -> None:
+    def bytes_read(self, source: int, start: int, data: memoryview) -> None:
         """These bytes were read."""
         if source not in self._of:
             return
@@ -59,7 +59,7 @@ class Proofs:
                 raise damaged(proof.name, source)
 
 
-class Ahead(Source):
+class ReadaheadSource(Source):
     """A source as one gather reads it: what it reads in a row is asked for at once."""
 
     __slots__ = ("_at", "_coming", "_gather", "_held", "_proofs", "_source")
@@ -96,7 +96,7 @@ class Ahead(Source):
             view[done : done + len(taken)] = taken
             self._held = self._held[len(taken) :]
             done += len(taken)
-        self._proofs.heard(self._gather.source, start, view)
+        self._proofs.bytes_read(self._gather.source, start, view)
 
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Source.read`."""

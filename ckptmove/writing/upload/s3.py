@@ -25,7 +25,7 @@ from typing import Any
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
 from ...sources.filesystem import Place, info_of
 from ..destination import exists
-from .errors import told_to
+from .errors import with_write_retries
 from .parts import part_nbytes_for
 
 _ABORTS = 3  # what was on its way when an upload was aborted may come in after that
@@ -36,7 +36,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _ETAG = re.compile(r"[0-9a-f]{32}(|-\d+)")  # an MD5; or one of MD5s, and how many
 
 
-class Multipart:
+class MultipartUpload:
     """An `Upload` to S3."""
 
     at_once = 4
@@ -60,7 +60,7 @@ class Multipart:
             self._id = self._ask("create_multipart_upload")["UploadId"]
 
     def _ask(self, method: str, **given: Any) -> Mapping[str, Any]:
-        return told_to(
+        return with_write_retries(
             lambda: self._place.fs.call_s3(method, **self._where, **given), self._place.url
         )
 
@@ -93,7 +93,7 @@ class Multipart:
                 }
                 self._plain = self._plain and plain
 
-        told_to(send, self._place.url)
+        with_write_retries(send, self._place.url)
 
     def _sent(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """What is answered to a part, unless nobody wants to know any more."""
@@ -162,7 +162,7 @@ class Multipart:
                 continue
 
 
-class Single:
+class SingleUpload:
     """An `Upload` of an object that is small enough to be sent at once, and held until then."""
 
     at_once = 1
@@ -205,7 +205,7 @@ class Single:
             return answer
 
         try:
-            answer = told_to(send, url)
+            answer = with_write_retries(send, url)
             made, plain = _tag_in(answer), not _is_encrypted(answer)
         except CkptmoveError as error:
             if _tag_there(self._place) != tag:  # else only the answer got lost
@@ -246,7 +246,7 @@ def check_arrived(place: Place, nbytes: int, tag: str | None, made: str | None) 
     if made is None or made != there:
         raise WriteError(f"{said}: another object replaced it", path=place.url)
     try:
-        told_to(lambda: place.fs.rm_file(place.path), place.url)
+        with_write_retries(lambda: place.fs.rm_file(place.path), place.url)
     except CkptmoveError as error:
         raise WriteError(f"{said}, and it can't be removed: {error}", path=place.url) from error
     raise WriteError(f"{said}; it was removed", path=place.url)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...sources.filesystem import place_of
-from .errors import told_to
+from .errors import with_write_retries
 
 
 def put_small(url: str, data: bytes) -> None:
@@ -18,4 +18,4 @@ def put_small(url: str, data: bytes) -> None:
         place = place_of(url)
         place.fs.pipe_file(place.path, data)
 
-    told_to(put, url)
+    with_write_retries(put, url)

@@ -17,10 +17,10 @@ from ...sources.source import Source
 from ..destination import exists
 from ..execute import Report
 from ..verify import Progress
-from .errors import failure, told_to, unbroken
-from .fsspec import Transacted, check_writable
+from .errors import failure, uninterruptible, with_write_retries
+from .fsspec import TransactedUpload, check_writable
 from .parts import PART_NBYTES, Upload, send
-from .s3 import Multipart, Single
+from .s3 import MultipartUpload, SingleUpload
 from .stream_plan import Assembled
 
 
@@ -82,7 +82,7 @@ class Uploaded:
         assembled = Assembled(plan, self.sources, self.path)
         self._upload = upload = self._upload_of(plan.nbytes)
         for _ in range(2):  # once more if a plan seals what lies before what it measures
-            unbroken(upload.begin)
+            uninterruptible(upload.begin)
             send(upload, assembled.parts(upload.part_nbytes), report)
             if assembled.settled:
                 break
@@ -93,11 +93,11 @@ class Uploaded:
 
     def _upload_of(self, nbytes: int) -> Upload:
         if not is_s3(self.place.fs):
-            return Transacted(self.place, nbytes, exclusive=not self.force)
+            return TransactedUpload(self.place, nbytes, exclusive=not self.force)
         if nbytes <= self._room.left or not nbytes:
             self._room.left -= nbytes
-            return Single(self.place, nbytes)
-        return Multipart(self.place, nbytes)
+            return SingleUpload(self.place, nbytes)
+        return MultipartUpload(self.place, nbytes)
 
     def reopen(self) -> Source:
         """What was uploaded, to be read like any other: assembled again, where it is read."""
@@ -115,7 +115,7 @@ class Uploaded:
         assert upload is not None
         if not self.force and about(self.place) is not None:
             raise exists(self.path)
-        unbroken(lambda: upload.complete(exclusive=not self.force))
+        uninterruptible(lambda: upload.complete(exclusive=not self.force))
         self._upload = None
 
     def abort(self, error: BaseException | None = None) -> None:
@@ -131,7 +131,7 @@ class Uploaded:
         if upload is None:
             return
         try:
-            unbroken(upload.abort)
+            uninterruptible(upload.abort)
         except CkptmoveError as failed:
             said = f"invisible parts of it are left in the store: {failed}"
             if isinstance(error, CkptmoveError):
@@ -194,7 +194,7 @@ def about(place: Place) -> str | None:
         except FileNotFoundError:
             return None
 
-    return told_to(ask, place.url)
+    return with_write_retries(ask, place.url)
 
 
 def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:

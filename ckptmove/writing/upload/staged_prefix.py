@@ -19,7 +19,7 @@ from ...sources.listing import tree
 from ...sources.remote_object import Object
 from ...sources.source import Source
 from ..destination import exists
-from .errors import told_to, unbroken
+from .errors import uninterruptible, with_write_retries
 from .fsspec import check_writable
 from .parts import PART_NBYTES
 from .staged_object import Room, Uploaded, about, place_to
@@ -125,7 +125,7 @@ class StagedPrefix:
             except FileNotFoundError:
                 return
 
-        unbroken(lambda: told_to(remove, place.url))
+        uninterruptible(lambda: with_write_retries(remove, place.url))
 
 
 def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> Place:

@@ -18,7 +18,7 @@ from ...plans.plan import Copy, Gather, Plan, Write
 from ...sources.source import Source, check_range
 from ..execute import gathered_at
 from ..verify import Measured, crc32_of, damaged
-from .readahead import Ahead, Proofs
+from .readahead import Proofs, ReadaheadSource
 
 
 class Assembled(Source):
@@ -128,7 +128,7 @@ class Assembled(Source):
     def _gathered(self, gather: Gather, proofs: Proofs) -> Iterator[tuple[int, memoryview]]:
         sources = list(self._sources)
         if gather.content is None:
-            sources[gather.source] = Ahead(sources[gather.source], gather, proofs)
+            sources[gather.source] = ReadaheadSource(sources[gather.source], gather, proofs)
         yield from gathered_at(sources, gather, self.path)
 
     def _check_sums(self, crcs: Sequence[int], start: int, end: int) -> None:

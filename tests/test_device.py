@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove import DeviceError, UsageError, inspect, relocate
-from ckptmove.manifest.device import TagMap, kind_of, names_device, parse
+from ckptmove.device import TagMap, kind_of, names_device, parse
 from tests.checkpoints import save
 from tests.oracles import labels, pid_locations
 

@@ -15,12 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from ckptmove.environment.facts import VISIBLE, Device, spoken
-from ckptmove.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, listed
-from ckptmove.environment.usable import Facts, best, facts, usable
-from ckptmove.environment.wheels import WHEELS, choose, covered, driver_for, install, install_other
 from ckptmove.errors import DeviceError
 from ckptmove.reports.data.verdict import WRONG, Verdict
+from ckptmove.runtime.environment.facts import VISIBLE, Device, spoken
+from ckptmove.runtime.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, listed
+from ckptmove.runtime.environment.usable import Facts, best, facts, usable
+from ckptmove.runtime.environment.wheels import (
+    WHEELS,
+    choose,
+    covered,
+    driver_for,
+    install,
+    install_other,
+)
 from tests.conftest import ROOT
 
 GIB = 1 << 30
@@ -674,7 +681,7 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 warnings.simplefilter("always")
-from ckptmove.environment.usable import best, facts, usable
+from ckptmove.runtime.environment.usable import best, facts, usable
 started = []
 sys.addaudithook(lambda event, given: event in {starting!r} and started.append(str(given[0])))
 found = facts()
@@ -854,7 +861,7 @@ def test_a_gpu_that_is_not_there_is_told() -> None:
 @needs_gpu
 def test_asking_makes_no_context() -> None:
     script = (
-        "import torch; from ckptmove.environment.usable import facts; facts(); "
+        "import torch; from ckptmove.runtime.environment.usable import facts; facts(); "
         "raise SystemExit(torch._C._cuda_hasPrimaryContext(0))"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..device import numbered
 from ..errors import StrPath, UsageError
-from ..manifest.device import numbered
 from ..reports.data.diagnosis import Diagnosis
 from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
 
 if TYPE_CHECKING:
-    from ..environment.facts import Facts
+    from ..runtime.environment.facts import Facts
 
 _NOT_SIMULATED = "nothing was simulated: the CPU is there; name another, e.g. --device cuda:0"
 _NOT_RUN = "it was not run; --simulate simulates the device"
@@ -84,8 +84,8 @@ def doctor(
         raise UsageError("an input and an optimizer are for a model, and there is none")
     subject = os.fspath(script) if script is not None else _spelled(model)
     try:
-        from ..environment.facts import facts
-        from ..environment.usable import best, usable
+        from ..runtime.environment.facts import facts
+        from ..runtime.environment.usable import best, usable
     except ImportError:
         return ShownDiagnosis(subject, device, verdicts=(_NO_TORCH,), complete=not subject)
     known = facts()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from .. import formats
+from ..device import parse
 from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
-from ..manifest.device import parse
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
 from ..placement.rules import Device, rules_of

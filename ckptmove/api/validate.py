@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import formats
+from ..device import numbered
 from ..errors import (
     CorruptError,
     InputError,
@@ -17,7 +18,6 @@ from ..errors import (
     UntrustedError,
     accept_former_names,
 )
-from ..manifest.device import numbered
 from ..manifest.manifest import Manifest
 from ..phrases import join_names, plural
 from ..reports.data.difference import Difference, Kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ..api.inspect import inspect as inspect_checkpoint
+from ..device import parse
 from ..errors import UsageError
-from ..manifest.device import parse
 from ..reports import inspect as render
 from .options import (
     Command,

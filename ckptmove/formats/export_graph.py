@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..manifest.device import names_device
+from ..device import names_device
 from ..manifest.paths import Path, spell
 from .documents import Json
 

@@ -24,8 +24,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from ..device import kind_of
 from ..errors import UnsupportedError, WriteError
-from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.paths import spell
 from ..placement.place import Moves

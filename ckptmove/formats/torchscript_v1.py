@@ -21,8 +21,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ..device import names_device
 from ..errors import CorruptError, UnsupportedError, WriteError
-from ..manifest.device import names_device
 from ..manifest.dtypes import nbytes_of
 from ..manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
 from ..manifest.other_records import RecordKind

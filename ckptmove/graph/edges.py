@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
-from ..manifest.device import names_device
+from ..device import names_device
 from ..manifest.paths import Key, Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from ..torch_pickle.children import TRANSPARENT, children_of

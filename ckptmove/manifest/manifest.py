@@ -14,11 +14,11 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from ..device import kind_of, parse
 from ..errors import CheckFailed
 from ..phrases import join_names, plural
 from ..pickles.nodes import Node
 from ..sources.source import Fetched
-from .device import kind_of, parse
 from .other_records import OtherRecord
 from .paths import Path, path_json
 

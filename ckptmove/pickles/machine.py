@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pickletools import opcodes
 
+from ..device import may_be_tag
 from ..errors import UnsupportedError
-from ..manifest.device import may_be_tag
 from ..sources.budget import (
     CONTAINERS,
     IDLE,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from ..device import TagMap, kind_of
 from ..errors import RefusedError
-from ..manifest.device import TagMap, kind_of
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Path
 from ..phrases import quote

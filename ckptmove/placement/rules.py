@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from ..device import TagMap, parse
 from ..errors import DeviceError, StrPath, UsageError
-from ..manifest.device import TagMap, parse
 from ..manifest.manifest import TensorEntry
 from ..manifest.paths import Path as KeyPath
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
-from ..manifest.device import names_device
+from ..device import names_device
 from ..manifest.paths import Key, Path, spell
 from ..pickles.nodes import (
     Blob,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..device import names_device
 from ..errors import CorruptError
-from ..manifest.device import names_device
 from ..manifest.manifest import Alias, NamedDevice, Role, Section, Storage, TensorEntry
 from ..manifest.paths import Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple

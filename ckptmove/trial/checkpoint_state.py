@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import formats
+from ..device import kind_of
 from ..errors import StrPath
 from ..formats.loading import object_in
-from ..manifest.device import kind_of
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry, Total
 from ..manifest.paths import Path, spell
 from ..runtime.opaque import Opaque

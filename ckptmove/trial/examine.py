@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..environment.usable import Facts, facts
 from ..errors import CkptmoveError, UsageError
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
 from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
+from ..runtime.environment.usable import Facts, facts
 from . import inputs, model_factory, optimizer_state
 from . import step as steps
 from .import_by_name import imported

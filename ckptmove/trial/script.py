@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..environment.facts import facts
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
 from ..phrases import plural
 from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
+from ..runtime.environment.facts import facts
 from .simulation.made_up_values import Guesses
 from .simulation.patches import FakeDevice
 from .simulation.script_host import hosting

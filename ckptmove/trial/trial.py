@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .. import formats
+from ..device import is_tag, kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
-from ..manifest.device import is_tag, kind_of, numbered
 from ..manifest.manifest import Manifest
 from ..reports.data.findings import FAILED, Finding, TrialResult
 from . import inputs as batches

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from ...device import names_device
 from ...errors import UsageError
-from ...manifest.device import names_device
 from ...manifest.manifest import Alias, Role, Section
 from ...manifest.paths import Path, spell
 from ...torch_pickle.sections.sections import Rng, is_rng_state

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...manifest.device import kind_of
+from ...device import kind_of
 from ...manifest.manifest import Role
 from ...manifest.paths import Path
 from .holdings import Holdings, Ownership

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ...manifest.device import kind_of
+from ...device import kind_of
 from ...manifest.manifest import Manifest, TensorEntry
 from ...phrases import join_names, plural
 from ...reports.data.events import Operand, Trace

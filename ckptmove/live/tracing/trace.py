@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...environment.usable import Facts, best, facts, usable
+from ...device import numbered
 from ...errors import UsageError
-from ...manifest.device import numbered
 from ...manifest.manifest import Manifest, Section
 from ...reports.blocks import text_of
 from ...reports.data.events import Happening, Trace
 from ...reports.data.verdict import Verdict
 from ...reports.doctor import ShownDiagnosis
 from ...reports.live import places
+from ...runtime.environment.usable import Facts, best, facts, usable
 from ..inventory.holdings import Optimizers, holdings, optimizers_of
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging

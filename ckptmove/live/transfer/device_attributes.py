@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ...manifest.device import kind_of
+from ...device import kind_of
 from ...manifest.manifest import NamedDevice, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ..inventory.holdings import HeldTensor, Naming, Ownership

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from ...device import parse
 from ...errors import DeviceError
-from ...manifest.device import parse
 from ...phrases import first_line
 
 _LONGEST_SAID = 120  # characters of why torch can't use a device

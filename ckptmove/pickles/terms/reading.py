@@ -10,8 +10,8 @@ from itertools import count
 from math import isfinite, isnan
 from typing import Any
 
+from ...device import may_be_tag
 from ...errors import CorruptError
-from ...manifest.device import may_be_tag
 from ..literals import may_be_checkpoint
 from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable

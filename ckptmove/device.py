@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..errors import DeviceError
+from .errors import DeviceError
 
 _INDEXED = ("cuda", "xpu", "hpu", "mtia", "privateuseone")
 #: Names that out-of-tree backends give `privateuseone`; their tags need that backend to load.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..manifest.device import parse
-from ..reports.data.verdict import Verdict
+from ...device import parse
+from ...reports.data.verdict import Verdict
 from . import nvidia
 from .evidence import (
     CUDA_VARIABLE,

@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "errors",
         "phrases",
         "version",
+        "device",
         "plans.plan",
         "plans.split",
         "plans",
@@ -79,7 +80,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "manifest.dtypes",
         "manifest.paths",
-        "device",
         "manifest.other_records",
         "manifest.manifest",
         "manifest",
@@ -172,6 +172,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "graph.edit",
         "graph.fingerprint",
         "graph",
+    ),
+    (
         "runtime.environment.wheels",
         "runtime.environment.machine",
         "runtime.environment.facts",
@@ -179,8 +181,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "runtime.environment.nvidia",
         "runtime.environment.usable",
         "runtime.environment",
-    ),
-    (
         "runtime.opaque",
         "runtime.gather",
         "runtime.differing",

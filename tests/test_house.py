@@ -388,7 +388,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 ORDER = [module for floor in FLOORS for module in floor]
 #: The rooms that import torch.
-TORCH = ("runtime", "environment", "live", "trial")
+TORCH = ("runtime", "live", "trial")
 
 
 def modules() -> list[str]:

@@ -331,6 +331,7 @@ def _steps_elsewhere(
             if held.is_step(path) and label is not None and label != "cpu":
                 away.setdefault(label, []).append(f"{slot} of {rebuilt.names.get(key, key)}")
     return [
-        f"stored on {device}; torch keeps it on cpu unless capturable or fused: {join_names(names, 3)}"
+        f"stored on {device}; torch keeps it on cpu unless capturable or fused: "
+        f"{join_names(names, 3)}"
         for device, names in away.items()
     ]

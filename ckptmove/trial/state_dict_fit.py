@@ -137,7 +137,8 @@ class Fit:
         ]
         if rows:
             lines.append(
-                f"different number of rows: {join_names(rows)} (number of classes, or vocabulary size)"
+                f"different number of rows: {join_names(rows)} "
+                "(number of classes, or vocabulary size)"
             )
         return lines
 

@@ -324,7 +324,8 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         error = case.trace.error if case.trace is not None else None
         yield Verdict(
             "operand-elsewhere",
-            f"{error} takes tensors on several devices: {join_names([str(each) for each in broken])}",
+            f"{error} takes tensors on several devices: "
+            f"{join_names([str(each) for each in broken])}",
             f'x = x.to("{case.device}") before',
             () if case.failed is None else (case.failed,),
         )

@@ -1,1 +1,1 @@
-"""The verbs: each a short story of reading, planning, writing, verifying, committing."""
+"""The verbs as Python functions; each reads, plans, writes, verifies and commits."""

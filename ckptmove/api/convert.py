@@ -1,4 +1,4 @@
-"""convert: write a checkpoint in another form."""
+"""Implements `ckptmove.convert`: write a checkpoint in another format."""
 
 from __future__ import annotations
 
@@ -81,57 +81,65 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Write a checkpoint in another form, and lose nothing of it but what is named.
+    """Convert a checkpoint to another format; drop nothing unless the caller allows it.
 
-    The file is never unpickled: objects travel as inert terms. Neither torch nor the model's
-    classes are needed, unless tensors have to be gathered or cast (then torch).
+    Nothing in the file is executed: objects are kept as inert data. torch is needed only if tensors
+    are gathered or cast; the model's classes are never needed.
 
     Args:
-        src: the checkpoint; it is never changed. It may be an index of several files; or a folder
-            of a model, or of a Trainer's checkpoint: then the weights in it.
-        dst: the new one. It appears whole and verified, or not at all. A folder if it ends in a
-            slash, is one, or takes shards. Of a folder to a folder all is converted: what else is
-            in it is copied; links to files are followed, links to folders are not, but told. In a
-            store (a URL) a folder appears file by file, once all of it was uploaded and verified,
-            its index last.
-        format: of the new one, `safetensors`, `torch-zip`, or `zip-bundle` for a dict of files; by
-            default by the suffix of `dst`.
-        preset: options by name: `lightning`, `hf`, `deploy` (see `PRESETS`); what is given besides
-            adds to them; `weights` stands in for the `root` of a preset.
-        select, exclude_tensors: patterns on names; each also matches everything below. Where no
-            name matches, the name of a section (`model`, `optimizer`, …) speaks of that.
-        root: the name of a subtree that shall be all there is.
-        weights: `model` writes the state dict of one model alone, `ema` its averages (EMA, SWA)
-            under the names that the model has for them.
-        rename: substitutions on the keys of state dicts, in the form `s/old/new/`, in turn.
-        strip_prefix, add_prefix: what keys of state dicts begin with, a dot or not.
-        dtype: of the model's floating tensors; or a mapping of patterns, as `select` takes them,
-            to dtypes.
-        keep_dtype: patterns of what is never cast.
-        to: the device that tensors shall be tagged to be on, as `relocate` takes it.
-        shared: what becomes of bytes that tensors share, where the format has no such thing:
-            `keep` writes them once and notes it, `duplicate` writes them under each name too,
-            `error` refuses.
-        bare: write tensors alone, without the tree that leads back.
-        metadata: further strings for the header of safetensors.
-        max_shard_size: bytes, or text like `5GB`: the most in one file of a folder.
-        drop: patterns of losses that are accepted; among these is what is made by a callable that
-            may not be written (see `trust_objects`).
-        strict: refuse a source that names callables that are not known to be harmless, in any of
-            its files, those included that are copied from a folder (`UntrustedError`).
-        trust_objects: write a pickle with callables that are not known to be harmless, though the
-            source is of a format that runs nothing, such as safetensors.
-        follow_links: follow links to files also where they lead out of a folder of a model.
-        dry_run: decide everything, write nothing.
-        force: replace an existing destination; and write also what is more than eight times as
-            large as the source.
-        progress: called with the bytes copied and verified since the last call.
+        src: the checkpoint; it is not changed. It may be a file, an index of several files, or a
+            model folder (also a Trainer checkpoint), of which the weights are converted.
+        dst: the new checkpoint. It appears complete and verified, or not at all. It is a folder if
+            it ends with a slash, is an existing folder, or if `max_shard_size` is given. From
+            folder to folder, the other files are copied too: links to files are followed, links to
+            folders are skipped with a warning. In an object store (a URL), the files of a folder
+            appear one by one after all are verified, the index last.
+        format: `safetensors`, `torch-zip` or `zip-bundle` (a dict of files). Default: by the suffix
+            of `dst`.
+        preset: use a set of options: `lightning`, `hf` or `deploy` (see `PRESETS`). Options that
+            you give are added to it; `weights` replaces the `root` of a preset.
+        select: write only entries whose name matches one of these globs, and everything below them.
+            If no name matches, a glob may be the name of a section (`model`, `optimizer`, …).
+        exclude_tensors: exclude entries whose name matches one of these globs, and everything below
+            them.
+        root: write only the entry with this name, as the top of the new checkpoint.
+        weights: write only the state dict of one model (`model`), or its averaged weights (`ema`:
+            EMA or SWA) under the names that the model uses.
+        rename: substitutions in the keys of state dicts, `s/OLD/NEW/`, applied in order.
+        strip_prefix: remove this prefix from keys of state dicts; a dot at its end may be left out.
+        add_prefix: add this prefix to keys of state dicts; a dot at its end may be left out.
+        dtype: cast the model's floating-point tensors to this dtype; or a mapping from globs, as
+            for `select`, to dtypes.
+        keep_dtype: do not cast tensors whose name matches one of these globs.
+        to: tag the tensors with this device, as `relocate` does.
+        shared: what to do with bytes that tensors share, if the format cannot share them: `keep`
+            (default) writes them once and notes the other names, `duplicate` writes them under each
+            name, `error` refuses.
+        bare: write tensors only; the result cannot be converted back.
+        metadata: text to add to the header of safetensors.
+        max_shard_size: write a folder of files of at most this size: bytes, or text such as `5GB`.
+        drop: drop entries whose name matches one of these globs if the target cannot store them, or
+            if they call something that must not be written (see `trust_objects`).
+        strict: refuse a source that names callables not known to be harmless (`UntrustedError`).
+            This includes the files that are copied from a folder.
+        trust_objects: allow the new pickle to name callables not known to be harmless, when the
+            source is a format that runs nothing, such as safetensors.
+        follow_links: follow symbolic links that lead out of a model folder.
+        dry_run: decide everything; write nothing.
+        force: replace an existing destination; allow a result more than eight times the size of the
+            source.
+        progress: a function that is called with the number of bytes copied and verified since the
+            last call.
+
+    Returns:
+        What was written, dropped, cast and renamed.
 
     Raises:
         UsageError: the options make no sense.
-        InputError: the source can't be read, or is refused.
-        RefusedError: something would be lost, overwritten or contradictory; or a pickle would name
-            callables that the source could not run, and that are not known to be harmless.
+        InputError: the source cannot be read, or is refused.
+        RefusedError: something would be lost or overwritten, the options contradict each other, or
+            a pickle would name callables that the source could not run and that are not known to be
+            harmless.
         WriteError: writing or verifying failed.
     """
     started = time.monotonic()

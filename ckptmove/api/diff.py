@@ -1,4 +1,4 @@
-"""diff: what is not the same in two checkpoints."""
+"""Implements `ckptmove.diff`: compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -44,32 +44,36 @@ def diff(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Diff:
-    """Compare two checkpoints of any formats, without unpickling them.
+    """Compare two checkpoints of any formats; nothing in them is executed.
 
-    Elements are compared by their bits, so that equal NaNs are equal; tensors by what they show,
-    however they lie in their storages; everything else by what it is made of. Bytes that hold
-    checkpoints are compared as checkpoints. The code of programs and files of the user's own are
-    compared too; what can't be, since only one of the formats has such, is a difference as well.
+    Numbers are compared bit by bit, so equal NaNs are equal. Tensors are compared by their
+    elements, wherever these lie in a storage; everything else is compared by its content.
+    Checkpoints inside bytes are compared as checkpoints. Code and other files inside a checkpoint
+    are compared too. If only one of the two formats can hold something, that counts as a
+    difference: not compared.
 
     Args:
-        a: the first.
-        b: the second.
-        select: patterns on names, as `convert` takes them: only this is compared.
-        atol, rtol: floating elements that differ by at most `atol` plus `rtol` times that of `a`
-            count as equal, and so do two that are no numbers.
-        ignore_devices: let pass that tensors, values, or code name other devices.
-        ignore_code: let pass that code differs, the classes of a TorchScript program have other
-            names, and something beside the tensors can't be compared.
-        cast: where both have a floating tensor and of another dtype, compare that of `a` as
-            torch casts it to the dtype of `b`.
-        strict: refuse to compare if one of them names callables that are not known to be harmless.
-        follow_links: follow links also where they lead out of a folder of a model.
-        progress: called with the bytes compared since the last call.
+        a: the first checkpoint.
+        b: the second checkpoint.
+        select: compare only entries whose name matches one of these globs, and everything below
+            them.
+        atol: accept floating-point values that differ by at most `atol + rtol * abs(value in a)`;
+            two NaNs are then equal too. Default: 0.
+        rtol: see `atol`. Default: 0.
+        ignore_devices: accept other devices of tensors, of values and in code.
+        ignore_code: accept other code and classes of programs, and what cannot be compared.
+        cast: cast floating-point tensors of `a` to the dtype of `b`, then compare.
+        strict: refuse files that name callables not known to be harmless.
+        follow_links: follow symbolic links that lead out of a model folder.
+        progress: a function that is called with the number of bytes compared since the last call.
+
+    Returns:
+        All differences; `equal` says whether there are none.
 
     Raises:
         UsageError: a tolerance makes no sense.
-        InputError: one of them can't be read, or is refused (`UntrustedError`).
-        RefusedError: nothing in either is selected by a pattern.
+        InputError: one of the files cannot be read, or is refused (`UntrustedError`).
+        RefusedError: a glob matches nothing in either checkpoint.
     """
     started = time.monotonic()
     if not all(isfinite(each) and each >= 0 for each in (atol, rtol)):

@@ -1,4 +1,4 @@
-"""doctor: why is this model training on the CPU, though there is a GPU?"""
+"""Implements `ckptmove.doctor`: find out why a model does not train on the GPU."""
 
 from __future__ import annotations
 
@@ -41,31 +41,35 @@ def doctor(
     timeout: float = 600,
     quiet: bool = True,
 ) -> Diagnosis:
-    """Find out why a model isn't, or wouldn't be, where it should be. Nothing is written.
+    """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
 
-    The machine and the build of torch are looked at first. Then a model is built, brought to the
-    device as `model.to` does and stepped once; or a training script is run, in another process,
-    until it took some steps. Root causes come first, each with what to do. Whatever ends the run
-    early, what was found until then is told; see `Diagnosis.complete`.
+    `doctor` first checks the machine and the build of torch. With `model`, it builds the model,
+    moves it to the device with `model.to`, and trains it for one step. With `script`, it runs a
+    training script in another process for some steps. Root causes come first, each with its fix. If
+    a run ends early, the result holds what was found until then; see `Diagnosis.complete`. ckptmove
+    itself writes nothing.
 
     Args:
         model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
             folder, or a callable.
-        input: what the model takes: `float32[8,3,224,224]`, `int64[2,128]<1000`, `name=…`; or one
-            name of a function.
-        optimizer: `package.module:Class`; AdamW.
-        script: a training script, instead of a model.
-        args: what the script is called with.
-        steps: how many steps of an optimizer the script is watched for; 2.
-        device: where everything should be; `auto` is the best device that the machine has, even if
-            torch can't use it.
-        simulate: play the device if it isn't there.
-        timeout: seconds after which what runs in another process is ended.
-        quiet: whether what the script says is not heard; else it is, on stderr.
+        input: the inputs of the model, in order: `float32[8,3,224,224]`, `int64[2,128]<1000`
+            (values below 1000), `name=…`, or the name of a function that returns the inputs.
+        optimizer: the class of the optimizer, `package.module:Class`. Default: `torch.optim:AdamW`.
+        script: a training script to run and watch, instead of a model.
+        args: the arguments of the script.
+        steps: watch this many optimizer steps of the script. Default: 2.
+        device: the device to train on. `auto` is the best one of this machine, even if torch cannot
+            use it.
+        simulate: simulate the device if this machine does not have it.
+        timeout: stop a script or a simulation after this many seconds.
+        quiet: discard the output of the script; otherwise it goes to stderr.
+
+    Returns:
+        What is wrong and how to fix it; `print` shows it as `ckptmove doctor` does.
 
     Raises:
         UsageError: the request makes no sense.
-        DeviceError: it is no device.
+        DeviceError: the name of the device is not valid.
     """
     if model is not None and script is not None:
         raise UsageError("a model or a script is looked at, not both")

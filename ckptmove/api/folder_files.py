@@ -1,4 +1,4 @@
-"""What lies beside the weights in a folder of a model, and is copied as it is."""
+"""Find the files beside the weights in a model folder, which are copied unchanged."""
 
 from __future__ import annotations
 

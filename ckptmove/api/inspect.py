@@ -1,4 +1,4 @@
-"""inspect: what is in a checkpoint, and where."""
+"""Implements `ckptmove.inspect`: show what a checkpoint holds, and on which devices."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ def inspect(
     require: str | None = None,
     follow_links: bool = False,
 ) -> FileManifest:
-    """List every tensor of a checkpoint without unpickling it or reading a tensor.
+    """List every tensor of a checkpoint; nothing is executed, and no tensor is read.
 
-    A change in place that was interrupted is undone first; the manifest has a warning then.
+    An interrupted change in place is undone first; the manifest then has a warning.
 
     Args:
-        path: the checkpoint: a file, an index of several, or a folder that holds it.
-        select: globs on names; the manifest is cut down to what matches.
-        require: a device on which everything must be, or where torch keeps it for that device.
-        follow_links: follow links also where they lead out of a folder of a model.
+        path: the checkpoint: a file, an index of several files, or a model folder.
+        select: keep only tensors whose name matches one of these globs.
+        require: raise if a tensor is not on this device; tensors that torch keeps on the CPU may
+            stay there.
+        follow_links: follow symbolic links that lead out of a model folder.
 
     Returns:
-        Its manifest, which `print` and notebooks show. Sizes are bytes.
+        The manifest of the checkpoint, which `print` and notebooks show. Sizes are in bytes.
 
     Raises:
-        InputError: the file can't be read, is no checkpoint, or is damaged; or an interrupted
-            change in place can't be undone.
-        CheckFailed: something is not on the required device.
+        InputError: the file cannot be read, is not a checkpoint, or is damaged; or an interrupted
+            change in place cannot be undone.
+        CheckFailed: a tensor is not on the required device.
     """
     with formats.opened(path, follow_links=follow_links) as found:
         manifest = found.manifest

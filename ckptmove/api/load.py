@@ -1,4 +1,4 @@
-"""load: the object that a checkpoint holds, in the process."""
+"""Implements `ckptmove.load`: build the object that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ def load(
     strict: bool = False,
     follow_links: bool = False,
 ) -> Any:
-    """The object that a checkpoint of any format holds, of which nothing is ever executed.
+    """Build the object that a checkpoint of any format holds; nothing in it is executed.
 
-    Dicts, lists, numbers and tensors come back as they were, tensors of shared storages sharing
-    them; what else is known to be plain data too. All other objects stay inert: an `Opaque` each,
-    which tells what would have been called. Of a program (TorchScript, `torch.export`) this is a
-    dict of its tensors. Tensors are mapped where the file allows: they cost no memory until they
-    are used, and writing to them never changes the file.
+    Dicts, lists, numbers and tensors come back as they were saved, and so do other objects known to
+    be plain data. Tensors that shared a storage share it again. Any other object becomes an inert
+    `Opaque`, which records what would have been called. For a program (TorchScript,
+    `torch.export`), the result is a dict of its tensors. Tensors are memory-mapped where the file
+    allows it: they use no memory until they are read, and writing to them never changes the file.
 
     Args:
         path: the checkpoint.
-        map_location: as `torch.load` takes it.
-        select: patterns on names, as `convert` takes them; only what they speak of is loaded.
-        weights: `model` for the state dict of one model alone, `ema` for its averages (EMA, SWA)
-            under the names that the model has for them.
-        strict: raise where something would stay an `Opaque`; and refuse a checkpoint that names
-            callables that are not known to be harmless, be it outside of what is loaded, so that
-            what passes here passes `strict` anywhere.
-        follow_links: follow links also where they lead out of a folder of a model.
+        map_location: as for `torch.load`.
+        select: load only entries whose name matches one of these globs, and everything below them.
+        weights: load only the state dict of one model (`model`), or its averaged weights (`ema`:
+            EMA or SWA) under the names that the model uses.
+        strict: raise if an object would become an `Opaque`, or if the file names callables not
+            known to be harmless anywhere, even outside of what is loaded.
+        follow_links: follow symbolic links that lead out of a model folder.
+
+    Returns:
+        The object.
 
     Raises:
         UsageError: `map_location` or `weights` makes no sense.
-        UntrustedError: it names unknown callables, and `strict` was asked for.
-        DeviceError: it is tagged with, or mapped to, a device that is not there.
-        InputError: it can't be read, or is refused.
-        RefusedError: a pattern speaks of nothing; there are no such weights, or of several models.
+        UntrustedError: the file names unknown callables, and `strict` is set.
+        DeviceError: a tensor is tagged with, or mapped to, a device that this machine does not
+            have.
+        InputError: the file cannot be read, or is refused.
+        RefusedError: a glob matches nothing; or `weights` is given, and the file holds no such
+            weights, or those of several models.
     """
     from ..runtime.restoring import Restoring
 

@@ -1,4 +1,4 @@
-"""move: change the device of a living model, with everything that belongs to it."""
+"""Implements `ckptmove.move`: move a model in memory to another device, with its optimizer."""
 
 from __future__ import annotations
 
@@ -27,38 +27,44 @@ def move(
     dry_run: bool = False,
     **others: object,
 ) -> MoveReport:
-    """Change the device of a living model with everything that belongs to it, or of nothing.
+    """Move a model in memory to another device, with everything that belongs to it, or nothing.
 
-    Parameters, buffers, gradients, the optimizer's state, and tensors that are mere attributes, in
-    containers or in closures of hooks. Every tensor stays the object it is, so an optimizer stays
-    attached and hooks stay; what shares bytes still does. What torch itself keeps on the CPU stays
-    there and is reported. For as long as it takes, everything is on both devices.
+    This covers parameters, buffers, gradients, optimizer state, and tensors in plain attributes,
+    containers and closures of hooks. Every tensor stays the same Python object, so optimizers and
+    hooks stay attached; tensors that share bytes still do. What torch itself keeps on the CPU stays
+    there and is reported. During the move, everything is on both devices.
 
-    Results that are yet to be differentiated don't move: call `backward` before.
+    Tensors with a pending backward pass do not move: call `backward` first.
 
     Args:
         model: the model.
-        optimizer: of its parameters; or several.
-        scheduler: of the learning rate.
-        batch: what the model is called with: tensors in whatever containers.
-        to: the device for everything, as torch takes it: `"cuda:0"`, 0, a `torch.device`.
-        place: glob on tensor names → device; of several that match, the last decides, before the
-            device map. What belongs to a parameter goes with it in any case.
-        device_map: module name → device, or a JSON file of it, in accelerate's form: the longest
-            prefix wins, a number n means `cuda:n`. What it doesn't speak of goes to `to`.
-        non_blocking: copy from pinned memory to an accelerator while the host goes on; the copies
+        optimizer: its optimizer, or several.
+        scheduler: its learning-rate scheduler.
+        batch: a batch to move with it: tensors in any containers.
+        to: put every tensor on this device: `"cuda:0"`, 0 or a `torch.device`.
+        place: from a glob on tensor names to a device; if several match, the last one wins. It has
+            priority over `device_map`. Gradients and optimizer state follow their parameter in any
+            case.
+        device_map: from a module name to a device, or a JSON file of that, as accelerate writes it.
+            The longest matching name wins; a number n means `cuda:n`. Other modules go to `to`.
+        non_blocking: copy from pinned memory to an accelerator while the host continues; the copies
             are waited for before anything changes.
-        values: rewrite attributes of modules that name a device which all of the module left for
-            one other: those that are a `torch.device`, and strings if they are called `device` or
-            `_device`. Other strings may mean something else; they are reported.
-        dry_run: decide everything, refuse what couldn't be moved, move nothing.
-        others: whatever else: a model of averages, a gradient scaler. Their names in reports are
-            their keywords.
+        values: also rewrite attributes of modules that name a device, if all of the module moved
+            from it to one other device: those of type `torch.device`, and strings in attributes
+            named `device` or `_device`. Other strings are reported, not rewritten.
+        dry_run: decide everything and refuse what cannot be moved, but move nothing.
+        others: anything else that belongs to the model, by keyword: averaged weights, a gradient
+            scaler. The report uses the keywords as names.
+
+    Returns:
+        What moved, what stayed, and why.
 
     Raises:
-        UsageError: the request makes no sense (`DeviceError`: a device is not there).
-        RefusedError: it can't be moved (it has no values, is dispatched or distributed), there is
-            no room, or the rules contradict each other. Then everything is as it was.
+        UsageError: the request makes no sense (`DeviceError`: this machine does not have the
+            device).
+        RefusedError: the model cannot be moved (it has no values, is dispatched or distributed),
+            there is not enough memory, or the rules contradict each other. Then nothing has
+            changed.
     """
     from ..live.transfer.move import move as moved
 

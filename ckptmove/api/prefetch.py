@@ -1,4 +1,4 @@
-"""prefetch: the batches of a loader, each on the device by the time it is asked for."""
+"""Implements `ckptmove.prefetch`: copy the next batch to a device while one is in use."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ Batch = TypeVar("Batch")
 def prefetch(
     loader: Iterable[Batch], device: str | int | torch.device, *, keep: str | Iterable[str] = ()
 ) -> Prefetched[Batch]:
-    """A loader whose batches are on a device, as `to_device` brings them there.
+    """Return a loader that copies the next batch to a device while the current one is in use.
 
-    On an accelerator with streams, a GPU above all, the next batch is copied from pinned memory
-    while the current one is used. For that the loader is one batch ahead, in what it tells of its
-    progress too, and must no longer write into what of a batch isn't moved; it may into what is.
-    Elsewhere, and while batches are on the device anyway, nothing is taken ahead.
+    Batches are copied as `to_device` does. The copies overlap on accelerators with streams, such as
+    GPUs, and come from pinned memory. There, the loader is one batch ahead, also in any progress
+    that it reports. It must not reuse the memory of batches that are moved. On other devices, and
+    while batches are on the device anyway, nothing is fetched ahead.
 
-    Its length and its attributes are the loader's; it can be iterated as often as that can. Nothing
-    is taken before the first batch is asked for, and what is left of the loader's iteration is shut
-    down, workers too, once its own ends: by a break, an exception or `close()`.
+    The length and attributes are those of the loader, and it can be iterated as often. Nothing is
+    fetched before the first batch is asked for. When the iteration ends (by a break, an exception
+    or `close()`), the loader's own iteration is closed too, with its workers.
 
     Args:
-        loader: a `DataLoader`, or any iterable of batches. Batches are best moved here, not by
-            `collate_fn`: worker processes had better leave devices alone.
-        device: where to, as torch takes it.
-        keep: patterns on names of what stays where it is, as `to_device` takes them.
+        loader: a `DataLoader`, or any iterable of batches. Do not move batches in `collate_fn`:
+            worker processes should not use devices.
+        device: the device for the batches: `"cuda:0"`, 0 or a `torch.device`.
+        keep: globs on names of tensors that stay where they are, as for `to_device`.
+
+    Returns:
+        An iterable of batches on the device.
 
     Raises:
-        DeviceError: there is no such device, or it can't be used here.
-        UsageError: the loader gives no batches, a model say, or `keep` is no pattern.
+        DeviceError: the device does not exist, or cannot be used on this machine.
+        UsageError: `loader` gives no batches (it is a model, for example), or `keep` holds no valid
+            glob.
     """
     from ..live.transfer.prefetch import Prefetched
 

@@ -1,4 +1,4 @@
-"""recover: undo changes in place that were interrupted."""
+"""Implements `ckptmove.recover`: undo interrupted changes in place."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from ..writing.in_place.journal import SUFFIX, UNFINISHED, journal_name
 
 
 def recover(path: StrPath) -> RecoverReport:
-    """Make files what they were before a change in place that was interrupted.
+    """Undo an interrupted `relocate(in_place=True)`, and restore the file byte for byte.
 
-    A change counts as done once its journal is removed, which is the last thing that happens. Until
-    then it is undone, however far it came: it was not verified, or nobody was told.
+    A change counts as done once its journal is removed, which is the last step. Before that, it is
+    undone, no matter how far it got.
 
     Args:
-        path: a file; or a directory, for all that is in it and below.
+        path: a file, or a folder: then everything in it and below is looked at.
+
+    Returns:
+        What was done to each file.
 
     Raises:
-        InputError: a journal is not that of the file as it is now, the file is gone, or another
-            process is changing it.
-        RefusedError: the file or its folder can't be written.
-        WriteError: undoing it failed, and can be tried again.
+        InputError: a journal does not belong to the file as it is now, the file is missing, or
+            another process is changing it.
+        RefusedError: the file or its folder cannot be written.
+        WriteError: undoing failed; it can be tried again.
     """
     path = os.fspath(path)
     if is_url(path):

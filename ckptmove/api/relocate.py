@@ -1,4 +1,4 @@
-"""relocate: rewrite a checkpoint for another device."""
+"""Implements `ckptmove.relocate`: rewrite a checkpoint for another device."""
 
 from __future__ import annotations
 
@@ -40,41 +40,48 @@ def relocate(
     force: bool = False,
     progress: Progress | None = None,
 ) -> RelocateReport:
-    """Rewrite a checkpoint so that its tensors load on other devices.
+    """Rewrite a checkpoint for another device.
 
-    The file is never unpickled and no tensor is loaded: neither torch nor the device nor the
-    model's classes are needed. Rules are asked in the order `place`, `device_map`, `map`, `to`.
-    What torch itself keeps on the CPU (RNG states, optimizer steps, …) stays there and is reported.
+    Nothing in the file is executed, and no tensor is loaded. Neither torch nor the device nor the
+    model's classes are needed. If several rules match a tensor, the first of these wins: `place`,
+    `device_map`, `map`, `to`. What torch itself keeps on the CPU (RNG states, optimizer steps, …)
+    stays there and is reported.
 
     Args:
-        src: the checkpoint; it is never changed, but for `in_place`.
-        dst: the new one. By default it is beside the source: `in.cuda-0.pt` with `to="cuda:0"`,
-            `in.relocated.pt` without `to`, and nothing if nothing moves. It appears whole and
-            verified, or not at all. Both may be URLs of objects in a store.
-        to: the device for everything: a string, or what spells itself like one (`torch.device`).
-        map: device → device, e.g. `{"cuda:1": "cuda:0"}`; a key may hold `*`.
-        place: glob on tensor names → device; of several that match, the last decides.
-        device_map: module name → device, or a JSON file of it, in accelerate's form: the longest
-            prefix wins, a number n means `cuda:n`.
-        all: move also what torch keeps on the CPU.
-        values: rewrite also `torch.device` values and strings equal to a moved device.
-        strict: refuse a file that names callables that are not known to be harmless
-            (`UntrustedError`).
-        in_place: write no new file, but change the tags where they lie in this one. It is undone
-            if it fails, and after a crash by the next command that meets the file (`recover`).
-            The bytes of tensors are never written: who has the file mapped notices nothing, who
-            reads its pickle in that moment may fail, or find old tags and new ones.
-        dry_run: decide everything, write nothing.
-        force: replace an existing destination; change in place also a file that is a symbolic
-            link, has several names, or is open for writing elsewhere.
-        progress: called with the bytes copied and verified since the last call; they add up to the
-            size of the destination. Not called in place.
+        src: the checkpoint; it is not changed, unless `in_place` is set.
+        dst: the new checkpoint. It appears complete and verified, or not at all. `src` and `dst`
+            may be URLs of objects in a store. Default: beside `src`, as `in.cuda-0.pt` with
+            `to="cuda:0"`, or `in.relocated.pt` without `to`; nothing is written if no tensor moves.
+        to: put every tensor on this device: a string, or an object such as `torch.device` whose
+            `str()` is one.
+        map: from an old device to a new one, for example `{"cuda:1": "cuda:0"}`; a key may be
+            `cuda:*` or `*`.
+        place: from a glob on tensor names to a device; if several match, the last one wins.
+        device_map: from a module name to a device, or a JSON file of that, as accelerate writes it.
+            The longest matching name wins; a number n means `cuda:n`.
+        all: also move tensors that torch keeps on the CPU.
+        values: also rewrite your own values that name a moved device: `torch.device` objects, and
+            strings that equal one.
+        strict: refuse files that name callables not known to be harmless (`UntrustedError`).
+        in_place: change the device tags in `src` itself; write no new file. A change that fails is
+            undone at once; after a crash, the next command on the file undoes it (or `recover`).
+            The bytes of tensors are never written, so processes that have the file mapped are not
+            affected. A process that reads the pickle during the change may fail, or see old and new
+            tags.
+        dry_run: decide everything; write nothing.
+        force: replace an existing destination. With `in_place`: also change a symbolic link, a file
+            with several hard links, or a file that another process has open for writing.
+        progress: a function that is called with the number of bytes copied and verified since the
+            last call; they add up to the size of `dst`. It is not called for a change in place.
+
+    Returns:
+        What moved, what stayed, and why.
 
     Raises:
-        UsageError: the rules make no sense (`DeviceError`: a device does not).
-        InputError: the source can't be read, or is refused.
-        RefusedError: the destination exists or can't be written; the rules contradict each other;
-            the file can't be changed in place.
+        UsageError: the rules make no sense (`DeviceError`: the name of a device is not valid).
+        InputError: the source cannot be read, or is refused.
+        RefusedError: the destination exists or cannot be written, the rules contradict each other,
+            or the file cannot be changed in place.
         WriteError: writing or verifying failed.
     """
     started = time.monotonic()

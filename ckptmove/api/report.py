@@ -1,4 +1,4 @@
-"""report: where a living model is, and all that belongs to it."""
+"""Implements `ckptmove.report`: list the tensors of a model in memory."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ def report(
     batch: object = None,
     **others: object,
 ) -> LiveManifest:
-    """List every tensor that a model in memory holds: on which device, of what dtype, how large.
+    """List every tensor of a model in memory: its device, dtype and size.
 
-    Parameters, buffers, gradients, an optimizer's state and hyper-parameters, and tensors that hide
-    as plain attributes, in containers and in hooks. It is what `inspect` gives for a file: the same
-    verdict, totals, names of a state dict, JSON. `print` it, or let a notebook show it. Nothing is
-    copied, no value is read, and the report keeps no tensor alive.
+    This covers parameters, buffers, gradients, the state and hyper-parameters of optimizers, and
+    tensors in plain attributes, containers and hooks. The result is what `inspect` gives for a
+    file: the same verdict, totals, names and JSON. Nothing is copied, no value is read, and the
+    result keeps no tensor alive.
 
     Args:
         model: the model.
-        optimizer: of its parameters; or several.
-        scheduler: of the learning rate.
-        batch: what the model is called with: tensors in whatever containers.
-        **others: whatever else belongs to it, by name: `ema=averages`, `scaler=scaler`;
-            optimizers too.
+        optimizer: its optimizer, or several.
+        scheduler: its learning-rate scheduler.
+        batch: a batch of inputs: tensors in any containers.
+        **others: anything else that belongs to the model, by keyword: `ema=averages`,
+            `scaler=scaler`, more optimizers.
 
     Returns:
-        Its manifest. Sizes are bytes; each storage counts once.
+        The manifest of the model, which `print` and notebooks show. Sizes are in bytes; each
+        storage counts once.
 
     Raises:
-        UsageError: the model is no module, the optimizer none, or one of the others holds nothing
-            that could be on a device.
+        UsageError: `model` is not a module, `optimizer` is not an optimizer, or one of the others
+            cannot hold anything on a device.
     """
     from ..live.inventory.holdings import holdings
     from ..live.inventory.manifest import report_of

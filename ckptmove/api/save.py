@@ -1,4 +1,4 @@
-"""save: write an object of this process as a checkpoint of any format."""
+"""Implements `ckptmove.save`: write an object in memory as a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -38,24 +38,30 @@ def save(
     force: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Write an object as a checkpoint that appears whole and verified, or not at all.
+    """Write an object as a checkpoint that appears complete and verified, or not at all.
 
-    It is pickled as torch.save does it, but for its tensors, whose bytes go from where they are to
-    the file; nothing else must write to them meanwhile. An `Opaque`, of `load()`, is written as
-    what it stands for.
+    The object is pickled as `torch.save` does it. The bytes of tensors go directly from memory to
+    the file; do not write to the tensors meanwhile. An `Opaque` from `load()` is written as the
+    object that it stands for.
 
     Args:
-        obj: what to save; anything that torch.save takes.
-        path: the file or folder, as `convert` takes it.
-        format, shared, bare, metadata, max_shard_size, force, progress: as `convert` has them.
-        trust_objects: write a pickle that calls what an `Opaque` stands for, though that is not
-            known to be harmless; your own objects need no leave.
+        obj: the object; anything that `torch.save` takes.
+        path: the file or folder to write, as `dst` of `convert`.
+        format: as for `convert`.
+        shared: as for `convert`.
+        bare: as for `convert`.
+        metadata: as for `convert`.
+        max_shard_size: as for `convert`.
+        trust_objects: allow the pickle to call what an `Opaque` stands for, even if that is not
+            known to be harmless. Your own objects need no permission.
+        force: replace an existing destination.
+        progress: as for `convert`.
 
     Raises:
         UsageError: the options make no sense.
-        UnsupportedError: the object can't be pickled, or has no form in that format.
-        RefusedError: the destination exists, something would be lost, bytes are shared and must
-            not be, or an `Opaque` stands for what is not known to be harmless.
+        UnsupportedError: the object cannot be pickled, or the format cannot store it.
+        RefusedError: the destination exists, something would be lost, bytes are shared and `shared`
+            is `error`, or an `Opaque` stands for something not known to be harmless.
         WriteError: writing or verifying failed.
     """
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)

@@ -1,4 +1,4 @@
-"""Refuse files that name callables that are not known to be harmless (`strict`)."""
+"""Refuse files that name callables not known to be harmless (option `strict`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint is to be written, and in which format."""
+"""Find out where a checkpoint will be written, and in which format."""
 
 from __future__ import annotations
 

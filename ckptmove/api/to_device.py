@@ -1,4 +1,4 @@
-"""to_device: a batch, on the device where the model is."""
+"""Implements `ckptmove.to_device`: copy a batch to a device."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ def to_device(
     non_blocking: bool = False,
     keep: str | Iterable[str] = (),
 ) -> Batch:
-    """The same batch with its tensors on a device, however they are nested.
+    """Return the same batch with its tensors on a device, however they are nested.
 
-    Dicts, lists, tuples, named tuples, sets and deques of any class, dataclasses, `UserDict`s such
-    as `BatchEncoding`, `ModelOutput`s with their caches, packed sequences and objects of any class
-    that is made in Python come back as what they are; what has a `to` that takes a device moves
-    itself; all else, keys of dicts too, stays the same object. So do objects that are more than
-    what they hold: iterators, data sets, what is opened or locked, and objects with a model in
-    them. The batch is never changed, none of the code of its classes runs but a `to`, and where
-    nothing moves, the same object comes back.
+    These come back as what they are: dicts, lists, tuples, named tuples, sets and deques of any
+    class, dataclasses, `UserDict`s such as `BatchEncoding`, `ModelOutput`s with their caches,
+    packed sequences, and objects of classes written in Python. An object with its own `to(device)`
+    method moves itself. Everything else stays the same object: keys of dicts, and objects that are
+    more than what they hold (iterators, data sets, open files, locks, objects that hold a model).
+    The batch itself is never changed, and none of the code of its classes runs, except a `to`
+    method. If nothing moves, the same object comes back.
 
-    What was one object is one again, and tensors that show the same memory do so there, with the
-    strides they had; no more memory is copied than they show. Leaves stay leaves, without their
-    gradients; a tensor with a history is moved as torch does it, differentiably and by itself.
+    Shared objects stay shared, and tensors that overlap in memory overlap in the copy too, with the
+    same strides; only the bytes that they show are copied. Leaf tensors stay leaves, without their
+    gradients. A tensor with a history is moved on its own, differentiably.
 
     Args:
         obj: the batch.
-        device: where to, as torch takes it.
-        non_blocking: not to wait for copies from pinned memory to an accelerator; the batch must
-            not be written to until they are done. Ignored for all other copies, since a copy to the
-            CPU could be read before it is there.
-        keep: patterns on dotted names (`lengths`, `*.lengths`): what goes by such a name, and all
-            below it, stays where it is, though it may have other names.
+        device: the device: `"cuda:0"`, 0 or a `torch.device`.
+        non_blocking: do not wait for copies from pinned memory to an accelerator; do not write to
+            the batch until they are done. Ignored for all other copies, because a copy to the CPU
+            could be read too early.
+        keep: globs on dotted names (`lengths`, `*.lengths`) of what stays where it is, with
+            everything below it.
+
+    Returns:
+        The batch on the device.
 
     Raises:
-        DeviceError: there is no such device, or it can't be used here.
-        UsageError: there is a model in it, a tensor on meta, which has no values, or what can't
-            move itself; or `keep` is no pattern.
+        DeviceError: the device does not exist, or cannot be used on this machine.
+        UsageError: the batch holds a model, a tensor on `meta` (which has no values), or an object
+            that cannot move itself; or `keep` holds no valid glob.
     """
     from ..live.transfer.to_device import to_device as moved
 

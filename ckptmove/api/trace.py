@@ -1,4 +1,4 @@
-"""trace: watch a model while it takes a step, and say why it isn't where it should be."""
+"""Implements `ckptmove.trace`: watch a model for a step and find what runs on the wrong device."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ def trace(
     *,
     device: object = None,
 ) -> Watch:
-    """Watch a model as long as the block lasts, best one step of training.
+    """Watch a model inside a `with` block, best for one step of training.
 
-    with ckptmove.trace(model) as t:
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-    print(t)
+        with ckptmove.trace(model) as t:
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+        print(t)
 
-    Every operation is recorded by device, module and line of code, and so are copies between
-    devices, values that the host waits for, and tensors that are made elsewhere. No tensor is kept
-    alive, and none is changed. A step takes a few times as long. If the block raises, so does this,
-    and the verdicts are there nevertheless.
+    Every operation is recorded by device, module and line of code. So are copies between devices,
+    values that the host waits for, and tensors that are made on another device. No tensor is kept
+    alive or changed. A step takes a few times as long as usual. If the block raises, the exception
+    passes through, and the findings are still there.
 
     Args:
         model: the model.
-        optimizer: what trains it, or several; those that step meanwhile are found anyway.
-        device: where everything should be; by default the best device that the machine has.
+        optimizer: its optimizer, or several. Other optimizers that take a step in the block are
+            found too.
+        device: where everything should be. Default: the best device of this machine.
 
     Returns:
-        What is found once the block has ended: `verdicts`, each with its fix, `transfers`, `syncs`,
-        `created`, and all of it as `diagnosis`.
+        The watch, a context manager. After the block it has `verdicts` (what is wrong, each with
+        its fix), `transfers`, `syncs`, `created`, and `diagnosis`, which holds all of these.
 
     Raises:
-        UsageError: the model or the optimizer is none, or torch is not installed.
-        DeviceError: it is no device.
+        UsageError: `model` is not a module, `optimizer` is not an optimizer, or torch is not
+            installed.
+        DeviceError: the name of the device is not valid.
     """
     try:
         from ..live.tracing.trace import Watch

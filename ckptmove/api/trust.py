@@ -1,7 +1,8 @@
-"""Write no pickle that runs what nobody trusts: what a source that runs nothing names.
+"""Refuse to write a pickle that calls unknown code when the source runs nothing.
 
-Whoever loads safetensors runs nothing, so nobody looks at what the tree in their header names; a
-pickle made of them would run it. From a pickle to a pickle nothing gets worse: that is told.
+A reader of safetensors runs no code, so nobody checks what the tree in its header names; a pickle
+made from it would run it. From one pickle to another the risk stays the same, so the report only
+lists the names.
 """
 
 from __future__ import annotations

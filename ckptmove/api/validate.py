@@ -1,4 +1,4 @@
-"""validate: prove that a checkpoint is whole, equal to its source, loads, and trains."""
+"""Implements `ckptmove.validate`: check that a checkpoint is intact, loads and trains."""
 
 from __future__ import annotations
 
@@ -67,43 +67,48 @@ def validate(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> ValidationReport:
-    """Check a checkpoint, from its bytes to a step of training. Nothing is written.
+    """Check that a checkpoint is intact, equals its source, loads and trains; write nothing.
 
-    A check that fails is a finding, not an error, and those after it are still made where they can
-    be. Without `model` and `step` the last three are left out. What lies in a store is copied into
-    a temporary folder for those who can open only files: torch, and the model.
+    A check that fails becomes a finding, not an error; the checks after it are still made where
+    possible. Without `model` and `step`, the last three checks are skipped. A checkpoint in an
+    object store is copied to a temporary folder for torch and the model, which can open only files.
 
     Args:
         src: the checkpoint.
-        against: another that it must be equal to, but for devices and casts between floating
-            dtypes: its source, before it was relocated or converted.
-        subset: whether it may hold less than that, under other names, as `convert --select` or
-            `--preset hf` write it. What it has must be there, and be equal.
-        ignore_code: whether its code may differ from the other's, or not be comparable with it.
-        model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
-            folder, a TorchScript file or `.pt2`, or a callable.
-        input: `float32[8,3,224,224]`, `int64[2,128]<1000`, `name=…`; or one name of a function.
-        step: `forward` or `train`.
-        optimizer: `package.module:Class`, where it shouldn't be recognised by its state.
-        device: where to load and run; `auto` is where the checkpoint says it is, if that is there,
-            else the CPU.
-        simulate: play the device if it isn't there.
-        trust_pickle: whether what a file holds may be unpickled, which runs whatever it says. A
-            model made of a file runs in a process of its own all the same, which is ended if it
-            starts a process, opens a socket or writes outside of its temporary folder.
-        timeout: seconds after which a model that is made of a file, or simulated, is ended.
-        strict: refuse if it, or what it is compared with, names callables that are not known to be
-            harmless.
-        follow_links: follow links also where they lead out of a folder of a model.
-        progress: called with the bytes read or compared since the last call.
+        against: require that `src` equals this checkpoint; devices may differ, and floating-point
+            tensors may have been cast.
+        subset: allow `src` to hold only a part of `against`, under other names, as `convert
+            --select` or `--preset hf` write it.
+        ignore_code: allow the code in `src` to differ from that in `against`, or to be missing.
+        model: load the weights into this model: `package.module:name`, `path/to/file.py:name`, a
+            Hugging Face folder, a TorchScript file or a `.pt2` file, or a callable.
+        input: the inputs of the model, in order: `float32[8,3,224,224]`, `int64[2,128]<1000`
+            (values below 1000), `name=…`, or the name of a function that returns the inputs.
+        step: run one step of this kind: `forward` or `train`.
+        optimizer: the class of the optimizer, `package.module:Class`, if it cannot be recognized
+            from its state.
+        device: load and run on this device. `auto` is the device that the checkpoint names, or the
+            CPU if this machine does not have it.
+        simulate: simulate the device if this machine does not have it.
+        trust_pickle: allow unpickling the file, which runs any code that it holds. A model made
+            from a file still runs in its own process, which is stopped if it starts another
+            process, opens a socket, or writes outside its temporary folder.
+        timeout: stop a model made from a file, or a simulation, after this many seconds.
+        strict: refuse files (`src` and `against`) that name callables not known to be harmless.
+        follow_links: follow symbolic links that lead out of a model folder.
+        progress: a function that is called with the number of bytes read or compared since the last
+            call.
+
+    Returns:
+        What each check found; `ok` says whether none failed.
 
     Raises:
         UsageError: the request makes no sense.
-        DeviceError: it is no device; or a model is to run there, and it isn't there and isn't to
-            be played.
-        InputError: a file is missing or can't be opened, or would have to be trusted
-            (`UntrustedError`: it names unknown callables, and `strict` was asked for).
-        RefusedError: it can't be copied here, and a model is to take it.
+        DeviceError: the name of the device is not valid; or a model is to run on a device that this
+            machine does not have, and `simulate` is not set.
+        InputError: a file is missing, cannot be opened, or would have to be trusted
+            (`UntrustedError`: it names unknown callables, and `strict` is set).
+        RefusedError: the checkpoint cannot be copied to this machine, and a model needs it.
     """
     path = os.fspath(src)
     device = device if device == "auto" else numbered(device)

@@ -37,51 +37,60 @@ def batch(
     progress: Progress | None = None,
     **options: Any,
 ) -> Batch:
-    """Do a verb for every checkpoint of a tree; gives the results as they come.
+    """Relocate, convert or validate all checkpoints of a folder tree.
 
-    Checkpoints are found by their content. A folder of a model, and an index with its files, is one
-    item for `convert` and `validate`. Links to files are followed, links to folders are not. All is
-    planned before this returns; it runs as it is iterated over. An item that fails stops no other.
-    What is done is entered into a ledger in the destination: a run that was killed or broken off
-    goes on where it was, and two at once share the work, or in a store at least do no harm. An item
-    is done anew if the file, the options, what it is compared with, or the version is another.
-    An output that is there already, and is byte for byte what would be written, is left alone; if
-    it is anything else, the item is refused without `force`. Who may break off before the end uses
-    the batch as a context, or closes it.
+    Checkpoints are found by their content, not by their names. `convert` and `validate` take a
+    model folder, or an index with its files, as one item. Links to files are followed, links to
+    folders are not. Everything is planned before this function returns; the work is done while you
+    iterate over the result. If an item fails, the others still run.
+
+    A ledger in the destination records finished items, so a run that was killed can be started
+    again to resume. Two runs at the same time share the work (in an object store they may do an
+    item twice, which does no harm). An item is done again if the file, the options, what it is
+    compared with, or the version has changed. An existing output that is equal byte for byte to
+    what would be written is kept; any other one is refused without `force`. If you may stop before
+    the end, use the batch as a context manager, or close it.
 
     Args:
         verb: `relocate`, `convert` or `validate`.
-        src: the folder that the tree is in.
-        dst: the folder for the new tree, with the same folders. `validate` puts a report of each
-            item there, as JSON, and without `dst` nothing. With `in_place` there is none.
-        include, exclude: globs on names in the tree, such as `runs/*/last.ckpt`; `*` also stands
-            for slashes, and a glob without one may match the last part alone. One that starts with
-            a slash has to match the whole name, or that of a folder above. A folder that is
-            excluded is not looked into.
-        copy_rest: copy also what is no checkpoint.
-        jobs: how many processes; by default as many as there are cores.
-        executor: who does the work instead: threads, processes, or another machine. Calls of
-            `executor.submit` with what can be pickled are all that it has to take; it stays open.
-        ray: the address of a Ray cluster that does the work, such as `auto` or `HOST:6379`. All its
-            nodes must see the tree and the destination under the same paths, and have the same
-            ckptmove. Each item takes one CPU, or a few in turn where it is so large that the others
-            would wait for it. What was at a node that died is done by another.
-        shard_of: `i/N`, i from 1: do only the i-th of N shares of the tree.
-        retry: a log that `ckptmove batch … --log` wrote: do only what was refused or failed there.
-        verify: read also the outputs that are done already, to see that they are what was written.
-        dry_run: plan which items are done and to where, and do nothing; each is checked when it is
-            done.
-        progress: called with the bytes of sources that were done since the last call; they add up
-            to `plan.nbytes`.
-        options: of the verb. `exclude_tensors` is `convert`'s `exclude`; `against` of `validate` is
-            another tree, in which the same name is looked up, or that with another suffix; and its
-            `force` replaces reports that are not of a run before.
+        src: the folder of the tree.
+        dst: the folder for the new tree, with the same subfolders. `validate` writes a JSON report
+            of each item there, or nothing without `dst`. With `in_place`, leave it out.
+        include: do only items whose name matches one of these globs, such as `runs/*/last.ckpt`.
+            `*` matches slashes too. A glob without a slash may also match the last part of a name
+            alone. A glob that starts with a slash must match the whole name, or that of a folder
+            above it.
+        exclude: leave out items and folders whose name matches one of these globs; such folders are
+            not read.
+        copy_rest: also copy files that are not checkpoints.
+        jobs: number of processes. Default: one per core.
+        executor: an executor of `concurrent.futures`, or one with the same `submit`, that does the
+            work instead. It stays open. Calls and their arguments are pickled if it needs that.
+        ray: run on the Ray cluster at this address, such as `auto` or `HOST:6379`. All its nodes
+            must see the tree and the destination under the same paths, and have the same version of
+            ckptmove. Each item takes one CPU; very large items are divided among several. If a node
+            dies, others do its items.
+        shard_of: `i/N`: divide the items into N shares and do only share i, counted from 1.
+        retry: a log that `ckptmove batch … --log` wrote: do only the items that failed or were
+            refused in it.
+        verify: read finished outputs again, to check that they have not changed.
+        dry_run: plan only. Each item is checked only when it is done.
+        progress: a function that is called with the number of source bytes done since the last
+            call; they add up to `plan.nbytes`.
+        options: options of the verb, as its function takes them. `against` of `validate` is another
+            tree: each item is compared with the checkpoint of the same name in it, or with the only
+            one that differs just in the suffix. `force` of `validate` replaces reports that another
+            run did not write.
+
+    Returns:
+        The batch: `plan` says what will be done; iterating over it gives a `Result` per item.
 
     Raises:
-        UsageError: the request makes no sense, or there is no such cluster.
-        InputError: the tree can't be read.
-        RefusedError: two items would get one name, there is no room, or nothing can be written.
-        WriteError: a folder can't be made.
+        UsageError: the request makes no sense, or the Ray cluster cannot be reached.
+        InputError: the tree cannot be read.
+        RefusedError: two items would get the same name, there is not enough disk space, or the
+            destination cannot be written.
+        WriteError: a folder cannot be made.
     """
     if jobs is not None and jobs < 1:
         raise UsageError("jobs must be at least 1")

@@ -38,10 +38,11 @@ _Event = Future[Result] | tuple[Task, int]
 
 
 class Batch(Iterator[Result]):
-    """A batch that was planned, and runs while it is iterated over; a context that closes it.
+    """A planned batch that runs while you iterate over it; a context manager that closes it.
 
-    Who breaks off, by `close`, an exception or Ctrl-C, or lets go of it, can take it up later: what
-    was not begun is not begun, what was is broken off and cleaned up where the workers are ours.
+    If you stop early (by `close`, an exception or Ctrl-C), you can resume later: items that have
+    not begun do not begin, and items in progress are stopped and cleaned up (unless another
+    executor runs them).
 
     Attributes:
         plan: what there is to do.
@@ -75,7 +76,7 @@ class Batch(Iterator[Result]):
         return next(self._results)
 
     def close(self) -> None:
-        """Break off."""
+        """Stop the batch, and the items in progress."""
         close = getattr(self._results, "close", None)
         if close is not None:
             close()
@@ -84,11 +85,11 @@ class Batch(Iterator[Result]):
 
     @property
     def current(self) -> list[str]:
-        """Names of the items that are being done, as far as is known; else of the last."""
+        """The names of the items in progress, as far as known; otherwise the last one."""
         return self._run.current
 
     def report(self) -> BatchReport:
-        """What it has come to so far."""
+        """Return the results so far."""
         return self._run.report()
 
 

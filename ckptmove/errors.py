@@ -1,18 +1,18 @@
-"""Every error ckptmove raises on purpose, as one tree.
+"""All errors that ckptmove raises on purpose, with their exit codes.
 
     CkptmoveError
-    ├── UsageError        2   the request makes no sense, whatever the file
-    │   └── DeviceError   2   no device that torch can load on, or none that is here
-    ├── CheckFailed       1   a check the user asked for came out negative
-    ├── InputError        3   the input can't be read, or is refused
+    ├── UsageError        2   the request makes no sense, whatever the file holds
+    │   └── DeviceError   2   the name of a device is not valid, or this machine lacks the device
+    ├── CheckFailed       1   a check that the user asked for failed
+    ├── InputError        3   the input cannot be read, or is refused
     │   ├── CorruptError      damaged, truncated or hostile
-    │   ├── UnsupportedError  a known thing that this version can't handle
-    │   └── UntrustedError    names unknown callables, and `strict` was asked for
+    │   ├── UnsupportedError  a known kind of input that this version cannot handle
+    │   └── UntrustedError    names unknown callables, and `strict` is set
     ├── RefusedError      4   nothing was written, on purpose
     └── WriteError        5   writing, verifying or printing failed; no partial file is left
 
-The number is the process exit code. A message is one line without the path; the path and a
-hint (what to do next) are attributes, put together only where something is shown.
+The number is the exit code of the process. A message is one line without the path. The path and a
+hint (what to do next) are attributes; they are joined only where an error is shown.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _R = TypeVar("_R")
 
 
 class CkptmoveError(Exception):
-    """Anything that ckptmove raises on purpose.
+    """The base class of all errors that ckptmove raises on purpose.
 
     Attributes:
-        path: the file concerned, or None.
-        hint: what the user may do next, or None.
+        path: the file that the error is about, or None.
+        hint: what the user can do next, or None.
         exit_code: the exit code of the command line for this error.
     """
 
@@ -48,29 +48,29 @@ class CkptmoveError(Exception):
         self.hint = hint
 
     def about(self, path: StrPath) -> None:
-        """Name the file concerned, unless somebody nearer to it already has."""
+        """Set the path that the error is about, unless it is set already."""
         if self.path is None:
             self.path = os.fspath(path)
 
 
 class UsageError(CkptmoveError):
-    """The request itself makes no sense, whatever the file holds."""
+    """The request makes no sense, whatever the file holds."""
 
     exit_code = 2
 
 
 class DeviceError(UsageError, ValueError):
-    """A device that torch can't load a checkpoint on, by its spelling or since it isn't here."""
+    """The name of a device is not valid, or this machine does not have the device."""
 
 
 class CheckFailed(CkptmoveError):
-    """A check that the user asked for came out negative."""
+    """A check that the user asked for failed."""
 
     exit_code = 1
 
 
 class InputError(CkptmoveError):
-    """The input can't be read, or is refused for what it is."""
+    """The input cannot be read, or is refused because of what it is."""
 
     exit_code = 3
 
@@ -80,11 +80,11 @@ class CorruptError(InputError):
 
 
 class UnsupportedError(InputError):
-    """The input is something known that this version can't handle."""
+    """The input is of a known kind that this version cannot handle."""
 
 
 class UntrustedError(InputError):
-    """The input names callables that are not known to be harmless, and that was to be refused."""
+    """The input names callables not known to be harmless, and `strict` is set."""
 
 
 class RefusedError(CkptmoveError):
@@ -94,9 +94,9 @@ class RefusedError(CkptmoveError):
 
 
 class WriteError(CkptmoveError):
-    """Writing or verifying failed. No partial output is left under the final name.
+    """Writing or verifying failed; no partial output is left under the final name.
 
-    Where a change in place can't even be undone, the hint says so, and the journal stays.
+    If a change in place cannot be undone either, the hint says so, and the journal is kept.
     """
 
     exit_code = 5

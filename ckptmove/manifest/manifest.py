@@ -31,7 +31,7 @@ Group = TypeVar("Group", str, tuple[str, ...])
 
 
 class Section(str, Enum):
-    """What a tensor serves, found by evidence and not by name."""
+    """The part of a checkpoint that a tensor belongs to, found by evidence and not by its name."""
 
     MODEL = "model"
     EMA = "ema"
@@ -44,7 +44,7 @@ class Section(str, Enum):
 
 
 class Role(str, Enum):
-    """A part that some tensors play for which torch has a device of its own, or none."""
+    """What a tensor is used for, where torch has its own rule for the device of such tensors."""
 
     STEP = "optimizer step"
     HYPERPARAMETER = "optimizer hyper-parameter"
@@ -58,7 +58,7 @@ class Role(str, Enum):
 
 
 class Extent(NamedTuple):
-    """A half-open byte range of a source file; `source` says which, where there are several."""
+    """A half-open byte range; `source` is the number of the source file, if there are several."""
 
     start: int
     nbytes: int
@@ -75,11 +75,11 @@ class Storage:
     """Untyped bytes that tensors share.
 
     Attributes:
-        id: names it within the checkpoint, e.g. `data/0`.
-        location: torch's tag of the device it was saved on.
+        id: its name within the checkpoint, for example `data/0`.
+        location: the device tag that torch saved with it.
         nbytes: its size.
         dtype: the element type it was saved with, or None for an untyped storage.
-        extent: where its bytes lie in the file; None for text there, and for numpy arrays.
+        extent: where its bytes are in the file; None for bytes kept as text, and for numpy arrays.
     """
 
     id: str
@@ -93,29 +93,29 @@ class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass 
     """One tensor under one path.
 
     Attributes:
-        path, name: where it is; in a module that was saved whole, the name is that which its state
-            dict would have, or that of the attribute.
-        section: what it serves.
+        path, name: where it is. In a module that was saved whole, the name is the one in its state
+            dict, or the name of the attribute.
+        section: the part of the checkpoint it belongs to.
         kind: `tensor`, `parameter`, `storage`, or a qualified name: `numpy.ndarray`, a subclass.
         layout: `strided`, `sparse_coo`, `sparse_csr` …, `nested`.
         dtype: torch's name of the element type.
-        shape: elements per dimension; -1 where it differs along the batch of a nested tensor.
-        stride: in elements; empty where the layout has none.
+        shape: the size of each dimension; -1 where it differs along the batch of a nested tensor.
+        stride: in elements; empty if the layout has none.
         offset: of its first element in the storage, in elements.
         device: the device it will be loaded on.
-        nbytes: of its elements, packed; of a composite tensor, that of its parts.
-        storage: id of its storage, or None for a composite or meta tensor.
+        nbytes: of its elements, without gaps; for a composite tensor, the sum of its parts.
+        storage: the id of its storage, or None for a composite or meta tensor.
         shared_with: up to 16 other names of tensors on the same storage.
         requires_grad: as saved.
-        state_key: its name within the model's state dict, or None outside of one; of a living
-            model's gradients and optimizer state, that of the parameter they belong to.
+        state_key: its name in the model's state dict, or None outside of one. For gradients and
+            optimizer state of a model in memory: the name of their parameter.
         part_of: the name of the composite tensor (sparse, quantized, subclass) it is a part of.
-        role: set where torch has a rule of its own for its device, and for a numpy array.
-        says_device: whether it names its device itself, besides where its bytes lie: wrapper
+        role: set if torch has its own rule for its device, and for a numpy array.
+        says_device: whether it stores a device itself, in addition to that of its storage: wrapper
             subclasses, and tensors that are saved through the CPU.
-        held: in a living model, how: `parameter`, `buffer`, `optimizer state`, …
-        beside: whether a module that was saved whole holds it besides what its state dict has: a
-            buffer that is not persistent, an attribute, …
+        held: how a model in memory holds it: `parameter`, `buffer`, `optimizer state`, …
+        beside: whether a module that was saved whole holds it outside its state dict: a
+            non-persistent buffer, an attribute, …
     """
 
     path: Path
@@ -142,16 +142,15 @@ class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass 
 
 @dataclass(frozen=True, slots=True)
 class NamedDevice:
-    """A value that names a device: the user's own, or an instruction of an exported program.
+    """A value that names a device: your own value, or an instruction of an exported program.
 
     Attributes:
         path, name: where it is.
         value: the device.
-        kind: `torch.device` or `str`; in TorchScript also `code`, for a `torch.device` that the
-            code spells, and `code string`; of a program `graph`, or `autocast` where it names but
-            the kind of a device.
-        fixed: whether it can't be changed: a key of a dict or a member of a set, since two might
-            become one, or a string in code, since it may mean anything.
+        kind: `torch.device` or `str`. In TorchScript also `code` (a `torch.device` in the code) and
+            `code string`. In an exported program `graph`, or `autocast` (a device type only).
+        fixed: whether it cannot be changed: a key of a dict or member of a set, because two of them
+            might become equal, or a string in code, because it may mean anything.
     """
 
     path: Path
@@ -162,11 +161,11 @@ class NamedDevice:
 
     @property
     def follows(self) -> bool:
-        """Whether it is a program's, which goes where the program's tensors go."""
+        """Whether it belongs to a program, and so goes where the tensors of the program go."""
         return self.kind in ("graph", "autocast")
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data for JSON."""
         return {
             "path": path_json(self.path),
             "name": self.name,
@@ -177,17 +176,14 @@ class NamedDevice:
 
 
 class Alias(NamedTuple):
-    """A container that is the very same object as one met before.
-
-    It is not listed again; but a module is, under each of its names, as in a state dict.
-    """
+    """A container that is the same object as one listed before; it is not listed again."""
 
     name: str
     of: str
 
 
 class Total(NamedTuple):
-    """What a device, dtype or section adds up to: `nbytes` counts each storage once."""
+    """The total of a group of tensors; `nbytes` counts each storage once."""
 
     tensors: int = 0
     storages: int = 0
@@ -196,31 +192,33 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Manifest:
-    """Everything that is known of a checkpoint, or a living model, without reading a tensor.
+    """Everything that is known about a checkpoint, or a model in memory, without reading a tensor.
 
     Attributes:
-        path: the file; of a living model, the name of its class.
+        path: the file; for a model in memory, the name of its class.
         format: the name of its format, or `live model`.
-        nbytes: its size; of a living model, that of its storages, each once.
+        nbytes: its size; for a model in memory, the size of its storages, each counted once.
         tensors: every tensor under every path, in the order of the checkpoint.
         storages: by id.
-        values_naming_devices: the user's own values that name a device.
-        objects: how many objects of each kind there are besides tensors and plain containers.
+        values_naming_devices: your own values that name a device.
+        objects: how many objects of each kind there are, except tensors and plain containers.
         globals: every name that unpickling would import.
-        unknown_callables: those of them that are neither torch's own nor known to be inert; of
-            safetensors, what their tree names: a pickle made from it would import that.
-        aliases: containers reached again.
-        capturable: names of optimizers whose groups say `capturable=True`.
-        meshes: of each device mesh, the kind of its devices.
-        remotes: the devices that sharded tensors say their shards are on, on whatever machine.
-        records: what else the file holds, that is neither its object nor its tensors.
-        metadata: what the header of safetensors says of the whole, as text by key.
-        warnings: what is odd about the file, a sentence each.
-        fetched: what was fetched of it to know this, if it lies in a store.
-        writer: what is known of who wrote it, e.g. `torch 1.6 to 2.0`; may be empty.
+        unknown_callables: the names among these that neither belong to torch nor are known to be
+            harmless. For safetensors: the names in its tree, which a pickle made from it would
+            import.
+        aliases: containers that are listed before under another path.
+        capturable: names of optimizers that have a group with `capturable=True`.
+        meshes: the device type of each device mesh.
+        remotes: the devices that sharded tensors name for their shards, on any machine.
+        records: records of the file that hold neither its object nor its tensors.
+        metadata: the metadata of safetensors, text by key.
+        warnings: what is unusual about the file, one sentence each.
+        fetched: what was fetched to know all this, if the file is in an object store.
+        writer: what is known about the program that wrote it, for example `torch 1.6 to 2.0`; may
+            be empty.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
-        nested: what is saved in bytes within it: `id()` of the node that stands for them → paths
-            from there, and nodes.
+        nested: objects that are saved in bytes within it: from `id()` of the node of these bytes to
+            paths from there, and nodes.
     """
 
     path: str
@@ -250,7 +248,7 @@ class Manifest:
         return f"<Manifest of {self.path!r}: {len(self.tensors):,} tensors, {self.verdict}>"
 
     def select(self, patterns: str | Iterable[str]) -> Manifest:
-        """The part of the manifest whose names match one of the globs (`*` matches dots too)."""
+        """Return the manifest with only the tensors whose name matches a glob."""
         globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
         def chosen(name: str) -> bool:
@@ -287,11 +285,11 @@ class Manifest:
         by: Callable[[TensorEntry], Group],
         orphans: Callable[[Storage], Group] | None = None,
     ) -> dict[Group, Total]:
-        """Totals of groups of tensors, each storage counted once, the largest first.
+        """Return totals of groups of tensors, largest first; each storage is counted once.
 
         Args:
-            by: the group of a tensor.
-            orphans: the group of a storage that no tensor uses; left out if not given.
+            by: a function that gives the group of a tensor.
+            orphans: the group for storages that no tensor uses; without it they are left out.
         """
         groups: dict[Group, list[int]] = {}
         seen: set[str] = set()
@@ -348,10 +346,10 @@ class Manifest:
         return roles
 
     def elsewhere(self, device: str) -> tuple[TensorEntry, ...]:
-        """Tensors that are not on `device`, but for those on the CPU that belong there.
+        """Return the tensors that are not on `device`, except those that belong on the CPU.
 
-        A checkpoint for `cuda:0` keeps its RNG states and optimizer steps there, as torch does, and
-        numpy arrays have no device. One without an index, like `cuda`, stands for all of its kind.
+        RNG states and optimizer steps of a checkpoint for `cuda:0` are on the CPU, as torch keeps
+        them; numpy arrays have no device. `cuda` without an index matches all of its type.
         """
         wanted = parse(device)
         return tuple(
@@ -363,11 +361,11 @@ class Manifest:
         )
 
     def require(self, device: str) -> None:
-        """Check that everything is on `device`, in the sense of `elsewhere`.
+        """Raise unless everything is on `device`, as `elsewhere` counts it.
 
         Raises:
-            CheckFailed: something is not, or there is nothing.
-            DeviceError: it is no device.
+            CheckFailed: a tensor is on another device, or there are no tensors.
+            DeviceError: the name of the device is not valid.
         """
         elsewhere = self.elsewhere(device)
         if elsewhere:
@@ -385,7 +383,7 @@ class Manifest:
                 raise CheckFailed(f"not on {device}: {told}", path=self.path)
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as plain data, the same as `ckptmove inspect --json` prints."""
+        """Return plain data: the same as `ckptmove inspect --json` prints."""
         return {
             "schema": SCHEMA,
             "path": self.path,

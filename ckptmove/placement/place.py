@@ -31,7 +31,7 @@ _WHY = {
 
 
 class Kept(NamedTuple):
-    """A tensor that a rule named and that torch keeps on a device of its own, and why."""
+    """A tensor that a rule matches but that torch keeps on its own device, and why."""
 
     name: str
     device: str
@@ -39,12 +39,12 @@ class Kept(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What goes from one device to another.
+    """The total of what moves from one device to another.
 
     Attributes:
-        storages: how many.
-        nbytes: of these storages.
-        tensors: how many tensors that store their own device; their bytes lie elsewhere.
+        storages: the number of storages.
+        nbytes: the bytes of these storages.
+        tensors: the number of tensors that store their own device; their bytes are not in `nbytes`.
     """
 
     storages: int

@@ -16,18 +16,18 @@ from .text import LONGEST_REASON, one_line, printable, size, table
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch is going to do.
+    """What a batch will do.
 
     Attributes:
         verb: `relocate`, `convert` or `validate`.
         source: the tree.
-        destination: where the other tree goes; None if nothing is written elsewhere.
-        tasks: what there is to do, the biggest first.
-        done: what is done already.
-        others: how many files are left out, since they are no checkpoints.
-        nbytes: how much there is to read.
-        free_nbytes: what is free in the destination, or None if nothing is written there.
-        notes: what the user should know, a sentence each.
+        destination: the tree to write; None if nothing is written elsewhere.
+        tasks: the items to do, largest first.
+        done: the items that are already done.
+        others: the number of files that are left out because they are not checkpoints.
+        nbytes: the bytes to read.
+        free_nbytes: the free space at the destination, or None if nothing is written there.
+        notes: what the user should know, one sentence each.
     """
 
     verb: str
@@ -41,7 +41,7 @@ class BatchPlan:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the same as `ckptmove batch … --dry-run --json` prints."""
+        """Return plain data: the same as `ckptmove batch … --dry-run --json` prints."""
         return {
             "schema": SCHEMA,
             "verb": self.verb,
@@ -68,18 +68,18 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What a batch came to.
+    """What a batch has done.
 
     Attributes:
-        verb, source, destination: as the plan has them.
-        outcomes: how many items are `done`, `skipped`, `refused` and `failed`.
-        failures: results of those that were refused or failed.
-        remaining: names of items of which nothing is known, since the run was broken off.
-        others: how many files are no checkpoints, and were left out.
-        nbytes: the size of what was read.
-        bytes_written: how much was written.
+        verb, source, destination: as in the plan.
+        outcomes: the numbers of items that are `done`, `skipped`, `refused` and `failed`.
+        failures: the results of items that were refused or failed.
+        remaining: the names of items without a result, because the run was stopped.
+        others: the number of files that were left out because they are not checkpoints.
+        nbytes: the bytes of the items read.
+        bytes_written: the bytes written.
         seconds: how long it took.
-        notes: as the plan has them; and what was wrong at the end.
+        notes: those of the plan, and what went wrong at the end.
     """
 
     verb: str
@@ -100,7 +100,7 @@ class BatchReport:
         return not self.failures and not self.remaining
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the same as `ckptmove batch … --json` prints."""
+        """Return plain data: the same as `ckptmove batch … --json` prints."""
         return {
             "schema": SCHEMA,
             "verb": self.verb,

@@ -22,25 +22,25 @@ class ConvertReport:
 
     Attributes:
         source: the checkpoint.
-        destination: the new one.
-        source_format, format: how they lie on disk.
-        written: whether it was; not so in a dry run.
-        files: each file that was written, and its bytes.
-        tensors: how many tensors these hold.
-        left_out: names of what was not selected, not repeating what is below them.
-        weights: whose weights were taken where one model's were asked for: `name`, `section`,
-            `tensors`, and `others`, the same of the weights that are there too; else None.
-        dropped: losses that were accepted, each with the reason.
-        shared: names of tensors whose bytes are written under another's → that name.
-        duplicates: names under which shared bytes are written once more.
-        cast: `float32→bfloat16` → how many tensors.
-        renamed: how many keys got another name.
-        kept: tensors that `to` named and that stay, with the reason.
-        unknown_callables: names that loading what was written would import, and that are not known
-            to be harmless; none where that runs nothing, as in safetensors.
-        warnings: what the user should know, a sentence each.
+        destination: the new checkpoint.
+        source_format, format: the formats of the two.
+        written: whether it was written; False after a dry run.
+        files: from each file of the new checkpoint to its size in bytes.
+        tensors: the number of tensors in these files.
+        left_out: names that were not selected; what is below such a name is not listed again.
+        weights: whose weights were taken, if those of one model were asked for: `name`, `section`,
+            `tensors`, and `others`, the same for the other weights in the file; otherwise None.
+        dropped: what the target cannot store and was dropped, each with the reason.
+        shared: from the name of a tensor to the name under which its shared bytes are written.
+        duplicates: names under which shared bytes are written again.
+        cast: from `float32→bfloat16` to the number of tensors.
+        renamed: the number of keys with a new name.
+        kept: tensors that `to` matches and that stay, with the reason.
+        unknown_callables: callables not known to be harmless that loading the new checkpoint would
+            import; empty for formats that run nothing, such as safetensors.
+        warnings: what the user should know, one sentence each.
         nbytes: the size of the source.
-        bytes_written: the size of what was written.
+        bytes_written: the size of the new checkpoint.
         seconds: how long it took.
     """
 
@@ -66,7 +66,7 @@ class ConvertReport:
     seconds: float = field(default=0.0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove convert --json` prints."""
+        """Return plain data: the same as `ckptmove convert --json` prints."""
         return {
             "schema": SCHEMA,
             "source": self.source,

@@ -24,20 +24,20 @@ _MOST_TOLD = 3  # names of what was not compared
 
 @dataclass(frozen=True)
 class Diff:
-    """What is not the same in two checkpoints.
+    """What differs between two checkpoints.
 
     Attributes:
         a, b: the checkpoints.
-        a_format, b_format: how they lie on disk.
-        tensors: how many tensors both have, under the same name or another.
-        nbytes: what those take in the first, each byte counted once.
-        differences: all that is not the same.
-        close: tensors that are not the same, but within the tolerance.
-        cast: `float32→bfloat16` → how many tensors were cast to be compared.
-        devices_ignored: how many differences in devices were let pass.
-        records: how many other records both have, code and files, that were compared.
-        ignored: differences in code, and things not compared, that were let pass.
-        warnings: what the user should know, a sentence each.
+        a_format, b_format: their formats.
+        tensors: the number of tensors that both have, under the same name or another.
+        nbytes: the bytes of these in the first checkpoint, each byte counted once.
+        differences: everything that differs.
+        close: tensors that differ, but within the tolerance.
+        cast: from `float32→bfloat16` to the number of tensors that were cast to be compared.
+        devices_ignored: the number of differences in devices that were accepted.
+        records: the number of other records (code and files) that both have and that were compared.
+        ignored: differences in code, and things not compared, that were accepted.
+        warnings: what the user should know, one sentence each.
         seconds: how long it took.
     """
 
@@ -69,19 +69,19 @@ class Diff:
 
     @property
     def counts(self) -> dict[Kind, int]:
-        """How many differences of each kind there are."""
+        """The number of differences of each kind."""
         found = Counter(each.kind for each in self.differences)
         return {kind: found[kind] for kind in Kind if found[kind]}
 
     def of(self, kind: Kind | str) -> tuple[Difference, ...]:
-        """The differences of one kind."""
+        """Return the differences of one kind."""
         return tuple(each for each in self.differences if each.kind == kind)
 
     def raise_if_different(self) -> None:
-        """Do nothing if the checkpoints are equal.
+        """Raise if the checkpoints differ.
 
         Raises:
-            CheckFailed: they are not.
+            CheckFailed: the checkpoints differ.
         """
         if self.only_not_compared:
             raise CheckFailed(
@@ -101,7 +101,7 @@ class Diff:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove diff --json` prints."""
+        """Return plain data: the same as `ckptmove diff --json` prints."""
         return {
             "schema": SCHEMA,
             "a": self.a,

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class FileManifest(Manifest):
-    """The manifest of a checkpoint: `print` shows what `ckptmove inspect` does, and a notebook too.
+    """The manifest of a checkpoint, as `inspect` returns it.
 
-    It is a `Manifest` in all else.
+    `print` and notebooks show it as `ckptmove inspect` does. Otherwise it is a `Manifest`.
     """
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """The same manifest, which shows itself."""
+        """Build one from a plain manifest."""
         return cls(**{each.name: getattr(manifest, each.name) for each in fields(manifest)})
 
     def _blocks(self) -> Iterator[Block]:
@@ -40,10 +40,10 @@ class FileManifest(Manifest):
 
 @dataclass(frozen=True, repr=False)
 class LiveManifest(FileManifest):
-    """The manifest of a living model, which shows where its modules are.
+    """The manifest of a model in memory, as `report` returns it.
 
     Attributes:
-        inputs: where its inputs go, in words.
+        inputs: where the inputs of the model should go, in words.
     """
 
     inputs: str = ""

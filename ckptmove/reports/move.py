@@ -20,23 +20,24 @@ _MOST_VALUES = 5
 
 @dataclass(frozen=True)
 class MoveReport:
-    """What moved, or would move. As text it is a few lines.
+    """What a move did, or would do, in memory. `print` and notebooks show it in a few lines.
 
     Attributes:
         model: the name of the model's class.
-        done: whether it was moved; not so in a dry run.
-        moved: `cpu→cuda:0` → storages and bytes, and tensors whose bytes lie in parts of theirs.
-        kept: tensors that the rules named and that stay, with the reason.
-        unregistered: tensors that moved, and that `Module.to` would have left behind → what to
-            write instead.
-        values_naming_devices: attributes of modules that name a device and were left as they are.
-        values_rewritten: those that named the old device.
+        done: whether it moved; False after a dry run.
+        moved: from `cpu→cuda:0` to the totals of storages and bytes, and of tensors that store
+            their own device.
+        kept: tensors that the rules match and that stay, with the reason.
+        unregistered: from tensors that moved, but that `Module.to` would have left behind, to the
+            code to write instead.
+        values_naming_devices: attributes of modules that name a device and were not changed.
+        values_rewritten: attributes that named the old device and were rewritten.
         rewritten_to: the new device of each of these.
-        values_rewritable: those that were left and that `values=True` would have rewritten.
-        values_unchanged: those that name a device that things left, and that aren't rewritten:
-            strings that may mean something else, and what went to several devices.
-        warnings: what the user should know, a sentence each.
-        nbytes: of the storages that moved.
+        values_rewritable: attributes that were not changed and that `values=True` would rewrite.
+        values_unchanged: attributes that name an old device and are not rewritten: strings that may
+            mean something else, and devices whose tensors went to several devices.
+        warnings: what the user should know, one sentence each.
+        nbytes: the bytes of the storages that moved.
         seconds: how long it took.
     """
 
@@ -55,7 +56,7 @@ class MoveReport:
     seconds: float = field(default=0.0, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return plain data for JSON."""
         return {
             "schema": SCHEMA,
             "model": self.model,

@@ -13,18 +13,18 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class RecoverReport:
-    """What was done about interrupted changes.
+    """What was done about interrupted changes in place.
 
     Attributes:
-        path: the file or directory.
-        files: what was done to the file, or to each in the directory that had a journal.
+        path: the file or folder.
+        files: what was done to the file, or to each file in the folder that had a journal.
     """
 
     path: str
     files: tuple[Recovered, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove recover --json` prints."""
+        """Return plain data: the same as `ckptmove recover --json` prints."""
         return {
             "schema": SCHEMA,
             "path": self.path,
@@ -36,13 +36,13 @@ class RecoverReport:
 
 
 class Recovered(NamedTuple):
-    """What was done about an interrupted change.
+    """What was done about one interrupted change in place.
 
     Attributes:
         path: the file.
-        outcome: `nothing` (there was no journal), `unchanged` (the file was as before
-            the change; the journal was removed) or `rolled-back` (the file is as it was).
-        bytes_written: what of the file was written.
+        outcome: `nothing` (there was no journal), `unchanged` (the file had not been changed; the
+            journal was removed) or `rolled-back` (the file was restored).
+        bytes_written: the bytes written to the file.
     """
 
     path: str

@@ -20,27 +20,29 @@ class RelocateReport:
 
     Attributes:
         source: the checkpoint.
-        destination: the new one, itself if it was changed in place, or None where nothing had to be
-            written.
-        written: whether it was; not so in a dry run.
-        method: `patch` (a clone of the file with another pickle of the same length), `relay` (the
-            zip laid out anew), `clone` (nothing had to change), `in-place` (a pickle of the same
-            length, written over the old one), or `none` (nothing to write).
-        copied: how the bytes came over: `reflink`, `kernel` or `read`; `fetch` from a store,
-            `upload` to one; None where they didn't.
-        moved: `cpu→cuda:0` → storages and bytes, and tensors that store their own device.
-        kept: tensors that the rules named and that stay, with the reason.
-        values_naming_devices: the user's own values that name a device and were left as they are.
-        values_rewritten: those that were rewritten (`values=True`), and what an exported program
-            names.
+        destination: the new checkpoint; `source` after a change in place; None if there was nothing
+            to write.
+        written: whether it was written; False after a dry run.
+        method: `patch` (a copy of the file with a new pickle of the same length), `relay` (the zip
+            laid out again), `clone` (nothing had to change), `in-place` (a new pickle of the same
+            length, over the old one) or `none` (nothing to write).
+        copied: how the bytes were copied: `reflink`, `kernel` or `read`; `fetch` from an object
+            store, `upload` to one; None if nothing was copied.
+        moved: from `cpu→cuda:0` to the totals of storages and bytes, and of tensors that store
+            their own device.
+        kept: tensors that the rules match and that stay, with the reason.
+        values_naming_devices: your own values that name a device and were not changed.
+        values_rewritten: values that were rewritten (with `values=True`), and devices in an
+            exported program.
         rewritten_to: the new device of each of these.
-        values_rewritable: those that were left and that `values=True` would have rewritten.
-        values_unchanged: those that name a device that moved and that it can't rewrite.
-        unknown_callables: names that loading the file would import, and that are not known to be
-            harmless; they were copied untouched.
-        warnings: what the user should know, a sentence each.
+        values_rewritable: values that were not changed and that `values=True` would rewrite.
+        values_unchanged: values that name a moved device and that cannot be rewritten.
+        unknown_callables: callables not known to be harmless that loading the file would import;
+            they were copied unchanged.
+        warnings: what the user should know, one sentence each.
         nbytes: the size of the source.
-        bytes_written: the size of the destination; in place, what of it was written.
+        bytes_written: the size of the destination; for a change in place, the bytes written to the
+            file.
         seconds: how long it took.
         in_place: whether the source itself was to be changed.
     """
@@ -66,16 +68,16 @@ class RelocateReport:
 
     @property
     def values_could_follow(self) -> tuple[NamedDevice, ...]:
-        """The former name of `values_rewritable`."""
+        """The old name of `values_rewritable`."""
         return self.values_rewritable
 
     @property
     def values_left_behind(self) -> tuple[NamedDevice, ...]:
-        """The former name of `values_unchanged`."""
+        """The old name of `values_unchanged`."""
         return self.values_unchanged
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove relocate --json` prints."""
+        """Return plain data: the same as `ckptmove relocate --json` prints."""
         return {
             "schema": SCHEMA,
             "source": self.source,

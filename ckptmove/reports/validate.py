@@ -16,15 +16,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What was found.
+    """What a validation found.
 
     Attributes:
         source: the checkpoint.
         against: what it was compared with, or None.
         device: where it was loaded and run.
-        simulated: whether that was a stand-in for a device that is not there.
+        simulated: whether this device was simulated.
         checks: what each check found, in the order of `CHECKS`.
-        warnings: what the user should know, a sentence each.
+        warnings: what the user should know, one sentence each.
     """
 
     source: str
@@ -40,21 +40,21 @@ class ValidationReport:
         return all(each.outcome != FAILED for each in self.checks)
 
     def of(self, check: str) -> Finding:
-        """What one check found."""
+        """Return what one check found."""
         return next(each for each in self.checks if each.check == check)
 
     def raise_if_failed(self) -> None:
-        """Do nothing if no check failed.
+        """Raise if a check failed.
 
         Raises:
-            CheckFailed: one did; it names each that did.
+            CheckFailed: a check failed; the message names each one that did.
         """
         found = [f"{each.check}: {each.title}" for each in self.checks if each.outcome == FAILED]
         if found:
             raise CheckFailed("; ".join(found), path=self.source)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data, the same as `ckptmove validate --json` prints."""
+        """Return plain data: the same as `ckptmove validate --json` prints."""
         return {
             "schema": SCHEMA,
             "source": self.source,

@@ -12,20 +12,20 @@ _MOST_SHOWN = 6  # names in a repr
 
 
 class Opaque:
-    """An object that was not made: what would have been called, with what, and what then.
+    """A placeholder for an object that the pickle would build by calling code; runs nothing.
 
-    It does nothing, and equals itself alone.
+    It records the callable, the arguments and the state. It is equal only to itself.
 
     Attributes:
-        qualname: what would have been called or imported, `module.name`; "" if it has no name.
-        module: the module of that name: what follows in it may hold dots, too.
-        how: the opcode of the pickle that would have made it, e.g. `REDUCE` or `NEWOBJ`.
-        function: what would have been called, where it has no name.
-        args: the arguments, mostly a tuple; None if the name itself is meant.
+        qualname: what would be called or imported, `module.name`; "" if it has no name.
+        module: the module part of that name; the rest of the name may contain dots too.
+        how: the opcode that would build the object, for example `REDUCE` or `NEWOBJ`.
+        function: what would be called, if it has no name.
+        args: the arguments, usually a tuple; None if only the name is meant.
         kwargs: keyword arguments, or None.
-        items: what was appended.
-        pairs: what was set by key, in order.
-        state: what the object's state was to be, or None.
+        items: the items that would be appended.
+        pairs: the items that would be set by key, in order.
+        state: the state that the object would get, or None.
     """
 
     __slots__ = (

@@ -103,21 +103,20 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of an item.
+    """The result of one item of a batch.
 
     Attributes:
         name, path: as the item has them.
-        outcome: `done`; `skipped` (it was done before); `refused` (it can't be done, or mustn't);
-            or `failed` (it is damaged, a check failed, writing did, or the process that was at it
-            died).
+        outcome: `done`; `skipped` (done by an earlier run); `refused` (it cannot or must not be
+            done); `failed` (the item is damaged, a check or writing failed, or its process died).
         reason: why, in one line; empty if it was done.
         hint: what to do next, or None.
         output: what was written, or None.
         nbytes: the size of the source.
-        bytes_written: how much was written.
+        bytes_written: the bytes written.
         seconds: how long it took.
-        report: what the verb reports, as plain data; None if it made no report.
-        folders: directories in which names are not on disk yet.
+        report: the report of the verb, as plain data; None if there is none.
+        folders: folders whose new entries are not yet synced to disk.
     """
 
     name: str
@@ -134,18 +133,18 @@ class Result(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether the item is done."""
         return self.outcome in (DONE, SKIPPED)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know, a sentence each."""
+        """What the user should know, one sentence each."""
         report = self.report or {}
         unknown = which_loading_runs(report.get("unknown_callables", ()))
         return (*report.get("warnings", ()), *unknown)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the same as a line of `--log`."""
+        """Return plain data: the same as a line of `--log`."""
         return {
             "schema": SCHEMA,
             "name": self.name,

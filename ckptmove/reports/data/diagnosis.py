@@ -18,20 +18,24 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is the matter. Those that ckptmove gives show themselves, as `ckptmove doctor` does.
+    """What is wrong with a model on a device, from `doctor` or `trace`.
+
+    `print` shows it as `ckptmove doctor` does.
 
     Attributes:
-        subject: what was looked at: a model's class, a script; or "" for the machine alone.
-        device: where everything is meant to be.
-        simulated: whether that device was played by tensors without values.
-        facts: what the machine and torch are like, as plain data.
-        report: the model's manifest after the last step, as `Manifest.to_json` gives it, or None.
-        placed: where the model's modules are, a line each.
-        trace: what ran where, or None where nothing ran.
+        subject: what was looked at: the class of a model, or a script; "" for the machine alone.
+        device: where everything should be.
+        simulated: whether the device was simulated, with tensors without values.
+        facts: what the machine and torch can do, as plain data.
+        report: the manifest of the model after the last step, as `Manifest.to_json` gives it, or
+            None.
+        placed: where the modules of the model are, one line each.
+        trace: what ran where, or None if nothing ran.
         verdicts: what is wrong, root causes first.
-        notes: what else should be said, a sentence each; how a run ended, if it is not complete.
-        complete: whether everything that was asked for was watched. If not, that nothing is wrong
-            means little.
+        notes: what else the user should know, one sentence each; also how a run ended that is not
+            complete.
+        complete: whether everything that was asked for was watched. If not, an empty `verdicts`
+            proves little.
         not_simulated: whether it is incomplete because the simulation could not continue.
     """
 
@@ -49,21 +53,21 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; what is merely slow is not."""
+        """Whether nothing is wrong; findings that are only slow do not count."""
         return all(each.severity != WRONG for each in self.verdicts)
 
     def raise_if_wrong(self) -> None:
-        """Do nothing if nothing is wrong.
+        """Raise if something is wrong.
 
         Raises:
-            CheckFailed: something is; it names each root cause.
+            CheckFailed: something is wrong; the message names each root cause.
         """
         wrong = [each.title for each in self.verdicts if each.severity == WRONG]
         if wrong:
             raise CheckFailed("; ".join(wrong), path=self.subject or None)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the same as `ckptmove doctor --json` prints."""
+        """Return plain data: the same as `ckptmove doctor --json` prints."""
         return {
             "schema": SCHEMA,
             "subject": self.subject,
@@ -83,10 +87,10 @@ class Diagnosis:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` gave, as another process tells it.
+        """Build a diagnosis from the plain data of `to_json`, for example from another process.
 
         Raises:
-            ValueError: this is nothing that it gives.
+            ValueError: the data does not have that form.
         """
         try:
             found = cls(

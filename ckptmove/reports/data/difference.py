@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Kind(str, Enum):
-    """A kind of difference; of the second checkpoint, seen from the first."""
+    """The kind of a difference, from the first checkpoint to the second."""
 
     CHANGED = "changed"
     ADDED = "added"
@@ -36,12 +36,13 @@ class Values(NamedTuple):
     """How the elements of two tensors differ.
 
     Attributes:
-        differing: how many do.
-        of: how many there are.
-        first: the index of the first that does.
-        old, new: what that is, as text.
-        max_abs: the largest difference; None where elements are no numbers, or none are finite.
-        max_rel: the largest difference relative to an old element that is not zero, or None.
+        differing: the number of elements that differ.
+        of: the number of elements.
+        first: the index of the first element that differs.
+        old, new: the values there, as text.
+        max_abs: the largest absolute difference; None if the elements are not numbers, or none are
+            finite.
+        max_rel: the largest difference relative to a nonzero element of the first tensor, or None.
     """
 
     differing: int
@@ -53,7 +54,7 @@ class Values(NamedTuple):
     max_rel: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; an infinite difference as text, since JSON has no such number."""
+        """Return plain data for JSON; an infinite difference becomes text."""
         said = self._asdict() | {"first": list(self.first)}
         for key in ("max_abs", "max_rel"):
             if said[key] is not None and not isfinite(said[key]):
@@ -62,16 +63,16 @@ class Values(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One thing that is not the same.
+    """One thing that differs between two checkpoints.
 
     Attributes:
-        kind: what kind of thing.
-        name: where it is: in the first checkpoint, or in the second if it is added.
-        old, new: what it was and became: names, shapes, dtypes, devices, types, or terms of
-            values. None where there is nothing.
-        values: of a changed tensor, how its elements differ.
-        names: of bytes or objects that are, or were, one and the same: all their names.
-        lines: of a record that is text, some of what changed, as a unified diff has it.
+        kind: the kind of difference.
+        name: where it is in the first checkpoint, or in the second if it was added.
+        old, new: the value in each checkpoint: a name, shape, dtype, device, type or text. None
+            where there is nothing.
+        values: for a changed tensor, how its elements differ.
+        names: for bytes or objects that are (or were) shared: all their names.
+        lines: for a text record, some of the changed lines, as in a unified diff.
     """
 
     kind: Kind
@@ -83,7 +84,7 @@ class Difference(NamedTuple):
     lines: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data for JSON."""
         said: dict[str, Any] = {"kind": str(self.kind), "name": self.name}
         if self.lines:
             said["lines"] = list(self.lines)

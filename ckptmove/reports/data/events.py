@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 
 class Site(NamedTuple):
-    """Where something happens.
+    """A place in the code where an operation runs.
 
     Attributes:
-        phase: `forward`, `backward` or `optimizer`; "" outside of all.
-        module: the dotted name of the module that runs; "" for none, or the model itself.
-        op: the operation, e.g. `aten.add.Tensor`; `call` for the model's being called.
-        source: the first line outside of torch and ckptmove, `file.py:12`, in a backward pass that
-            of the operation whose gradient is computed; "" if there is none.
+        phase: `forward`, `backward` or `optimizer`; "" outside of these.
+        module: the dotted name of the module that runs; "" for the model itself, or none.
+        op: the operation, for example `aten.add.Tensor`; `call` for a call of the model.
+        source: the first line outside of torch and ckptmove, `file.py:12`; in a backward pass, the
+            line of the operation whose gradient is computed; "" if there is none.
     """
 
     phase: str
@@ -33,17 +33,17 @@ class Site(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What an operation took.
+    """A tensor that an operation took as an argument.
 
     Attributes:
-        name: by which the model or its caller knows it; or what made it, and where.
+        name: its name in the model or at the caller; or what made it, and where.
         device: where it is.
         shape: its sizes.
         held: how the model holds it (`inventory.holdings.Ownership`), `input`, `made`, or "" if
             unknown.
         module: the module that holds it, or in which it was made.
-        variable: what the code that used it calls it, or "".
-        owner: what the user calls the model that holds it, or its class; or "".
+        variable: the variable in the code that used it, or "".
+        owner: the user's variable of the model that holds it, or its class; or "".
     """
 
     name: str
@@ -60,21 +60,21 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Happening:
-    """Something that happened at a site.
+    """An event at one place in the code that is worth a look.
 
     Attributes:
         kind: `stray`: computed on another device than the model's; `created`: a tensor made on
             another device; `transfer`: copied between devices; `sync`: the host waits for a value;
-            `mixed`: computed on the model's device, of tensors that are elsewhere too; `input`: the
-            model was called with tensors that are elsewhere; `dropped`: copied to the model's
-            device, and the copy never used, but what was copied was.
-        site: where.
-        devices: the device; of a transfer, from and to.
+            `mixed`: computed on the model's device, from tensors that are partly on others;
+            `input`: the model was called with tensors on another device; `dropped`: copied to the
+            model's device, but then the original was used and not the copy.
+        site: where in the code.
+        devices: the device; for a transfer, from and to.
         count: how often.
-        nbytes: of the tensors that were copied or made.
-        operands: what was elsewhere, or was copied, the first time.
-        asked: whether the user's own code asked for it while training, and no library.
-        turns: in how many steps, or calls without any.
+        nbytes: the bytes of the tensors that were copied or made.
+        operands: the tensors on another device, or those copied, the first time.
+        asked: whether the user's own code asked for it in training, and not a library.
+        turns: in how many steps it happened; in how many calls if there are no steps.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class Happening:
 
 
 class Usage(NamedTuple):
-    """What ran on a device: operations, and the bytes of what they made."""
+    """What ran on a device: the number of operations, and the bytes of their results."""
 
     operations: int
     nbytes: int
@@ -101,21 +101,23 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What was recorded.
+    """What was recorded while a model ran.
 
     Attributes:
-        device: where everything was meant to happen.
-        operations: how many, by device; those on no tensor at all count for none.
-        phases: how many, by phase.
-        modules: by the name of a module, "" for the model itself and outside of it: by device.
+        device: where everything should run.
+        operations: the number of operations by device, without those that take no tensor.
+        phases: the number of operations by phase.
+        modules: from the name of a module ("" for the model itself and outside of it) to usage by
+            device.
         calls: how often the model was called.
-        steps: how many steps the optimizer took.
-        sites: how many different ones.
-        happenings: what is worth a look, the most frequent first.
-        dropped: how many happenings are not told apart, for there were too many sites.
+        steps: the number of optimizer steps.
+        sites: the number of different sites.
+        happenings: events worth a look, the most frequent first.
+        dropped: the number of events without a site of their own, because there were too many
+            sites.
         error: where an exception came out of an operation, or None.
-        operands: what that operation took.
-        said: the exception in a line, whether or not somebody caught it; or None.
+        operands: the tensors that this operation took.
+        said: the exception in one line, caught or not; or None.
     """
 
     device: str
@@ -132,11 +134,11 @@ class Trace:
     said: str | None = None
 
     def of(self, *kinds: str) -> list[Happening]:
-        """What happened of some kinds."""
+        """Return the events of some kinds."""
         return [each for each in self.happenings if each.kind in kinds]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data for JSON."""
         return {
             "device": self.device,
             "operations": dict(self.operations),
@@ -164,7 +166,7 @@ class Trace:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Trace:
-        """What `to_json` gave, as another process tells it."""
+        """Build a trace from the plain data of `to_json`, for example from another process."""
         error = data["error"]
         return cls(
             **{

@@ -13,13 +13,13 @@ CHECKS = ("model", "step", "trace")
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check came to.
+    """The result of one check of `validate`.
 
     Attributes:
-        check: `model`, `step` or `trace`.
+        check: `container`, `against`, `reload`, `model`, `step` or `trace`.
         outcome: `passed`, `failed` or `skipped`.
-        title: what it came to, in a line.
-        details: more of it, a line each; where something failed, with its cause and remedy.
+        title: the result in one line.
+        details: more about it, one line each; for a failure, its cause and fix.
         data: the same for programs: numbers, strings, lists and dicts of them.
     """
 
@@ -30,7 +30,7 @@ class Finding:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data for JSON."""
         return {
             "check": self.check,
             "outcome": self.outcome,

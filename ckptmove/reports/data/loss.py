@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Loss(NamedTuple):
-    """What the target can't carry.
+    """Something that the target format cannot store.
 
     Attributes:
-        name: where it is, as `--drop` takes it.
-        why: what it is, and why it can't be carried.
+        name: where it is; `--drop` matches this name.
+        why: what it is, and why it cannot be stored.
     """
 
     name: str

@@ -11,14 +11,14 @@ WRONG, SLOW = "wrong", "slow"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One thing that is wrong, and what to do about it.
+    """One thing that is wrong, and how to fix it.
 
     Attributes:
-        cause: a stable name for programs, e.g. `cpu-only-build`.
-        title: the root cause in a line.
-        fix: what to do: a command or a line of code where there is one.
-        evidence: what it was concluded from, a line each.
-        severity: `wrong`: not what was asked for; `slow`: right, and slower than need be.
+        cause: a stable name for programs, for example `cpu-only-build`.
+        title: the root cause in one line.
+        fix: what to do: a command or a line of code where possible.
+        evidence: the observations behind it, one line each.
+        severity: `wrong`: not what was asked for; `slow`: correct, but slower than necessary.
     """
 
     cause: str
@@ -28,7 +28,7 @@ class Verdict:
     severity: str = WRONG
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data for JSON."""
         return {
             "cause": self.cause,
             "severity": self.severity,

@@ -228,7 +228,7 @@ def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_p
     assert process.returncode == -number
     assert errors.strip() == ""
     assert "3 not done because the run was interrupted" in said
-    assert f"go on: ckptmove batch relocate {big} {out} --to cpu --jobs 1\n" in said
+    assert f"resume: ckptmove batch relocate {big} {out} --to cpu --jobs 1\n" in said
     assert left_over(out) == []
     assert list(stamps(out)) == []
     assert workers
@@ -282,7 +282,7 @@ def test_a_disk_that_fills_up_is_told_and_the_run_taken_up(
         results = list(batch)
         failed = [result for result in results if not result.ok]
         assert len(failed) > ITEMS // 2
-        assert all("room" in each.reason or "No space" in each.reason for each in failed)
+        assert all("free space" in each.reason or "No space" in each.reason for each in failed)
         assert left_over(disk) == []
         (disk / "filler").unlink()
         before = stamps(disk / "out")

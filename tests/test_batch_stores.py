@@ -118,7 +118,7 @@ def test_without_a_ledger_what_is_there_is_compared(
     assert "differs from what would be written" in results["a/run.pt"][1]
     for name, outcome in first.items():
         if outcome == "done" and name != "a/run.pt":
-            assert results[name] == ("skipped", "it was there already")
+            assert results[name] == ("skipped", "it was already there")
     assert fs.cat_file(f"{root}/a/run.safetensors") == b"something else"
     changed = {name for name, stamp in stamps(out).items() if before.get(name) != stamp}
     assert changed == {"a/run.safetensors"}

@@ -328,7 +328,7 @@ GALLERY: dict[str, Case] = {
     "no-such-index": Case(
         working(A100, A100),
         ("no-such-index",),
-        "there is no cuda:3: devices go from cuda:0 to cuda:1",
+        "cuda:3 does not exist: devices go from cuda:0 to cuda:1",
         'model.to("cuda:1")',
         working(A100, A100, A100, A100),
         "cuda:3",
@@ -336,7 +336,7 @@ GALLERY: dict[str, Case] = {
     "no-such-index, of one": Case(
         working(A100),
         ("no-such-index",),
-        "there is no cuda:1: the only one is cuda:0",
+        "cuda:1 does not exist: the only one is cuda:0",
         'model.to("cuda:0")',
         working(A100, A100),
         "cuda:1",

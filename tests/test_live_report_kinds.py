@@ -160,13 +160,13 @@ def test_a_model_of_many_parameters() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"a dict is no torch\.nn\.Module") as raised:
+    with pytest.raises(UsageError, match=r"a dict is not a torch\.nn\.Module") as raised:
         ckptmove.report({})  # type: ignore[arg-type]
     assert raised.value.hint == "pass the model itself"
-    with pytest.raises(UsageError, match=r"a str is no torch\.nn\.Module") as raised:
+    with pytest.raises(UsageError, match=r"a str is not a torch\.nn\.Module") as raised:
         ckptmove.report("model.pt")  # type: ignore[arg-type]
     assert raised.value.hint == "for files, use ckptmove.inspect"
-    with pytest.raises(UsageError, match=r"a int is no torch\.optim\.Optimizer"):
+    with pytest.raises(UsageError, match=r"int is not a torch\.optim\.Optimizer"):
         ckptmove.report(nn.Identity(), [3])  # type: ignore[list-item]
     empty = ckptmove.report(nn.Identity())
     assert (empty.verdict, empty.inputs, empty.tensors) == ("no tensors", "", ())

@@ -14,6 +14,12 @@ def plural(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+def class_name(value: object) -> str:
+    """The class of a value with its article: `a dict`, `an int`."""
+    name = type(value).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
+
+
 def join_names(names: Sequence[str], most: int = _MOST_LISTED) -> str:
     """`a, b and 12 more`."""
     more = len(names) - most

@@ -112,7 +112,7 @@ def test_keys_of_one_hash_are_refused(kind: str, tmp_path: Path) -> None:
             lambda: ckptmove.convert(path, tmp_path / "out.safetensors"),
             lambda: ckptmove.validate(path).raise_if_failed(),
         ):
-            with pytest.raises(ckptmove.CkptmoveError, match="the same hash|too large"):
+            with pytest.raises(ckptmove.CkptmoveError, match=r"the same hash|too large"):
                 verb()
 
 

@@ -46,7 +46,7 @@ def test_weights_that_lead_out_are_refused_by_every_verb(
         lambda follow: ckptmove.validate(model, follow_links=follow).raise_if_failed(),
     ]
     for verb in verbs:
-        with pytest.raises(CkptmoveError, match="leads out of its folder"):
+        with pytest.raises(CkptmoveError, match="leads outside its folder"):
             verb(False)
         verb(True)
     for verb_, others, code in (
@@ -56,7 +56,7 @@ def test_weights_that_lead_out_are_refused_by_every_verb(
         ("validate", [], 1),
     ):
         done = run_cli(verb_, model, *others, exit=code)
-        assert "leads out of its folder" in done.stderr + done.stdout
+        assert "leads outside its folder" in done.stderr + done.stdout
         run_cli(verb_, model, *others, "--follow-links", exit=0)
 
 
@@ -64,7 +64,7 @@ def test_weights_that_lead_out_are_refused_by_every_verb(
 def test_what_lies_beside_and_leads_out_is_refused(where: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("of its reader")
     (model / where).symlink_to(tmp_path / "secret")
-    with pytest.raises(UnsupportedError, match="leads out of its folder") as raised:
+    with pytest.raises(UnsupportedError, match="leads outside its folder") as raised:
         convert(model, tmp_path / "out")
     assert raised.value.path == str(model / where)
     assert not (tmp_path / "out").exists()
@@ -117,7 +117,7 @@ def test_only_blobs_of_the_cache_may_be_led_to(
         convert(snapshot, tmp_path / "out")
         assert (tmp_path / "out" / "sub" / "more").read_text() == "x"
     else:
-        with pytest.raises(UnsupportedError, match="leads out of its folder"):
+        with pytest.raises(UnsupportedError, match="leads outside its folder"):
             convert(snapshot, tmp_path / "out")
 
 
@@ -128,5 +128,5 @@ def test_what_was_opened_is_what_was_checked(model: Path, tmp_path: Path) -> Non
     with open_source(model / "file") as source:
         (model / "file").unlink()
         (model / "file").write_text("x")
-        with pytest.raises(UnsupportedError, match="leads out of its folder"):
+        with pytest.raises(UnsupportedError, match="leads outside its folder"):
             check_link(model / "file", model, source)

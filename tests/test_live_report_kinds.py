@@ -166,7 +166,7 @@ def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a str is not a torch\.nn\.Module") as raised:
         ckptmove.report("model.pt")  # type: ignore[arg-type]
     assert raised.value.hint == "for files, use ckptmove.inspect"
-    with pytest.raises(UsageError, match=r"int is not a torch\.optim\.Optimizer"):
+    with pytest.raises(UsageError, match=r"an int is not a torch\.optim\.Optimizer"):
         ckptmove.report(nn.Identity(), [3])  # type: ignore[list-item]
     empty = ckptmove.report(nn.Identity())
     assert (empty.verdict, empty.inputs, empty.tensors) == ("no tensors", "", ())

@@ -231,7 +231,7 @@ def test_what_is_not_written_does_not_count(tmp_path: Path) -> None:
         (
             {"root": "model"},
             {"select": "model"},
-            {"exclude": "more"},
+            {"exclude_tensors": "more"},
             {"preset": "hf"},
             {"preset": "deploy"},
             {"format": "safetensors"},
@@ -331,7 +331,7 @@ def test_the_command_line(tmp_path: Path, run_cli: RunCli) -> None:
     assert len(done.stderr.encode()) <= 300
     assert "os.system at 'more.x' (--trust-objects writes" in done.stderr
     done = run_cli("convert", "in.safetensors", "out.pt", "--drop", "more.x", exit=0)
-    assert "lost: more.x, which is made by os.system, which is unknown" in done.stdout
+    assert "dropped: more.x, which is made by os.system, which is not known to" in done.stdout
     assert done.stderr == ""
     done = run_cli("convert", "in.safetensors", "out.pt", "--force", "--trust-objects", exit=0)
     assert done.stderr == (

@@ -99,4 +99,4 @@ def _without(drop: Sequence[str], places: Iterable[Place], dropped: list[Place])
 
 
 def _loss(place: Place) -> Loss:
-    return Loss(place.name, f"is made by {place.callable}, which is unknown to be harmless")
+    return Loss(place.name, f"is made by {place.callable}, which is not known to be harmless")

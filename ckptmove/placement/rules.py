@@ -16,6 +16,7 @@ from ..device import TagMap, parse
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.manifest import TensorEntry
 from ..manifest.paths import Path as KeyPath
+from ..phrases import class_name
 
 #: What `torch.compile` puts into the names of what is in a module.
 _WRAPPED = re.compile(r"\b_orig_mod\.")
@@ -129,7 +130,7 @@ def _device_map(
         return _mapped(given, spelled)
     if not isinstance(given, (str, os.PathLike)):
         raise UsageError(
-            f"a {type(given).__name__} is not a device map",
+            f"{class_name(given)} is not a device map",
             hint='a device map gives a device for each module name, as {"encoder": "cuda:0", '
             '"": "cpu"}, or is the path of such a JSON file',
         )

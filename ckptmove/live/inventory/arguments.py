@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...manifest.paths import Path
+from ...phrases import class_name
 from .object_walk import has_no_tensors
 
 _LONGEST_SAID = 40  # characters
@@ -40,7 +41,7 @@ def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
     for each in several.values():
         if isinstance(each, type) or not isinstance(getattr(each, "param_groups", None), list):
             raise UsageError(
-                f"a {type(each).__name__} is not a torch.optim.Optimizer",
+                f"{class_name(each)} is not a torch.optim.Optimizer",
                 hint="pass the optimizer itself, or a list of optimizers",
             )
     return several

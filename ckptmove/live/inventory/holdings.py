@@ -19,6 +19,7 @@ from ...device import names_device
 from ...errors import UsageError
 from ...manifest.manifest import Alias, Role, Section
 from ...manifest.paths import Path, spell
+from ...phrases import class_name
 from ...torch_pickle.sections.sections import Rng, is_rng_state
 from .arguments import are_optimizers, check_others, optimizers_at
 from .modules import Known, modules_of, with_tensors
@@ -161,7 +162,7 @@ def holdings(
     if not isinstance(model, nn.Module):
         is_file = isinstance(model, (str, os.PathLike))
         hint = "for files, use ckptmove.inspect" if is_file else "pass the model itself"
-        raise UsageError(f"a {type(model).__name__} is not a torch.nn.Module", hint=hint)
+        raise UsageError(f"{class_name(model)} is not a torch.nn.Module", hint=hint)
     others = {name: each for name, each in (others or {}).items() if each is not None}
     models = {name: each for name, each in others.items() if isinstance(each, nn.Module)}
     found = Holdings(optimizers=optimizers_at(optimizer, ("optimizer",)))

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ...errors import UsageError
+from ...phrases import class_name
 from .devices import reachable
 from .to_device import Delivery, deliver, patterns_of
 
@@ -167,7 +168,7 @@ def _check(loader: Any) -> None:
     can = any(hasattr(type(loader), name) for name in ("__iter__", "__getitem__"))
     if not can or isinstance(loader, (str, bytes, bytearray)):
         raise UsageError(
-            f"a {type(loader).__name__} is not a loader of batches",
+            f"{class_name(loader)} is not a loader of batches",
             hint="pass a DataLoader, or any iterable of batches",
         )
 

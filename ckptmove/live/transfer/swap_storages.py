@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import RefusedError
-from ...phrases import first_line
+from ...phrases import class_name, first_line
 from .swapping import Swap, check_free, is_plain, is_set, is_view, would_be_set
 
 #: How often a view uses its base at most: once for each direction of differentiation.
@@ -217,7 +217,7 @@ class Exchange:
             inner = tensor.detach()
             made = inner.to(device, copy=True) if inner.device == device else inner.to(device)
         if made.device != device or type(made) is not type(tensor.detach()):
-            raise RuntimeError(f"a {type(tensor).__name__} is not moved to {device} by its .to()")
+            raise RuntimeError(f"{class_name(tensor)} is not moved to {device} by its .to()")
         return made
 
     def _seen(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

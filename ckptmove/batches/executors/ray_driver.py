@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from ...errors import WriteError
+from ...version import __version__
 from ...writing.distributed import SPREAD, Part, RemoteParts
 from ...writing.execute import write_part
 from ..run_item import LISTENER
@@ -164,15 +165,13 @@ class _Driver:
     """What goes in and out."""
 
     def __init__(self, pipe: Connection, ray: Any) -> None:
-        import ckptmove
-
         self._pipe = pipe
         self._ray = ray
         here = ray.get_runtime_context().get_node_id()
         near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
         kept = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=near)
         self._told = kept(_told()).remote()
-        self._tasks = _Tasks(ray, self._told, ckptmove.__version__)
+        self._tasks = _Tasks(ray, self._told, __version__)
         self._asked: Any = None
         self._cpus = -1
         self._next_progress = self._next_size = 0.0
@@ -255,9 +254,7 @@ def _performing(version: str) -> Callable[[int, bytes, Any], bytes]:
         import platform
 
         try:
-            import ckptmove
-
-            found = ckptmove.__version__
+            from ckptmove.version import __version__ as found
         except ImportError:
             found = ""
         if found != version:
@@ -313,9 +310,7 @@ def _written_elsewhere(
     """Have each part written by a task of its own; this one leaves its CPU to them meanwhile."""
     import ray
 
-    import ckptmove
-
-    tasks, crcs = _Tasks(ray, told, ckptmove.__version__), dict[int, Sequence[int]]()
+    tasks, crcs = _Tasks(ray, told, __version__), dict[int, Sequence[int]]()
     try:
         for key, part in enumerate(parts):
             one = call._replace(function=_write, arguments=(part,), part_nbytes=0)

@@ -110,7 +110,7 @@ class Target(NamedTuple):
             progress: as `convert` has it.
 
         Raises:
-            RefusedError, WriteError: as `sink` and `folder` say.
+            RefusedError, WriteError: as `staged_file` and `staged_folder` say.
         """
         if not self.is_folder:
             with staged(self.path, sources, force=force) as made:

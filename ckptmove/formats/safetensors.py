@@ -4,9 +4,9 @@
     header    JSON: name → dtype, shape, and where its bytes are; `__metadata__`: str → str
     the rest  the tensors, contiguous, each with bytes of its own
 
-How a header is read is said in `headers`. Such a file says neither devices nor what shares memory:
-each tensor has a storage of its own, named like it, on the CPU. Its tree is a dict of tensors, as
-`torch.save` would spell them.
+How a header is read is said in `safetensors_header`. Such a file says neither devices nor what
+shares memory: each tensor has a storage of its own, named like it, on the CPU. Its tree is a dict
+of tensors, as `torch.save` would spell them.
 
 Written by the safetensors library in all its versions, and by what reimplements it. Source:
 https://github.com/huggingface/safetensors, README.md (Format).

@@ -4,7 +4,8 @@ Each storage is `('storage', class, id, location, elements)`, the persistent id 
 1.6; each plain tensor a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` where its dtype
 has no storage class. What older formats put elsewhere (tensors by number, parts of storages,
 classes with their source, storages loaded from bytes) is brought into these forms, and what old
-protocols spell as calls becomes what it stands for (`raising`). All other nodes stay what they are.
+protocols spell as calls becomes what it stands for (`normalize`). All other nodes stay what they
+are.
 Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 """
 

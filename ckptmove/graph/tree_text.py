@@ -2,7 +2,7 @@
 
     {"version": 1, "root": TERM, "duplicates": [NAME, …]}
 
-`pickles.terms` and `leaves` say what terms are. Duplicates are tensors that repeat what
+`pickles.terms` and `tensor_terms` say what terms are. Duplicates are tensors that repeat what
 others hold, for tools that look for them by name. A file whose tensors are not those that its tree
 speaks of was edited by something that kept the text: then the tensors count, and the tree does not.
 """

@@ -1,5 +1,5 @@
 """Ranged reads: of one file that is never changed, and never trusted to stay the same; of a part of
-it; and of bytes that had to be decoded first. What is no local file is read in `stores`."""
+it; and of bytes that had to be decoded first. What is no local file is read by `remote_object`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A tree on disk: what is in a folder, how a file is known to be the same as before, what it holds.
 
 Links to files are followed, links to folders are not. What ckptmove itself leaves beside files
-while it is at work is no part of a tree. Of one in a store, `bucket` is asked the same.
+while it is at work is no part of a tree. Of one in a store, `remote_tree` is asked the same.
 """
 
 from __future__ import annotations

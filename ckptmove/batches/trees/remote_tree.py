@@ -1,4 +1,4 @@
-"""A tree in a store: what `disk` says of one here. What several are asked is asked at once."""
+"""A tree in a store, as `local_tree` is one here. What several files are asked is asked at once."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _R = TypeVar("_R")
 
 
 class Place(Protocol):
-    """What can be asked about the files of a tree; see `disk`."""
+    """What can be asked about the files of a tree; see `local_tree`."""
 
     def each(self, call: Callable[[_T], _R], given: Iterable[_T], /) -> Iterator[_R]:
         """As `local_tree.each`."""

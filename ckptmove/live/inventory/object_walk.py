@@ -1,7 +1,7 @@
 """Tensors within values of any kind: containers, functions, objects of whatever class.
 
 Nothing of theirs runs: no property, no `__getattr__`, no `__getitem__` and no `__iter__`. What
-reaches the whole world, such as a trainer, a logger or a data set, is left alone (`worlds`).
+reaches the whole world, such as a trainer, a logger or a data set, is left alone (`opaque_types`).
 """
 
 from __future__ import annotations

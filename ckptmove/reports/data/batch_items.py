@@ -13,7 +13,7 @@ class Entry(NamedTuple):
 
     Attributes:
         name: of the item.
-        key: a digest of all that what was made of it depends on; see `keys`.
+        key: a digest of all that what was made of it depends on; see `batches.fingerprints`.
         outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
             where that came to nothing.
         nbytes, stamp, crc32: of the output, as `local_tree.Output` has them; not where a file was
@@ -68,7 +68,7 @@ class Task(NamedTuple):
         item: what is to be done.
         verb: `relocate`, `convert`, `validate`.
         options: of the verb, for this item.
-        request: a digest of what is the same for all items; see `keys`.
+        request: a digest of what is the same for all items; see `batches.fingerprints`.
         ledger: the path of the ledger; empty if there is none.
         known: what the ledger said of the item when the batch was planned.
         since: from which offset on it may say more.

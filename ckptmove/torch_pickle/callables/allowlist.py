@@ -2,9 +2,9 @@
 
 An allow-list of exact names: what torch's own `weights_only` unpickler accepts
 (torch/_weights_only_unpickler.py, `_get_allowed_globals`), a few more that only build plain data,
-and those that `reviewed` gives a reason for. Everything else is an unknown callable: loading the
-file elsewhere would run it. A name whose argument says what runs, or which module is imported, has
-a check of its uses in `uses`.
+and those that `reviewed_names` gives a reason for. Everything else is an unknown callable: loading
+the file elsewhere would run it. A name whose argument says what runs, or which module is imported,
+has a check of its uses in `uses`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a pickle uses what it names: which of its callables are not known to be harmless.
 
-A name of the allow-list (`known`) may be used freely where whatever it is given decides nothing.
+A name of the list (`allowlist`) may be used freely where whatever it is given decides nothing.
 Some names are harmless in one use alone, since an argument says what runs: those are checked call
 by call, against what picklers write. Any other use makes the name an unknown callable: arguments
 that another call makes, a state given afterwards, the bare function as a value, which a later

@@ -4,7 +4,8 @@ Python tells of what it is about to do by audit events. Those by which code reac
 process end it at once: starting a process, a socket, a library that isn't installed, a write
 outside of the folder for temporary files. It is a second line: code in C isn't asked, and whoever
 may unpickle anything can get around it. So the kernel is asked to refuse the same, by `fence`. What
-a file may hold without being trusted is decided before, by `programs`, `scripted` and `configs`.
+a file may hold without being trusted is decided before, by `exported_programs`, `torchscript` and
+`configurations`.
 
 Source: the audit events table of the Python documentation.
 """

@@ -1,1 +1,1 @@
-"""A verb for a whole tree: found, planned, done by several workers, and taken up again."""
+"""Run a verb on every checkpoint of a tree: find, plan, do in parallel, and resume."""

@@ -1,4 +1,4 @@
-"""batch: do a verb for every checkpoint of a tree."""
+"""Implements `ckptmove.batch`: run a verb on every checkpoint of a tree."""
 
 from __future__ import annotations
 

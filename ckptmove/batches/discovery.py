@@ -1,6 +1,6 @@
-"""The checkpoints in a tree, by their content, and what else is in it.
+"""Find the checkpoints in a tree by their content, and the other files in it.
 
-A folder of a model is one item, and so are an index and the files that it names.
+A model folder is one item, and so is an index with the files that it names.
 """
 
 from __future__ import annotations

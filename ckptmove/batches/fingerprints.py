@@ -1,9 +1,9 @@
-"""What tells whether an item is done: a digest of all that what is made of it depends on.
+"""Fingerprints that say whether an item is already done: digests of everything it depends on.
 
-That is the version of ckptmove, the verb and its options, with what files they name hold, the stamp
-of the source, and that of what it is compared with. Of a file that was changed in place it is the
-stamp after the change, without the inode, and no version: nothing is to be changed twice since the
-tree was moved, or ckptmove is another.
+That is: the version of ckptmove, the verb and its options (with the content of files that they
+name), the stamp of the source, and the stamp of what it is compared with. For a file that was
+changed in place, it is the stamp after the change, without inode and version: moving the tree or
+updating ckptmove must not change a file twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The destination of a batch: whether there is room, and what is in the way. Nothing is written."""
+"""Check the destination of a batch: is there enough space, is anything in the way? Read-only."""
 
 from __future__ import annotations
 

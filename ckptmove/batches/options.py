@@ -1,4 +1,4 @@
-"""The options of a verb in a batch: looked at first, and as they are for each item."""
+"""Check the options of a verb in a batch, and adapt them to each item."""
 
 from __future__ import annotations
 

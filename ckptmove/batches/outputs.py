@@ -1,4 +1,4 @@
-"""What the items of a batch become in the destination."""
+"""The name and path of the output of each item in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan a batch: everything that will be done, and what would be in the way, before anything is."""
+"""Plan a batch: everything that will be done, and what would prevent it."""
 
 from __future__ import annotations
 

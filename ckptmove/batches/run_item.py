@@ -1,4 +1,4 @@
-"""Have a verb do one item, or find that it is there already."""
+"""Do one item with its verb, or find out that it is already done."""
 
 from __future__ import annotations
 

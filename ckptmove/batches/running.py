@@ -1,4 +1,4 @@
-"""Run a batch: hand out items, gather results, and tidy up, whatever happens."""
+"""Run a planned batch: hand out items, collect results, and always clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which items of a tree are wanted: by globs, by shares, or since they were not done."""
+"""Select items of a tree: by globs, by shares, or from a log of failures."""
 
 from __future__ import annotations
 

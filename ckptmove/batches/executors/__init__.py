@@ -1,1 +1,1 @@
-"""Who does the items: threads, processes, a Ray cluster."""
+"""Run the items of a batch: in threads, in processes, or on a Ray cluster."""

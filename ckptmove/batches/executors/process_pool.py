@@ -1,9 +1,10 @@
-"""Processes that do what they are told one after the other: an executor that outlives any of them.
+"""An executor of worker processes that survives the death of any of them.
 
-Those of the standard library import the user's `__main__` again, and are all given up when one is
-killed. Here each process is `python -c` with a pipe in and a pipe out; one that dies fails only
-what it was at, and another takes its place. They end with the process that started them, too: a
-worker whose pipe is closed stops what it is doing, as after SIGTERM, and leaves nothing half done.
+The process pool of the standard library imports the user's `__main__` again, and gives up all calls
+when one process is killed. Here, each process is `python -c` with a pipe in and a pipe out. If one
+dies, only its current call fails, and a new process replaces it. Workers also end with the process
+that started them: when its pipe closes, a worker stops as after SIGTERM, and leaves nothing half
+done.
 """
 
 from __future__ import annotations

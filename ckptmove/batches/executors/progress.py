@@ -1,4 +1,4 @@
-"""What a process that does the work of another tells it: how far it is, and what went wrong."""
+"""Report progress and errors from a worker process to the process that started it."""
 
 from __future__ import annotations
 

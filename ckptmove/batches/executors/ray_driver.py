@@ -1,15 +1,16 @@
-"""The process that talks to a Ray cluster: a Ray driver, at one end of a pipe.
+"""The process that talks to a Ray cluster (a Ray driver), controlled through a pipe.
 
-    in     (NUMBER, CALL)                      do this; None: end, break off what is not done
+    in     (NUMBER, CALL)                      do this; None: end, and cancel what is not done
     out    ("connected", CPUS)                 or ("unconnected", WHY, HINT), and it ends
            ("cpus", CPUS)                      nodes came or went
-           ("progress", {NUMBER: BYTES})       since it was last told
-           ("answered", NUMBER, ANSWER)        ANSWER is as `carry_out` has it
+           ("progress", {NUMBER: BYTES})       since the last such message
+           ("answered", NUMBER, ANSWER)        ANSWER is what `carry_out` returns
            ("cancelled", NUMBER)               by somebody else
-           ("lost", NUMBER, WHY, HINT)         what was at it died, and again when it was retried
+           ("lost", NUMBER, WHY, HINT)         its process died, and again when it was retried
 
-Calls and answers are pickled, and no business of this process. It ends with the one at the other
-end of the pipe, however that ends; tasks are cancelled then, and clean up as after Ctrl-C.
+Calls and answers are pickled; this process does not look into them. It ends when the process at the
+other end of the pipe ends, for whatever reason; tasks are then cancelled, and clean up as after
+Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An executor whose calls are tasks on a Ray cluster.
+"""An executor that runs its calls as tasks on a Ray cluster.
 
-Ray is in a process of its own. It prints where it likes, takes signals over, tries for minutes to
-reach what isn't there, and ends the process that loses its cluster: here, none of that matters.
+Ray runs in its own process (`ray_driver`), because it prints, takes over signals, tries for minutes
+to reach a missing cluster, and ends the process that loses its cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Do one item: this is what runs in other threads, processes, and on other machines."""
+"""Do one item of a batch; this runs in threads, in processes, and on other machines."""
 
 from __future__ import annotations
 

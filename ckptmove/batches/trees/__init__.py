@@ -1,1 +1,1 @@
-"""Trees on disk and in stores, and the ledger of what is done in one."""
+"""Local and remote trees, and the ledger that records which items are done."""

@@ -1,4 +1,4 @@
-"""Names for the time being in a destination: what killed runs left under them, and how it goes."""
+"""Find and remove temporary files that killed runs left in a destination."""
 
 from __future__ import annotations
 

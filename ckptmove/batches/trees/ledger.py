@@ -1,16 +1,16 @@
-"""The ledger of a batch: which items are done, a line each, in the destination.
+"""The ledger of a batch: one line in the destination for each finished item.
 
     {"name": "a/run.pt", "key": KEY, "outcome": "done", "nbytes": N, "stamp": STAMP, "crc32": N}
 
-It is only ever added to, by whoever is at it, each line at once. A line that was torn, is too long,
-or is not understood, counts as none. The ledger is not the truth, but the output is: a line counts
-only while what it tells of is there as it was, and never says where that is. Hence no line is
-synced: the item of one that is lost is found to be done when it is made again. But a change in
-place can't be made again where the devices are told from each other by where they were: there, a
-line of outcome `begun` is on disk before.
+Lines are only appended, each in one write, by any process at work. A line that is torn, too long or
+not understood is ignored. The output is the truth, not the ledger: a line counts only while the
+output is as the line says; the line does not say where the output is. So lines are not synced: if
+one is lost, doing the item again finds the finished output. The exception is a change in place,
+which cannot be repeated if its rules depend on the old devices: a line with outcome `begun` is on
+disk before it starts.
 
-Who is at an item holds a lock on a byte of the ledger that its name leads to. Locks go with the
-process that has them, however it ends.
+While a process does an item, it holds a lock on one byte of the ledger, computed from the item's
+name. The lock ends with the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A tree on disk: what is in a folder, how a file is known to be the same as before, what it holds.
+"""A tree on the local disk: list it, tell whether a file has changed, read small files.
 
-Links to files are followed, links to folders are not. What ckptmove itself leaves beside files
-while it is at work is no part of a tree. Of one in a store, `remote_tree` is asked the same.
+Links to files are followed, links to folders are not. Temporary files of ckptmove itself are not
+part of a tree. `remote_tree` has the same functions for object stores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The ledger of a tree in a store, where nothing can be added to a file: an object for each item.
+"""The ledger of a batch in an object store: one object per finished item.
 
-They lie in the destination, below `.ckptmove-batch/`, named by digests of the items' names. There
-are no locks: two runs may be at one item, and make it twice; the one that comes second finds it
-there, and compares.
+Objects cannot be appended to. So the entries are objects below `.ckptmove-batch/` in the
+destination, named by digests of the items' names. There are no locks: two runs may do the same
+item; the second one finds the output of the first, and compares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tree in a store, as `local_tree` is one here. What several files are asked is asked at once."""
+"""A tree in an object store, with the functions of `local_tree`; requests run in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a tree is: here, or in a store; the same is asked of both."""
+"""Call the local or the remote implementation of a tree, depending on its path."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The formats, and the one way to find out which a file is of.
+"""All checkpoint formats, and how the format of a file is recognized.
 
-To add a format, write one file here that says what `base.Format` asks for, and name it below.
+To add a format, write one file here that implements `base.Format`, and name it below.
 """
 
 from __future__ import annotations

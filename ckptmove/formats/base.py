@@ -1,4 +1,4 @@
-"""What a format says of itself, and what a checkpoint that was read can do."""
+"""The interface of a format, and of a checkpoint that was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zip-bundle: an ordinary zip file, some of whose records are checkpoints.
+"""zip-bundle: an ordinary zip file in which some records are checkpoints.
 
     policy.pth              a whole torch-zip, torch-legacy or pickle file, mostly stored
     policy.optimizer.pth    another

@@ -1,13 +1,13 @@
-"""Write a dict as a zip-bundle: each of its values becomes a record of that name.
+"""Write a dict as a zip-bundle: each of its values becomes a record with the name of its key.
 
-Bytes are written as they are. Everything else becomes a file of `torch.save`; but what is called
-like a pickle (`.pkl`) and holds no tensor becomes a plain pickle, which is what libraries mean by
-that name. So a dict that was read from a bundle becomes a zip that the library of the bundle reads:
-the records have their names and their order. Compression, times and comments are not kept. Records
-are stored as torch does it, each at a multiple of 64 bytes.
+Bytes are written as they are. Other values become files of `torch.save`, except that a value
+without tensors under a name that ends in `.pkl` becomes a plain pickle, as libraries expect. So a
+dict that was read from a bundle becomes a zip that its library can read: same record names, same
+order. Compression, times and comments are not kept. Records are stored as torch does it, each at a
+multiple of 64 bytes.
 
-What is in the record of a checkpoint is only copied once the zip is written, so the zip's checksum
-of that record is put together from those of its parts.
+The content of a nested checkpoint is copied only when the zip is written, so the zip's checksum of
+its record is combined from those of its parts.
 """
 
 from __future__ import annotations

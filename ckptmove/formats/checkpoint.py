@@ -1,4 +1,4 @@
-"""A checkpoint made of pickles: what it holds, and how its devices change."""
+"""Checkpoints made of pickles: read what they hold, and plan how their devices change."""
 
 from __future__ import annotations
 

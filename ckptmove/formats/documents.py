@@ -1,8 +1,8 @@
-"""JSON in a checkpoint: read strictly, and written with other values in some places.
+"""JSON documents in a checkpoint: read strictly, and written with new values in some places.
 
-What is written says the same but for these places; only white space and escapes may differ. It has
-the length of the old text where that can be had: with the white space that `json.dumps` writes,
-else without any, and filled up at its end.
+Everything else in the document stays the same, except white space and escapes. The new text has the
+length of the old one if possible: with the white space of `json.dumps`, otherwise with none, and
+padded at its end.
 """
 
 from __future__ import annotations

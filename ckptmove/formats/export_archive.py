@@ -1,6 +1,6 @@
-"""The records of a torch.export archive, of every layout that torch wrote.
+"""The records of a torch.export archive, in every layout that torch has written.
 
-What lies in them is told in `torch_export`.
+`torch_export` describes what the records hold.
 """
 
 from __future__ import annotations

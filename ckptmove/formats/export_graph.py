@@ -1,10 +1,10 @@
-"""Where the JSON of an exported program names devices, and what in it keeps it where it is.
+"""Find and rewrite the devices in the JSON of an exported program.
 
-The schema is spelled out below and whatever it doesn't know is a riddle: what is not understood can
-be shown, but not be moved. A device is an object `{"type": "cuda", "index": 0}`, as the metadata of
-a tensor or the argument of a node; or, of autocast regions, the kind of one as a string. Words
-elsewhere that spell a device (arguments of custom operators, say) may mean anything: riddles too.
-Stack traces and the like are for people: they stay.
+The schema is written out below. What it does not know can be shown, but prevents relocation. A
+device is an object `{"type": "cuda", "index": 0}`, in the metadata of a tensor or as an argument of
+a node; in an autocast region it is a device type, as a string. Other strings that spell a device,
+such as arguments of custom operators, may mean anything, so they prevent relocation too. Stack
+traces and other texts for people stay as they are.
 
 Source: torch/_export/serde/schema.py, version 8.
 """

@@ -1,4 +1,4 @@
-"""Make the object that an opened checkpoint holds."""
+"""Build the Python object that an opened checkpoint holds."""
 
 from __future__ import annotations
 

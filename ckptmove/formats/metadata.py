@@ -1,9 +1,9 @@
-"""What safetensors say of the whole, as text by key, and where that goes in a file of torch.save.
+"""The metadata of safetensors (text by key), and how a torch-zip file keeps it.
 
     ROOT/.data/ckptmove_metadata.json    {"version": 1, "metadata": {KEY: TEXT, …}}
 
-torch opens the records that it knows by name, and passes over all others; `.data/` is where it
-keeps what is no content itself (caffe2/serialize/inline_container.cc, its serialization id).
+torch opens records by name and ignores all others; it uses `.data/` for what is not content
+(caffe2/serialize/inline_container.cc, its serialization id).
 
 `safetensors.torch.save_model` writes one of several names of a tensor, and notes each name that it
 left out as a key, whose text is the name that it wrote.

@@ -1,4 +1,4 @@
-"""A folder of a model: which of its files are the weights, by the names that libraries give them.
+"""Find the weights in a model folder, by the file names that libraries use.
 
     model.safetensors                 transformers, accelerate, huggingface_hub
     model.safetensors.index.json      … with the files that it names
@@ -6,10 +6,10 @@
     diffusion_pytorch_model.*         diffusers
     adapter_model.*                   peft
 
-Where there are several, they are taken in this order, as transformers does; the others are held to
-be the same weights once more. A folder without any of these is read if one file in it has a name
-that ends like those of checkpoints. What has another layout, such as that of
-torch.distributed.checkpoint, is recognised and refused.
+If there are several, the first in this order is read, as transformers does; the others are taken
+for copies of the same weights. A folder without any of these is read if exactly one file in it has
+the suffix of a checkpoint. Folders with other layouts, such as that of
+torch.distributed.checkpoint, are recognized and refused.
 
 Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils/__init__.py.
 """

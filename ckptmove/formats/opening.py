@@ -1,4 +1,4 @@
-"""Read pickles, and open the checkpoints that lie within their bytes."""
+"""Open pickles, and the checkpoints nested in their bytes."""
 
 from __future__ import annotations
 

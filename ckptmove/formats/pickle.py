@@ -1,4 +1,4 @@
-"""pickle: objects that hold tensors, pickled plainly (`pickle.dump(model, file)`).
+"""pickle: objects with tensors in a plain pickle (`pickle.dump(model, file)`).
 
 A plain pickler knows no storages: each becomes a call of `torch.storage._load_from_bytes`, whose
 argument is a whole torch-legacy file, tag and all. `map_location` never reaches these tags

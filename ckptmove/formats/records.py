@@ -1,4 +1,4 @@
-"""A zip file whose records are checkpoints themselves, or JSON that describes tensors."""
+"""A zip whose records are checkpoints, or JSON that describes tensors."""
 
 from __future__ import annotations
 

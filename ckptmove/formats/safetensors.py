@@ -4,11 +4,11 @@
     header    JSON: name → dtype, shape, and where its bytes are; `__metadata__`: str → str
     the rest  the tensors, contiguous, each with bytes of its own
 
-How a header is read is said in `safetensors_header`. Such a file says neither devices nor what
-shares memory: each tensor has a storage of its own, named like it, on the CPU. Its tree is a dict
-of tensors, as `torch.save` would spell them.
+`safetensors_header` reads the header. Such a file names no devices and no shared memory: each
+tensor has its own storage, with the same name, on the CPU. Its tree is a dict of tensors, as
+`torch.save` would write them.
 
-Written by the safetensors library in all its versions, and by what reimplements it. Source:
+Written by the safetensors library in all its versions, and by other implementations. Source:
 https://github.com/huggingface/safetensors, README.md (Format).
 """
 

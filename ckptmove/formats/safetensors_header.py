@@ -1,4 +1,4 @@
-"""The header of a safetensors file: read strictly, and laid out as the library does.
+"""The header of a safetensors file: read strictly, and written as the library does.
 
     8 bytes     N, the length of the header, little-endian, at most 100,000,000
     N bytes     JSON: {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"}, …};

@@ -1,9 +1,9 @@
-"""Write a draft as safetensors: one file, or a folder of several with an index.
+"""Write a checkpoint graph as safetensors: one file, or a folder of several with an index.
 
-A folder is laid out as Hugging Face's libraries expect it: tensors in the order of the checkpoint,
-each file filled up to the limit, a larger tensor alone in one (`split_state_dict_into_shards` of
-huggingface_hub), and an index of where each is. The tree is in the metadata of a single file, and
-in that of the index of several: the files themselves say no more than others do.
+A folder has the layout of Hugging Face's libraries: tensors in the order of the checkpoint, each
+file filled up to the limit, a larger tensor alone in its own file (`split_state_dict_into_shards`
+of huggingface_hub), and an index that says where each tensor is. The tree is in the metadata of a
+single file, or in that of the index.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
     model.safetensors.index.json, pytorch_model.bin.index.json, diffusion_pytorch_model.…
     {"metadata": {"total_size": N, …}, "weight_map": {TENSOR: FILE, …}}
 
-The files lie beside the index. A name in it is a plain file name, so that none leads elsewhere;
-the file of that name may be a symbolic link within the folder, or to a blob in the cache of the
-Hub. The tree of a checkpoint that ckptmove divided is in `metadata`, under `graph.tree_text.TREE`.
+The files are beside the index. A name in it must be a plain file name, so that none leads
+elsewhere; the file may be a symbolic link within the folder, or to a blob in the cache of the Hub.
+If ckptmove divided the checkpoint, its tree is in `metadata`, under `graph.tree_text.TREE`.
 
-What contradicts itself is refused: a tensor that is not in the file it should be in, or in two of
-them. Tensors that the index does not list are read as well, as loaders do that go by the files.
+An index that contradicts its files is refused: a tensor that is not in the file it should be in, or
+in two of them. Tensors that the index does not list are read too, as by loaders that read whole
+files.
 
 Source: huggingface_hub/serialization/_torch.py (`save_torch_state_dict`,
 `_load_sharded_checkpoint`).

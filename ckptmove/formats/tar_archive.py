@@ -1,4 +1,4 @@
-"""Read the members of a tar, strictly, and plan how one of them gets another size.
+"""Read the members of a tar strictly, and plan a new size for one of them.
 
 Regular files only, of sizes within the file, no name twice. What Python's tarfile writes is
 accepted: ustar headers, and pax headers for times to the microsecond and for sizes from 8 GiB.

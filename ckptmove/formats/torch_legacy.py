@@ -1,4 +1,4 @@
-"""torch-legacy: what `torch.save` wrote from 0.2 to 1.5, and still does when asked to.
+"""torch-legacy: what `torch.save` wrote from 0.2 to 1.5, and still writes on request.
 
     pickle   0x1950a86a20f9469cfc6c
     pickle   1001, the version of the protocol

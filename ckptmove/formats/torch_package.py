@@ -1,4 +1,4 @@
-"""torch-package: what `torch.package.PackageExporter` writes, objects together with their code.
+"""torch-package: what `torch.package.PackageExporter` writes: objects with their code.
 
     P/any/name                an object, a pickle of protocol 3 or 4, under whatever name
     P/any/module.py           source text, which the pickles' classes come from

@@ -1,4 +1,4 @@
-"""torchscript: what `torch.jit.save` writes, for libtorch and for phones.
+"""torchscript: what `torch.jit.save` writes, for libtorch and for mobile devices.
 
     P/data.pkl            the module, by libtorch's pickler; tensors lie in P/data/N
     P/constants.pkl       tensors that the code names `CONSTANTS.cN`, in P/constants/N

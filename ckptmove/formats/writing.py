@@ -1,4 +1,4 @@
-"""What a format is told when a checkpoint is to be written in it, and what it answers."""
+"""The options that a format gets for writing, and the write plan that it returns."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A zip as torch lays it out: pickles in records, and a record for each storage.
+"""A zip as torch lays it out: pickles in records, and one record for each storage.
 
-All records are in one folder, `P`, that of the first directory entry. Where the pickle's new
-content is as long as the old, a clone of the file is patched; else the zip is laid out anew, as
-torch would have. Source: caffe2/serialize/inline_container.cc.
+All records are in one folder, `P`, that of the first directory entry. If the new content of a
+pickle has the old length, a clone of the file is patched; otherwise the zip is laid out again, as
+torch would do it. Source: caffe2/serialize/inline_container.cc.
 """
 
 from __future__ import annotations

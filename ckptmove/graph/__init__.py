@@ -1,1 +1,1 @@
-"""Checkpoints about to be written in another form: one graph, whatever file it comes from."""
+"""A saved object as one graph, from any format: select, rename, cast, divide, compare, write."""

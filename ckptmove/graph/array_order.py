@@ -1,9 +1,9 @@
-"""The bytes of numpy's arrays, where they lie in another order than those of tensors in a file.
+"""Convert the bytes of numpy arrays to the order that tensors have in a file, and back.
 
-Tensors in a file have their last index run fastest, and are little-endian. So arrays in Fortran's
-order, and big-endian ones, are written in that order: whoever reads the file finds the right values
-under the right shape. The tree says what order they had, and they come back in it. That takes the
-whole of an array in memory, one at a time; those too large for it are not reordered.
+In a file, the last index of a tensor runs fastest, and bytes are little-endian. Arrays in Fortran
+order and big-endian arrays are converted, so that any reader finds the right values under the right
+shape. The tree records the old order, and the arrays come back in it. This holds one whole array in
+memory at a time; very large arrays are not converted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A saved object as one graph in one spelling, however its file spelled it.
+"""Rewrite a saved object as one graph in one canonical form, whatever its format.
 
 Each storage is `('storage', class, id, location, elements)`, the persistent id of torch.save since
-1.6; each plain tensor a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` where its dtype
-has no storage class. What older formats put elsewhere (tensors by number, parts of storages,
-classes with their source, storages loaded from bytes) is brought into these forms, and what old
-protocols spell as calls becomes what it stands for (`normalize`). All other nodes stay what they
-are.
-Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
+1.6. Each plain tensor is a call of `_rebuild_tensor_v2`, or of `_rebuild_tensor_v3` if its dtype
+has no storage class. What older formats keep elsewhere (tensors by number, parts of storages,
+classes with their source, storages loaded from bytes) is brought into these forms, and calls that
+old protocols use for plain values become these values (`normalize`). All other nodes stay as they
+are. Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checkpoint about to be written in another form: its graph, and where its bytes come from."""
+"""A checkpoint that will be written in another format: its graph, and where its bytes are."""
 
 from __future__ import annotations
 

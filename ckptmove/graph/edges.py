@@ -1,4 +1,4 @@
-"""What a node is, however a file spells it: sets, bytes and devices have several spellings."""
+"""The type and children of a node, the same for every spelling of sets, bytes and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the bytes in memory that a draft only points at, for who needs them there."""
+"""Load the bytes that a graph refers to into memory."""
 
 from __future__ import annotations
 

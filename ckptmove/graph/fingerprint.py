@@ -1,6 +1,6 @@
-"""What a graph means, as text: equal for graphs that mean the same, whatever file they come from.
+"""A text that describes what a graph means: equal graphs have equal text, whatever their format.
 
-Tensors count by what they show, not by how their storages are divided among files.
+Tensors count by their elements, not by how their storages are divided among files.
 """
 
 from __future__ import annotations

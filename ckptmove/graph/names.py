@@ -1,8 +1,9 @@
-"""What the tensors of a draft are called in a file that knows them by name alone.
+"""Names for the tensors of a graph in a file that stores tensors by name.
 
-Where all tensors belong to one state dict, they have the names that the model gives them, as every
-tool expects that reads safetensors; else the dotted names of their paths. What a module that was
-saved whole holds besides its state dict is called so that nobody takes it for a part of it.
+If all tensors belong to one state dict, they have the names that the model gives them, which every
+tool that reads safetensors expects. Otherwise they have the dotted names of their paths. Tensors
+that a whole saved module holds outside its state dict get names that cannot be mistaken for keys of
+it.
 """
 
 from __future__ import annotations

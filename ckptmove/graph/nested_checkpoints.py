@@ -1,4 +1,4 @@
-"""Show what checkpoints within bytes hold in the place of these bytes."""
+"""Replace bytes in a graph by the checkpoints that they hold."""
 
 from __future__ import annotations
 

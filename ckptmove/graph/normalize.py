@@ -1,9 +1,9 @@
-"""Undo what old protocols do to values for which they have no opcodes.
+"""Replace calls that old protocols use for plain values by these values.
 
 Protocols up to 2 spell bytes as `_codecs.encode(text, 'latin1')`, sets as `set([…])`, names within
-a class as `getattr(class, name)`, and `__newobj_ex__` as a function. A checkpoint means the same in
-either spelling, and a program that reads the tree should not have to know both. It is the reverse
-of what `pickles.emit` lowers. Source: CPython, Lib/pickle.py.
+a class as `getattr(class, name)`, and `__newobj_ex__` as a function. Both spellings mean the same,
+and a program that reads the tree should not have to know both. `pickles.emit` does the reverse.
+Source: CPython, Lib/pickle.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Divide storages into tensors that share no bytes, since safetensors files hold such alone.
+"""Divide storages into tensors that share no bytes, as safetensors files require.
 
-Tensors of one storage that have bytes in common form a cluster. If one of them, contiguous, covers
-it, that one is written and the others are views of it. A tensor alone in its cluster is written by
-itself, its elements one after the other. For the rest, and for storages that something else than a
-plain tensor refers to, the bytes of the cluster are written, flat, and all are views of them. Bytes
-of a storage that no tensor shows are not written; tensors of one storage that have no byte in
-common become tensors of their own.
+Tensors of one storage that have bytes in common form a cluster. If one contiguous tensor covers the
+cluster, that tensor is written and the others are views of it. A tensor alone in its cluster is
+written by itself, its elements one after the other. For other clusters, and for storages that
+something else than a plain tensor refers to, the bytes of the cluster are written as a flat tensor,
+and all are views of it. Bytes of a storage that no tensor uses are not written. Tensors of one
+storage without common bytes become separate tensors.
 """
 
 from __future__ import annotations

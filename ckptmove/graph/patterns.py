@@ -1,9 +1,10 @@
-"""What a pattern of the user's speaks of.
+"""Match names against the user's globs, for `--select` and similar options.
 
-It speaks of a name, and of all that is below it: `optimizer` of the whole optimizer, `model.*.bias`
-of biases. `*` matches dots too. The name of a section (`model`, `optimizer`, …) speaks of that
-section too, whatever it is called; `model` of one model alone, and of what is so called if that
-holds weights. To select a section that is all there is, is to select everything.
+A glob matches a name and everything below it: `optimizer` matches the whole optimizer,
+`model.*.bias` all biases. `*` matches dots too. The name of a section (`model`, `optimizer`, …)
+also matches that section, whatever its key is. `model` matches the section of one model only, and a
+key `model` only if it holds weights. If a section is all that the checkpoint holds, selecting it
+selects everything.
 """
 
 from __future__ import annotations

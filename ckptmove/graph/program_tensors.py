@@ -1,4 +1,4 @@
-"""The tensors of a program, as a graph."""
+"""The state dict of an exported or scripted program, as a graph."""
 
 from __future__ import annotations
 

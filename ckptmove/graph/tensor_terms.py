@@ -1,4 +1,4 @@
-"""How a graph's tensors, storages and long bytes are spelled in terms, beside a file of tensors.
+"""Write tensors, storages and long bytes of a graph as terms that refer to tensors by name.
 
     {"$": "tensor", "of": NAME}            the tensor of that name; and, where it is not just that:
         "dtype", "shape", "stride", "offset"   a view of its bytes, counted in elements

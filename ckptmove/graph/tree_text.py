@@ -1,10 +1,10 @@
-"""The tree of a checkpoint as text, kept in the metadata of safetensors under `ckptmove`.
+"""The tree of a checkpoint as text, in the metadata of safetensors under the key `ckptmove`.
 
     {"version": 1, "root": TERM, "duplicates": [NAME, …]}
 
-`pickles.terms` and `tensor_terms` say what terms are. Duplicates are tensors that repeat what
-others hold, for tools that look for them by name. A file whose tensors are not those that its tree
-speaks of was edited by something that kept the text: then the tensors count, and the tree does not.
+`pickles.terms` and `tensor_terms` define terms. Duplicates are tensors that repeat others, for
+tools that look for them by name. If a file's tensors do not match its tree, another program edited
+the file and kept the text: then the tensors are read and the tree is ignored.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Compare two graphs, and what else their checkpoints hold."""
+"""Compare two graphs, and the other records of their checkpoints."""

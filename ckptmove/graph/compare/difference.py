@@ -1,4 +1,4 @@
-"""What two checkpoints can differ in."""
+"""Collect the differences between two checkpoints."""
 
 from __future__ import annotations
 

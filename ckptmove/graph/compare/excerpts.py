@@ -1,7 +1,7 @@
-"""What two unlike values say where they differ, short enough to be shown.
+"""Short texts of two values that differ, which show where they differ.
 
-A difference whose two sides show the same text tells nothing. So what is too long to be told as a
-whole is told by its size, and by what is at the first place where the two are not the same.
+A value that is too long to be shown whole is shown by its size and by what is at the first place
+where the two differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare what two checkpoints hold besides the saved object: code, and files of the user's own."""
+"""Compare the other records of two checkpoints: code, and the user's own files."""
 
 from __future__ import annotations
 

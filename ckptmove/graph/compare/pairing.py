@@ -1,7 +1,7 @@
-"""Walk two graphs in step: which tensors stand in the same place, and what else is not the same.
+"""Walk two graphs in parallel, pair tensors at the same path, and find what else differs.
 
-What stands in the same place has the same path. How a file spells a thing does not count: sets,
-bytes and devices are compared by what they are, everything else by its structure.
+How a file spells a value does not count: sets, bytes and devices are compared by what they are,
+everything else by its structure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Places in a tree, each told by that of what holds it."""
+"""The place of a value in a tree, linked to the place of its container."""
 
 from __future__ import annotations
 

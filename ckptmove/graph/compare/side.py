@@ -1,4 +1,4 @@
-"""One of two checkpoints that are compared: its tensors, and its values as they are told."""
+"""One of two checkpoints that are compared: its tensors, and texts for its values."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Change what a graph holds before it is written: other names, other dtypes, less of it."""
+"""Edit a graph before it is written: rename, cast, select."""

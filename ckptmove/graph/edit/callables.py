@@ -1,8 +1,8 @@
-"""Where in a graph unknown callables are, and the graph without them.
+"""Find the unknown callables in a graph, and remove what they make.
 
-Each is told by the nearest place around it that can be left out: an item of a list or tuple, a
-value of a dict, an attribute of an object. What makes a call, its function and arguments, can't be
-taken from it: then the object that is made goes.
+Each is named by the nearest place around it that can be removed: an item of a list or tuple, a
+value of a dict, an attribute of an object. The function and arguments of a call cannot be removed
+from it; then the object that the call makes is removed.
 """
 
 from __future__ import annotations

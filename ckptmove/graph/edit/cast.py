@@ -1,8 +1,8 @@
-"""Decide which tensors are cast to another dtype, and have a graph say so.
+"""Decide which tensors are cast to another dtype, and apply that to a graph.
 
-Only floating tensors of the model are cast unless a rule names others: never integers, never states
-of random number generators, the optimizer only by name. A storage is cast as a whole, so the
-tensors on it must agree. What a composite tensor is made of stays, since it is no number by itself.
+Only floating-point tensors of the model are cast unless a rule names others: never integers, never
+RNG states, and the optimizer only by name. A storage is cast as a whole, so the tensors on it must
+agree. The parts of a composite tensor are not cast, because they are not numbers by themselves.
 """
 
 from __future__ import annotations

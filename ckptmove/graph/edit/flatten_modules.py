@@ -1,7 +1,7 @@
-"""Have modules that were pickled whole be the state dicts that they would give.
+"""Replace modules that were pickled whole by their state dicts.
 
-An object can't have other keys, and a file of tensors alone holds no objects: where keys are
-renamed, or nothing but a model's weights is wanted, its state dict stands for it.
+The keys of an object cannot be renamed, and a file of tensors alone holds no objects. So if keys
+are renamed, or only a model's weights are wanted, the state dict replaces the module.
 """
 
 from __future__ import annotations

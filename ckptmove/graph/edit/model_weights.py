@@ -1,8 +1,8 @@
-"""Whose weights a checkpoint holds: those of the models in it, and their averages (EMA).
+"""Find the models in a checkpoint, and their averaged weights (EMA, SWA).
 
-A model is found by evidence, as sections are (`sections.sections`, `sections.averages`). Where
-there are several, the one at the top under a name that everybody uses is meant. Otherwise nobody
-can tell which of a generator and a discriminator is, and both are named.
+A model is found by evidence, as sections are (`sections.sections`, `sections.averages`). If there
+are several, the one at the top under a common name is taken. Otherwise nobody can tell which one is
+meant (generator or discriminator?), and the error names them all.
 """
 
 from __future__ import annotations

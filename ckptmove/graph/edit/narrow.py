@@ -1,4 +1,4 @@
-"""Leave of a draft what is wanted: a part by its name, a model's weights, what patterns select."""
+"""Reduce a graph to what is wanted: a subtree, a model's weights, or names that match globs."""
 
 from __future__ import annotations
 

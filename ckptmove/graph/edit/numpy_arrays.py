@@ -1,4 +1,4 @@
-"""Write the numpy arrays that a state dict holds as tensors, which stand for them or lead back."""
+"""Turn the numpy arrays of a state dict into tensors."""
 
 from __future__ import annotations
 

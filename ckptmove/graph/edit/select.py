@@ -1,4 +1,4 @@
-"""Take out of a tree what a user's patterns don't select, or exclude."""
+"""Remove from a tree what the user's globs do not select, or exclude."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Change what a checkpoint holds before it is written: a part of it, under other names."""
+"""Take a subtree of a graph, and rename the keys of its state dicts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models in memory: what they hold, moving it, and watching it run."""
+"""Models in memory: list what they hold, move them, and watch them run."""

@@ -1,1 +1,1 @@
-"""Models in memory: where they are, moving them, and watching what they do. Imports torch."""
+"""List the tensors of a model in memory. Imports torch."""

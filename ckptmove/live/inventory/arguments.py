@@ -1,4 +1,4 @@
-"""What is given besides a model: optimizers in whatever form, and what goes by any keyword."""
+"""Check the arguments besides the model: optimizers in any form, and other keywords."""
 
 from __future__ import annotations
 

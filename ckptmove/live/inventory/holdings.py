@@ -1,7 +1,7 @@
-"""Every tensor that a living model holds, and those of what trains it: the walk behind all verbs.
+"""Find every tensor that a model in memory and its optimizers hold.
 
-Parameters, buffers, gradients, an optimizer's state, and tensors that hide as plain attributes, in
-containers, in closures of hooks. Nothing is copied and no value is read.
+That is: parameters, buffers, gradients, optimizer state, and tensors in plain attributes,
+containers and closures of hooks. Nothing is copied and no value is read.
 """
 
 from __future__ import annotations

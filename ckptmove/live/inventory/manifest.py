@@ -1,6 +1,6 @@
-"""The manifest of a living model: an entry for each tensor that is held, and for parts of it.
+"""Make the manifest of a model in memory: one entry for each tensor, and for parts of tensors.
 
-Nothing is copied, no value is read, and nothing in the manifest keeps a tensor alive.
+Nothing is copied, no value is read, and the manifest keeps no tensor alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The modules of a model under all their paths, and what they have registered."""
+"""The modules of a model under all their paths, with their parameters and buffers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Tensors within values of any kind: containers, functions, objects of whatever class.
+"""Find tensors in values of any kind: containers, functions, objects of any class.
 
-Nothing of theirs runs: no property, no `__getattr__`, no `__getitem__` and no `__iter__`. What
-reaches the whole world, such as a trainer, a logger or a data set, is left alone (`opaque_types`).
+No code of these objects runs: no property, no `__getattr__`, no `__getitem__` and no `__iter__`.
+Objects that refer to large parts of the program, such as a trainer, a logger or a data set, are
+skipped (`opaque_types`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What accelerate keeps elsewhere until a module runs: where the data is, and how much.
+"""Find the weights that accelerate keeps elsewhere until a module runs.
 
-Such a tensor of the model is on `meta`; a hook of accelerate's knows the rest. It is recognised by
-its attributes, for accelerate needn't be installed. Source: accelerate/hooks.py,
+In the model, such a tensor is on `meta`; a hook of accelerate knows where its data is. The hook is
+recognized by its attributes, because accelerate may not be installed. Source: accelerate/hooks.py,
 `AlignDevicesHook` and `SequentialHook`; accelerate/utils/offload.py, `PrefixedDataset` and
 `OffloadedWeightsLoader`.
 """

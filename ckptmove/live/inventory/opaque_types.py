@@ -1,4 +1,4 @@
-"""What is not looked into for tensors: what reaches more of the world than what is its own."""
+"""Types of objects that are not searched for tensors, because they refer to too much else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what is found belongs together: model and optimizer, state and parameters. Plain data."""
+"""Check that model and optimizer, and state and parameters, belong together. Plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are not registered with their module, and what to write instead."""
+"""Find tensors that are not registered with their module, and the code to write instead."""
 
 from __future__ import annotations
 

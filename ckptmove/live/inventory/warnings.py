@@ -1,4 +1,4 @@
-"""What is odd about a living model, a sentence each, with what to do about it."""
+"""Warnings about a model in memory, one sentence each, with what to do."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Watching a model run, and why it runs where it does."""
+"""Watch a model run, and find out why it runs on the wrong device."""

@@ -1,7 +1,7 @@
-"""Why a model is not where it should be: root causes, of what is held and what happened.
+"""Find the root causes of what a trace shows: why a model is not where it should be.
 
-Pure: a manifest, a trace and what belongs together come in, verdicts come out. What is explained by
-a cause is not told again as its symptoms.
+It computes verdicts from a manifest, a trace and an ownership report, and has no side effects.
+Symptoms that a cause explains are not reported again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with what trains a model: its parameters, and where its state is."""
+"""Find what is wrong with an optimizer: its parameters, and where its state is."""
 
 from __future__ import annotations
 

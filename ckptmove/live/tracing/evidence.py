@@ -1,4 +1,4 @@
-"""A case: what was found of a run, and what of it has a cause already."""
+"""The evidence of a traced run, and which of it a cause explains already."""
 
 from __future__ import annotations
 

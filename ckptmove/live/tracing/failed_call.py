@@ -1,4 +1,4 @@
-"""Calls of torch's that fail before they come to an operation."""
+"""Record calls of torch functions that fail before any operation runs."""
 
 from __future__ import annotations
 

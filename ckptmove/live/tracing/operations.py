@@ -1,4 +1,4 @@
-"""What an operation of torch is to whoever watches: a copy, a wait, another name for a tensor."""
+"""Classify operations of torch: a copy, a wait of the host, an alias of a tensor."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The recorder: what happens on devices while a model runs, every operation, by module and line.
+"""Record what happens on devices while a model runs: every operation, by module and line.
 
-It stands between torch's Python and its kernels (`TorchDispatchMode`), on real tensors as on fake
-ones, and learns from hooks which module is running and when an optimizer steps. It adds up per
-site, a site being an operation in a module at a line in a phase, and holds on to no tensor.
+The recorder sits between torch's Python code and its kernels (`TorchDispatchMode`), for real and
+for fake tensors. Hooks tell it which module is running and when an optimizer steps. It keeps totals
+per site (an operation in a module at a line in a phase), and keeps no tensor alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines of code: where in the user's own files something comes from."""
+"""Find the line in the user's own files that an operation comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user calls a tensor: the model's attribute, the argument, or the line that made it."""
+"""Name a tensor as the user does: an attribute of the model, an argument, or a line of code."""
 
 from __future__ import annotations
 

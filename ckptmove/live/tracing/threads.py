@@ -1,4 +1,4 @@
-"""Whose thread it is that runs: hooks are called in every thread, modes stand in one."""
+"""Tell whether the current thread belongs to a trace: hooks run in all threads, modes in one."""
 
 from __future__ import annotations
 

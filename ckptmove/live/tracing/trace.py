@@ -1,4 +1,4 @@
-"""Watching a model take a step, and saying what is wrong with where it happens."""
+"""Watch a model take a step, and diagnose what runs on the wrong device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies between devices that are watched until they are used, so that dropped ones are told."""
+"""Find copies to another device that are never used."""
 
 from __future__ import annotations
 

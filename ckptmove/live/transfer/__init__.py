@@ -1,1 +1,1 @@
-"""Moving a model and its batches to a device."""
+"""Move a model and its batches to a device."""

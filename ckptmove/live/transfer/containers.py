@@ -1,8 +1,8 @@
-"""What a batch is made of: what a container holds, and another of its kind that holds other things.
+"""Take containers in a batch apart, and build the same kind of container with other contents.
 
-Nothing of the container's own runs, neither `__init__` nor `__setitem__` nor `__post_init__`: they
-may check, convert or refuse what is put in again. Attributes and slots count as contents too, for
-some keep the same tensors in both (`ModelOutput` of transformers).
+No code of the container runs, neither `__init__` nor `__setitem__` nor `__post_init__`: they may
+check, convert or refuse what is put in. Attributes and slots count as contents too, because some
+containers keep the same tensors in both (`ModelOutput` of transformers).
 """
 
 from __future__ import annotations

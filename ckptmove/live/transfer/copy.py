@@ -1,7 +1,7 @@
-"""Tensors of one batch on another device, where they lie in memory to each other as they did.
+"""Copy the tensors of one batch to another device, and keep how they overlap in memory.
 
-Tensors that show bytes in common show bytes in common there too: what they span together is sent
-once. What lies between them in their storage stays behind.
+Tensors that share bytes share bytes in the copy too: the range that they span is copied once. Bytes
+of their storage outside that range are not copied.
 """
 
 from __future__ import annotations

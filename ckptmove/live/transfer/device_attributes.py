@@ -1,4 +1,4 @@
-"""Attributes of modules that name a device: which follow when a model moves."""
+"""Attributes of modules that name a device: which of them change when a model moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that are there: what a user calls one, as tensors on it name it."""
+"""Check that a device exists, and give it the name that tensors on it have."""
 
 from __future__ import annotations
 

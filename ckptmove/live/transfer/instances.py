@@ -1,7 +1,7 @@
-"""Objects of which another does as well: those that may be taken apart by their attributes.
+"""Tell which objects in a batch can be rebuilt from their attributes.
 
-That is what users' classes make, and libraries' that are made in Python, unless there is more to an
-object than what it holds: a place in a file, a lock, a model that others know too.
+These are objects of classes written in Python, unless an object is more than its attributes: an
+open file, a lock, a model that others refer to.
 """
 
 from __future__ import annotations

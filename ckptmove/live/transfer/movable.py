@@ -1,4 +1,4 @@
-"""What can't be moved from outside, and what to do instead."""
+"""Find what cannot be moved in a model, and say what to do instead."""
 
 from __future__ import annotations
 

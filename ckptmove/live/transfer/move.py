@@ -1,4 +1,4 @@
-"""Move a living model, and what belongs to it, to other devices: decide, copy, exchange."""
+"""Move a model in memory and what belongs to it to other devices: decide, copy, swap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Weights that a module's own hook computes: of weight_norm, spectral_norm and pruning of old.
+"""Weights that a hook of the module computes: the old weight_norm, spectral_norm and pruning.
 
-Such a weight is a result to which autograd leads, and so keeps torch from exchanging what it was
-computed of. The hook computes it anew whenever the module runs: it may as well be done right away.
+Such a weight is a result with an autograd history, which keeps torch from swapping the tensors it
+was computed from. The hook computes it again whenever the module runs, so it is computed again
+right after the move.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Batches of a loader on a device, one ahead of the one in use where copies can overlap with it.
+"""Iterate over a loader with batches on a device, and copy the next one while one is in use.
 
-The copies of a batch are queued on a stream of their own, which first waits for all that was
-queued on the current one: for what the loader did there, and for the last use of memory that the
-copies may get. The current stream waits for them before the batch is handed out. The host waits for
-them before it asks the loader for more, so that what they read from stays there, and as it is.
+The copies of a batch are queued on their own stream. This stream first waits for everything queued
+on the current stream: the work of the loader, and the last use of memory that the copies may get.
+The current stream waits for the copies before the batch is handed out. The host waits for them
+before it asks the loader for more, so that their source stays valid and unchanged.
 """
 
 from __future__ import annotations

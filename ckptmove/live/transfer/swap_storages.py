@@ -1,8 +1,8 @@
-"""Tensors get their bytes elsewhere: all of them or none, and each stays the object it is.
+"""Give tensors new storages, all of them or none; each stays the same Python object.
 
-First every storage is copied, and nothing is touched; then every tensor gets its view of a copy.
-A tensor's inside is exchanged as `Module.to` does it: by `tensor.data = new` where torch can do
-that, else by `torch.utils.swap_tensors`.
+First every storage is copied, and no tensor is touched; then every tensor becomes a view of a copy.
+This is done as in `Module.to`: by `tensor.data = new` where torch allows it, otherwise by
+`torch.utils.swap_tensors`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One tensor gets the inside of another: when torch can do that, and how it is undone."""
+"""Swap the contents of two tensors: when torch allows it, and how to undo it."""
 
 from __future__ import annotations
 

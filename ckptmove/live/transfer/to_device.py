@@ -1,7 +1,7 @@
-"""Batches on devices: every tensor in a nesting of containers, and nothing else of it.
+"""Copy a batch to a device: every tensor in nested containers, and nothing else.
 
-First all that is in a batch is found, each object once; then its tensors are copied, together;
-then the containers that hold something new are made anew, from the inside out where they have to.
+First all objects in the batch are found, each once. Then the tensors are copied together. Then the
+containers that hold a new tensor are rebuilt, inner ones first where necessary.
 """
 
 from __future__ import annotations

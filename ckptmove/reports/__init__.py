@@ -1,1 +1,1 @@
-"""Show manifests and reports as text for people: one file a verb. Gives strings, prints nothing."""
+"""Reports: what each verb returns, and how it shows as text, HTML and JSON. Prints nothing."""

@@ -1,4 +1,4 @@
-"""What a batch will do, and what became of it."""
+"""The plan and the report of a batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is shown, in blocks: for a terminal as lines, for a notebook as HTML.
+"""Blocks of text and tables that a report shows: as lines in a terminal, as HTML in a notebook.
 
-The HTML needs nothing from elsewhere and takes the colours of the page it is shown on.
+The HTML loads nothing from elsewhere and uses the colors of the page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a conversion did, in a few lines."""
+"""The report of a conversion."""
 
 from __future__ import annotations
 

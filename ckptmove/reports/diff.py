@@ -1,4 +1,4 @@
-"""What is not the same in two checkpoints: how much, then what, alike lines as one."""
+"""The report of a comparison: how much differs, then each difference; similar lines are merged."""
 
 from __future__ import annotations
 

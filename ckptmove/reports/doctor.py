@@ -1,4 +1,4 @@
-"""What is the matter with a model on a device: verdicts first, then what they were drawn from."""
+"""Show a diagnosis: verdicts first, then the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collapse tensors whose names differ in whole numbers only: a large model fits a screen."""
+"""Collapse tensors whose names differ only in numbers, so that a large model fits a screen."""
 
 from __future__ import annotations
 

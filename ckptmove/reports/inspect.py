@@ -1,4 +1,4 @@
-"""A manifest as a summary, as a list of its tensors, or as a tree."""
+"""Show a manifest as a summary, as a list of tensors, or as a tree."""
 
 from __future__ import annotations
 

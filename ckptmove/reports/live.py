@@ -1,4 +1,4 @@
-"""What a living model holds and where: totals, its modules by device, and what is odd."""
+"""Show the manifest of a model in memory: totals, modules by device, warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests that show themselves: printed, and in a notebook."""
+"""Manifests that show themselves with `print` and in a notebook."""
 
 from __future__ import annotations
 

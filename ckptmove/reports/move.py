@@ -1,4 +1,4 @@
-"""What a move did, as its report shows it: printed, and in a notebook."""
+"""The report of a move in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done about interrupted changes, a line a file."""
+"""The report of `recover`: what was done about each interrupted change."""
 
 from __future__ import annotations
 

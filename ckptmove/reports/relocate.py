@@ -1,4 +1,4 @@
-"""What a relocation did, in a few lines."""
+"""The report of a relocation."""
 
 from __future__ import annotations
 

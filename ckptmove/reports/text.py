@@ -1,7 +1,7 @@
-"""Words, sizes and tables.
+"""Format sizes, tables and names from files as text.
 
-Whatever comes out of a file is made printable first: a name may hold line breaks or the escape
-sequences of a terminal.
+Text from a file is made printable first: a name may hold line breaks or escape sequences of a
+terminal.
 """
 
 from __future__ import annotations

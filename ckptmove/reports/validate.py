@@ -1,4 +1,4 @@
-"""What a validation found: a short checklist."""
+"""The report of a validation: a checklist."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What reports are made of: plain data, which needs no torch."""
+"""The data in reports: plain objects that need no torch."""

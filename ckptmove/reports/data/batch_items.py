@@ -1,4 +1,4 @@
-"""What a batch is made of: items, and what became of each. Both can be sent to other processes."""
+"""The items of a batch and their results; both can be sent to other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the matter with a model on a device: what `trace` and `doctor` come to. Plain data."""
+"""The diagnosis that `doctor` and `trace` return: plain data."""
 
 from __future__ import annotations
 

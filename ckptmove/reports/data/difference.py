@@ -1,4 +1,4 @@
-"""TODO."""
+"""One difference between two checkpoints: plain data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What was recorded of a run: operations by device and module, and what is worth a look.
+"""What was recorded of a run: operations by device and module, and events worth a look.
 
-Plain data, which holds on to no tensor.
+Plain data that keeps no tensor alive.
 """
 
 from __future__ import annotations

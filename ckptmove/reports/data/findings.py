@@ -1,4 +1,4 @@
-"""What a rehearsal found: plain data, which the command line shows and `--json` prints."""
+"""What the checks of `validate` found: plain data."""
 
 from __future__ import annotations
 

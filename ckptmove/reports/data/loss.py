@@ -1,4 +1,4 @@
-"""TODO."""
+"""A loss: something that the target format cannot store. Plain data."""
 
 from __future__ import annotations
 

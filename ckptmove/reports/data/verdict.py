@@ -1,4 +1,4 @@
-"""What is wrong with a run, in the user's terms: plain data. Needs no torch."""
+"""A verdict: one thing that is wrong, and its fix. Plain data."""
 
 from __future__ import annotations
 

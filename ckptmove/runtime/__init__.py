@@ -1,1 +1,1 @@
-"""Tensors made, read and written: the rooms below the verbs that import torch."""
+"""Everything that makes, reads and writes real tensors; this package imports torch."""

@@ -1,7 +1,7 @@
-"""Arrays and scalars of numpy, of plain dtypes only: never of objects, nor of fields.
+"""Build numpy arrays and scalars of plain dtypes: never of objects, nor with fields.
 
 Sources: numpy/_core/src/multiarray/methods.c (`array_reduce`), descriptor.c (`arraydescr_reduce`),
-scalartypes.c.src (`gentype_reduce`). numpy is imported when a checkpoint has one of these.
+scalartypes.c.src (`gentype_reduce`). numpy is imported only if a checkpoint holds one of these.
 """
 
 from __future__ import annotations

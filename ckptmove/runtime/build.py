@@ -1,9 +1,10 @@
-"""Real objects of a graph of inert nodes, made without running anything that the file names.
+"""Build real objects from a graph of inert nodes, without running anything that the file names.
 
-What is called is of three short lists: torch's rebuild functions (`rebuild`), what makes plain data
-(`plain`), numpy's arrays (`arrays`); names are values if torch's own weights_only unpickler takes
-them (torch/_weights_only_unpickler.py), or if they are Python's plain types. Everything else stays
-an `Opaque`. As in unpickling, an object is made of its arguments first, and filled after.
+Only functions of three short lists are called: torch's rebuild functions (`rebuild`), constructors
+of plain data (`plain`) and numpy arrays (`arrays`). A name becomes a value only if torch's own
+weights_only unpickler accepts it (torch/_weights_only_unpickler.py), or if it is a plain type of
+Python. Everything else becomes an `Opaque`. As in unpickling, an object is made from its arguments
+first, and filled afterwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compare the elements of two tensors where they lie, a chunk at a time.
+"""Compare the elements of two tensors in their files, one chunk at a time.
 
-What lies in the same way on both sides is read and compared as bytes, and holes of sparse files are
-not even read. Only where a chunk is not the same are its elements looked at, and only views that
-have to be gathered, swapped or cast need torch.
+If both tensors have the same layout, they are read and compared as bytes; holes of sparse files are
+not even read. Elements are looked at only in chunks that differ. torch is needed only for views
+that must be gathered, byte-swapped or cast.
 """
 
 from __future__ import annotations

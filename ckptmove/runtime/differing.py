@@ -1,4 +1,4 @@
-"""Which elements of two runs of bytes differ, and by how much."""
+"""Find which elements of two byte strings differ, and by how much."""
 
 from __future__ import annotations
 

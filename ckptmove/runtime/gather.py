@@ -1,8 +1,8 @@
-"""Bytes of strided views of a file, in row-major order, cast on the way if wanted.
+"""Gather the elements of strided views in a file, in row-major order, and cast them if needed.
 
-Bits stay bits: elements are moved as integers, so that NaN payloads and -0.0 survive, and only a
-cast does arithmetic: torch's own. What lies densely is read; what does not is mapped, read-only,
-since its elements may be anywhere in its region. Either way memory holds a few chunks.
+Elements are moved as integers, so that NaN payloads and -0.0 survive; only a cast does arithmetic,
+with torch's own cast. Dense views are read; other views are memory-mapped, read-only, because their
+elements may be anywhere in a region. Both hold only a few chunks in memory.
 """
 
 from __future__ import annotations

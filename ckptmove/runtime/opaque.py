@@ -1,4 +1,4 @@
-"""What stands for an object that a checkpoint would have made by running code."""
+"""`Opaque`: the placeholder for an object that a checkpoint would build by running code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickle an object as torch.save does, with its storages left outside.
+"""Pickle an object as torch.save does, but leave the bytes of storages out.
 
 Source: torch/serialization.py, `_save` and its `persistent_id`.
 """

@@ -1,7 +1,7 @@
-"""Objects that are plain data: what makes each kind, from arguments that are checked first.
+"""Build plain Python objects from arguments that are checked first.
 
-None of these runs code of anybody's, opens a file, or takes more memory than its arguments have.
-What the arguments don't fit raises TypeError or ValueError, and is not made.
+None of these constructors runs code of the file, opens a file, or takes more memory than its
+arguments. Arguments that do not fit raise TypeError or ValueError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tensors made by torch's own rebuild functions, after what these don't check was checked.
+"""Build tensors with torch's own rebuild functions, after checks that torch does not make.
 
-torch/_utils.py trusts a checkpoint: a view that reaches outside its storage makes torch enlarge
-that storage, an expanded quantised tensor is allocated in full, the parts of a nested tensor may
-lie anywhere, and any attribute may be set.
+torch/_utils.py trusts a checkpoint: a view that reaches outside its storage makes torch enlarge the
+storage, an expanded quantized tensor is allocated in full, the parts of a nested tensor may be
+anywhere, and any attribute may be set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where storages go: what torch.load means by `map_location`.
+"""Put storages on devices, as `map_location` of torch.load does.
 
 Source: torch/serialization.py (`_get_restore_location`, `_load`), torch/_utils.py (the function of
 the same name, for tensors that store their own device).

@@ -1,4 +1,4 @@
-"""Elements one after the other, wherever they are: in a file, in memory, or yet to be gathered."""
+"""Read a tensor's elements in order, from a file, from memory, or from a strided view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storages of torch: mapped from files where they lie there as they are, else read."""
+"""Make torch storages: memory-mapped from the file if possible, otherwise read."""
 
 from __future__ import annotations
 

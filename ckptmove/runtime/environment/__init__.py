@@ -1,1 +1,1 @@
-"""The machine and the build of torch: what they can do, and why a device can not be used."""
+"""What the machine and the build of torch can do, and why a device cannot be used."""

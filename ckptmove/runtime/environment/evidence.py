@@ -1,4 +1,4 @@
-"""Verdicts that GPUs of any maker come to, and what they are concluded from."""
+"""Verdicts about GPUs of any vendor, and the evidence for them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What this machine has and what this build of torch makes of it, as plain data.
+"""Collect facts about the machine and the build of torch, as plain data.
 
-Gathering it makes no CUDA context, so that it takes no memory on a GPU.
+This creates no CUDA context, so it takes no GPU memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which GPUs this machine has, and their drivers, whatever torch makes of them. Needs no torch.
+"""Find the GPUs of this machine and their drivers, without torch.
 
-NVIDIA's are asked for in its management library (NVML), which makes no CUDA context and knows
-nothing of CUDA_VISIBLE_DEVICES; where that can't be loaded, of nvidia-smi, /proc, /dev and the PCI
-bus. AMD's are in the topology of their kernel driver. Each of these may be missing.
+For NVIDIA, it asks the management library (NVML), which creates no CUDA context and ignores
+CUDA_VISIBLE_DEVICES; if NVML cannot be loaded, it asks nvidia-smi, /proc, /dev and the PCI bus. For
+AMD, it reads the topology of the kernel driver. Each of these may be missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why torch can't use an NVIDIA GPU: its build, the driver, what hides it, what it is."""
+"""Find out why torch cannot use an NVIDIA GPU: build, driver, environment variables, hardware."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether a device can be used by this build of torch on this machine, and why not if it can't.
+"""Decide whether this build of torch can use a device on this machine, and why not.
 
-`facts` asks the machine and torch; `usable` and `best` judge what was found, and ask nobody.
+`facts` asks the machine and torch; `usable` and `best` only judge these facts.
 """
 
 from __future__ import annotations

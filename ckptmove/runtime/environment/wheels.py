@@ -1,4 +1,4 @@
-"""Which builds of torch there are, what GPUs and drivers they run on. Needs no torch.
+"""The table of torch builds: which GPUs and drivers they support. Needs no torch.
 
 From https://pytorch.org/get-started/previous-versions, the support matrix in PyTorch's RELEASE.md,
 and https://docs.nvidia.com/deploy/cuda-compatibility: within a major version of CUDA, a newer

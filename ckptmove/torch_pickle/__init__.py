@@ -1,1 +1,1 @@
-"""What the inert nodes of a torch pickle mean: storages, tensors, sections, devices."""
+"""Find what the inert nodes of a torch pickle mean: storages, tensors, sections, devices."""

@@ -1,4 +1,4 @@
-"""What a node of a walked pickle holds, and the keys that lead there."""
+"""The children of a node of a walked pickle, and their keys."""
 
 from __future__ import annotations
 

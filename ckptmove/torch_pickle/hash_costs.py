@@ -1,8 +1,7 @@
-"""Keys of dicts and items of sets: whoever loads a file hashes them, which must not take for ever.
+"""Refuse keys of dicts and items of sets that would take forever to hash.
 
-Numbers can be chosen to have all one hash, so that each key that is added is compared with all
-before it; and a tuple that holds itself twice, many levels deep, has more items than can be
-hashed.
+A file can choose numbers that all have the same hash, so that each new key is compared with all
+keys before it. And a tuple that holds itself twice, many levels deep, has too many items to hash.
 """
 
 from __future__ import annotations

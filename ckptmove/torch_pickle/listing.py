@@ -1,4 +1,4 @@
-"""Go through a walked pickle once, and list what it holds."""
+"""Go through a walked pickle once, and list its tensors, objects and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a listing may take, in proportion to the bytes that describe a checkpoint."""
+"""Limit the size of a listing, in proportion to the bytes that describe the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file cannot tell of the state dict that a module in it would give.
+"""Find modules whose state dict cannot be known from the file.
 
 Names follow `Module.state_dict`. Hooks may change what that gives, some modules pickle their state
 in a form of their own, and the parameters of lazy modules may have no values yet. A class that

@@ -1,9 +1,9 @@
-"""Modules that were pickled whole: which of their attributes a state dict holds, and as what.
+"""Find which attributes of a whole pickled module are in its state dict, and their names there.
 
-`Module.state_dict` gives parameters, then buffers, then what the modules in it give, each under
-dotted names: the weight of the first of a Sequential is `0.weight`, while its path in the pickle is
-`_modules.0._parameters.weight`. Buffers that are not persistent, and all other attributes, are not
-in it. A module that is registered twice is in it twice.
+`Module.state_dict` gives parameters, then buffers, then those of submodules, under dotted names:
+the weight of the first module of a Sequential is `0.weight`, but its path in the pickle is
+`_modules.0._parameters.weight`. Non-persistent buffers and all other attributes are not in it. A
+module that is registered twice is in it twice.
 Source: torch/nn/modules/module.py (`state_dict`, `_save_to_state_dict`); torch/fx/graph_module.py.
 """
 

@@ -1,4 +1,4 @@
-"""How much a node holds, and what can be reached from it."""
+"""Find all nodes that can be reached from a node."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The pickles of a checkpoint, those within bytes of other pickles among them.
+"""The pickles of a checkpoint, including those nested in bytes of other pickles.
 
-A model that was pickled plainly holds each tensor as bytes that `torch.save` wrote
+A plainly pickled model holds each tensor as bytes that `torch.save` wrote
 (`torch.storage._load_from_bytes`), and some libraries keep whole checkpoints in bytes. So a stream
-may hold containers, which hold streams. Each stream counts the offsets of its nodes from a base of
-its own: an offset alone tells which stream it belongs to.
+may hold containers, which hold streams. The nodes of each stream have offsets from a base of its
+own: an offset tells which stream it belongs to.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Devices that the text of TorchScript names.
+"""Find and rewrite the devices that the text of TorchScript names.
 
 Scripted code says `torch.device("cuda:0")` where a device is fixed; tracing fixes it in every
-factory call. `torch.jit.load(map_location=...)` moves tensors and never the code. A device that is
-spelled so as a literal can be rewritten; a bare string may be anything, and is only listed.
+factory call. `torch.jit.load(map_location=...)` moves tensors and never the code. A device spelled
+as such a literal can be rewritten; a bare string may mean anything, and is only listed.
 
-Source: torch/csrc/jit/serialization/python_print.cpp (`printConstant`), whose output is Python as
-far as its tokens are concerned.
+Source: torch/csrc/jit/serialization/python_print.cpp (`printConstant`), whose output has the tokens
+of Python.
 """
 
 from __future__ import annotations

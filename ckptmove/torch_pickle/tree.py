@@ -1,4 +1,4 @@
-"""Several roots as one tree, in which each value is where its path says."""
+"""Join several roots into one tree, each at its path."""
 
 from __future__ import annotations
 

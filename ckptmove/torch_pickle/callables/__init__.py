@@ -1,1 +1,1 @@
-"""Which callables a pickle names, how it uses them, and which are known to be harmless."""
+"""The callables that a pickle names, how it uses them, and which are known to be harmless."""

@@ -1,10 +1,10 @@
-"""Names that a checkpoint may import without anybody having to worry.
+"""The allow-list: names that a checkpoint may import because they are harmless.
 
-An allow-list of exact names: what torch's own `weights_only` unpickler accepts
+It holds exact names: those that torch's own `weights_only` unpickler accepts
 (torch/_weights_only_unpickler.py, `_get_allowed_globals`), a few more that only build plain data,
-and those that `reviewed_names` gives a reason for. Everything else is an unknown callable: loading
-the file elsewhere would run it. A name whose argument says what runs, or which module is imported,
-has a check of its uses in `uses`.
+and those for which `reviewed_names` gives a reason. Everything else is an unknown callable: another
+loader would run it. If an argument decides what a name runs or imports, `uses` checks each use of
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes as protocols up to 2 spell them: a text that is to be encoded."""
+"""Recognize bytes as protocols up to 2 spell them: a text that is encoded."""
 
 from __future__ import annotations
 

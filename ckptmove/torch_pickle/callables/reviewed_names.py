@@ -1,14 +1,14 @@
-"""Names beyond torch's own list that only build data, each with the reason why it is harmless.
+"""Reviewed names: harmless names beyond torch's own list, each with the reason.
 
-What counts is what unpickling can make a name do: a call with any arguments, `__setstate__` or a
-plain BUILD, items appended or set, all with values of the file's choice; and what an object does
-when it is thrown away. To add one, read all of that in the source, of the oldest and the newest
-release. Classes whose code nobody can read beforehand stay out: enums, data classes and modules of
-the user's own. So do names that call or look up what they are given (`functools.partial`,
-`operator.*`), and those that read files (`zoneinfo.ZoneInfo`).
+What counts is everything that unpickling can make a name do: a call with any arguments,
+`__setstate__` or a plain BUILD, items appended or set, all with values that the file chooses; and
+what the object does when it is destroyed. To add a name, read all of that in the source of the
+oldest and the newest release. Classes whose code cannot be read in advance stay out: the user's own
+enums, data classes and modules. So do names that call or look up their arguments
+(`functools.partial`, `operator.*`), and those that read files (`zoneinfo.ZoneInfo`).
 
-`inspect`, `--strict` and what may be written into a pickle all go by this one list: a shorter one
-for any of them would call the same file harmless here and unknown there.
+`inspect`, `--strict` and the check of pickles before writing all use this one list, so that they
+agree about every file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""How a pickle uses what it names: which of its callables are not known to be harmless.
+"""Check how a pickle uses the names in it: which callables are not known to be harmless.
 
-A name of the list (`allowlist`) may be used freely where whatever it is given decides nothing.
-Some names are harmless in one use alone, since an argument says what runs: those are checked call
-by call, against what picklers write. Any other use makes the name an unknown callable: arguments
-that another call makes, a state given afterwards, the bare function as a value, which a later
-opcode or another callable may call.
+Most names of the allow-list may be used in any way. Some are harmless only in one use, because an
+argument decides what runs: those are checked call by call, against what picklers write. Any other
+use makes the name an unknown callable: arguments made by another call, a state set afterwards, or
+the bare function as a value, which a later opcode or another callable may call.
 
 Sources: CPython's Modules/_pickle.c and Lib/copyreg.py; torch/_tensor.py, torch/_utils.py,
 torch/storage.py; numpy's multiarray (`array_scalar`, `arraydescr_setstate`).

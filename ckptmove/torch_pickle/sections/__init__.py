@@ -1,1 +1,1 @@
-"""What each part of a checkpoint serves, and what its tensors are called."""
+"""The section of each part of a checkpoint, and the names of its tensors."""

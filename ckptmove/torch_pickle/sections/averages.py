@@ -1,14 +1,14 @@
-"""Which parts of a checkpoint hold averaged weights (EMA, SWA), by evidence.
+"""Find averaged weights (EMA, SWA) in a checkpoint, by evidence.
 
 Libraries keep them beside the model's weights, in one of three ways:
 
-- under a key that says so: `state_dict_ema` of timm, `model_ema`, `ema_state_dict`, `params_ema` of
+- under a telling key: `state_dict_ema` of timm, `model_ema`, `ema_state_dict`, `params_ema` of
   BasicSR, `shadow_params` of torch-ema and diffusers;
 - in an `AveragedModel` of torch.optim.swa_utils: names that begin with `module.`, and `n_averaged`;
 - among the names of the model's own state dict: `model_ema.…` beside `model.…`, as the LitEma of
-  CompVis/latent-diffusion (ldm/modules/ema.py) does, which also takes the dots out of names.
+  CompVis/latent-diffusion (ldm/modules/ema.py) does, which also removes the dots from names.
 
-Two libraries exchange both when they save: see `_EXCHANGED`.
+Two libraries swap both when they save: see `_EXCHANGED`.
 """
 
 from __future__ import annotations

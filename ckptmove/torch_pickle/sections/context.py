@@ -1,4 +1,4 @@
-"""What the way to a place in a checkpoint says about it."""
+"""What the path to a value tells about its section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a part of a checkpoint serves, by evidence: its shape, not the name it happens to have."""
+"""Find the section of a part of a checkpoint by its structure, not by its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of tensors, each for one tensor alone, and which of them share their bytes."""
+"""Give each tensor a unique name, and find which tensors share bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognise numpy arrays among the inert calls of a pickle.
+"""Recognize numpy arrays among the inert calls of a pickle.
 
 An array is `_reconstruct(ndarray, (0,), b'b')` with the state `(1, shape, dtype, whether it is in
 Fortran's order, bytes)`; since protocol 5 `_frombuffer(bytes, dtype, shape, order)`. A dtype is

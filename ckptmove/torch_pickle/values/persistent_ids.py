@@ -1,4 +1,4 @@
-"""Read the persistent ids by which a pickle names its storages.
+"""Read the persistent ids by which a pickle refers to its storages.
 
     ('storage', class, key, location, numel)                 since 0.2
     ('storage', class, key, location, numel, view)           until 1.5: view is None, or (key,

@@ -1,4 +1,4 @@
-"""What a tensor is, and where its elements lie in a storage."""
+"""Describe a tensor: dtype, shape, stride, and where its elements are in a storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognise tensors among the inert calls of a pickle, and check that they make sense.
+"""Recognize tensors among the inert calls of a pickle, and check them.
 
 Sources: torch/_utils.py and torch/_tensor.py (`_rebuild_*` and `Tensor._reduce_ex_internal`);
 torch/serialization.py (`persistent_id`). A function that is not known here makes an object, never

@@ -1,1 +1,1 @@
-"""Checkpoints rehearsed: a model takes a state, and a step, on a device that is there or played."""
+"""Try a checkpoint: load it into a model and take a step, on a real or a simulated device."""

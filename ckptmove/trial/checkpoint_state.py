@@ -1,6 +1,7 @@
-"""A checkpoint as a rehearsal needs it: state dicts, optimizers, and where each tensor says it is.
+"""Read a checkpoint for a trial: state dicts, optimizers, and the device of each tensor.
 
-Tensors are on the CPU, mapped from the file; for a simulation they are `meta`, without values.
+Tensors are on the CPU, memory-mapped from the file; in a simulation they are on `meta`, without
+values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that the user names, brought to a device and stepped once while it is watched."""
+"""Build a model that the user names, move it to a device, and watch it take one step."""
 
 from __future__ import annotations
 

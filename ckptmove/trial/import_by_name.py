@@ -1,6 +1,6 @@
-"""Code that the user names: `package.module:name`, or `path/to/file.py:name`.
+"""Import code that the user names: `package.module:name`, or `path/to/file.py:name`.
 
-The only code that is ever imported, and only because the user said so.
+ckptmove imports no other code, and this only because the user said so.
 """
 
 from __future__ import annotations

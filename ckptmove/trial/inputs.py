@@ -1,7 +1,8 @@
-"""A batch for a rehearsal, the same every time: of specs, of a factory, or of a configuration.
+"""Make a batch for a trial, the same every time: from specs, a function, or a configuration.
 
 A spec is `[name=]dtype[sizes][<limit]`: `float32[8,3,224,224]`, `int64[2,128]<1000`,
-`mask=bool[4]`. Floating values are normal, whole ones uniform from 0 to below the limit.
+`mask=bool[4]`. Floating-point values are normally distributed, integers uniformly from 0 to below
+the limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Models, of what the user names with `--model`.
+"""Build the model that the user names with `--model`.
 
-A factory or class in code; a folder of Hugging Face's, made from its config.json without values and
-without the network; a program (TorchScript, `torch.export`), which is itself the model; or, only
-if trusted, a whole pickled module: the one place where a pickle is ever run.
+It is a function or class in the user's code; a Hugging Face folder, of which config.json is used,
+without weights and without the network; a program (TorchScript, `torch.export`), which is itself
+the model; or a whole pickled module, only if trusted: the one place where a pickle is ever run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An optimizer rebuilt from its saved state: its class, its groups, and what they hold.
+"""Rebuild an optimizer from its saved state: its class, its groups, and its tensors.
 
-What optimizers keep is in torch/optim/*.py; a class is recognised by the hyper-parameters of its
+torch/optim/*.py defines what optimizers keep. A class is recognized by the hyper-parameters in its
 groups, which are its own `defaults`, and by the keys of its state.
 """
 

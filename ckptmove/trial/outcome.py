@@ -1,4 +1,4 @@
-"""What came of a rehearsal, as findings: what passed, what an exception ended, what was traced."""
+"""Turn the outcome of a trial into findings: what passed, what failed, what was traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Have torch itself load a checkpoint, and look where its tensors land."""
+"""Load a checkpoint with torch itself, and check the devices of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rehearsal on a stage: the model takes its state, then one step is taken and traced."""
+"""Run a trial on a stage: the model loads its state, then takes one step that is traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own training script, run for some steps while it is watched, in its own process."""
+"""Run the user's training script for some steps in its own process, and watch it."""
 
 from __future__ import annotations
 

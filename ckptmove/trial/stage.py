@@ -1,4 +1,4 @@
-"""The stage of a rehearsal: a device that is there. `simulation` plays one that isn't."""
+"""The stage of a trial on a real device; `stage_fake` simulates one."""
 
 from __future__ import annotations
 

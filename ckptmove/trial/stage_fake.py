@@ -1,9 +1,9 @@
-"""A device that isn't there, played by tensors without values, in a process of its own.
+"""The stage of a trial on a simulated device: tensors without values, in a separate process.
 
-`FakeTensorMode` computes shapes, dtypes and devices and no values. A fake `cuda:0` can't have an
-autograd graph where torch is built without CUDA, which ends the process; but every build has what
-autograd needs for the device type `lazy`, which stands in. Whatever the model's code says of the
-real device is taken to mean the stand-in.
+`FakeTensorMode` computes shapes, dtypes and devices, but no values. If torch is built without CUDA,
+a fake `cuda:0` cannot have an autograd graph: the process ends. But every build has what autograd
+needs for the device type `lazy`, which is the stand-in. Whatever the model's code says about the
+real device is applied to the stand-in.
 """
 
 from __future__ import annotations

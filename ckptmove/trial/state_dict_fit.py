@@ -1,7 +1,7 @@
-"""Whether a model takes the state of a checkpoint, strictly; and if not, why.
+"""Check whether a model takes the state of a checkpoint, strictly, and if not, why.
 
-As `load_state_dict(strict=True)` of torch, which says what is missing, unexpected and mis-shaped;
-besides, tied weights may be missing, and dtypes must agree, since torch casts without a word.
+The check is that of `load_state_dict(strict=True)`: missing, unexpected and misshapen tensors. In
+addition, tied weights may be missing, and dtypes must agree, because torch casts silently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One step of a model: forward, and for training a loss, backward and the optimizer's step."""
+"""Take one step of a model: forward, and for training a loss, backward and the optimizer."""
 
 from __future__ import annotations
 

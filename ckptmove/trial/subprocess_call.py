@@ -1,8 +1,8 @@
-"""A function run in a process of its own, so that whatever ends that process is a result too.
+"""Call a function in a separate process, so that even a crash is a result.
 
-What it is asked and what it tells lie in files of a folder that is there as long as it runs. Nobody
-waits for a pipe, since whoever the process starts may hold it open for ever; and whatever it leaves
-behind ends with it. Where it runs code of a file it is guarded, and ended by what it tries.
+The arguments and the result are files in a temporary folder. No pipe is used, because a process
+started by the function could keep it open forever; such processes are ended too. If the function
+runs code of a file, its process is guarded, and ended if it tries to reach outside.
 """
 
 from __future__ import annotations

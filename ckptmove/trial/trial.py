@@ -1,4 +1,4 @@
-"""Rehearse a checkpoint: does a model take it, and does a step run where it is to run?
+"""Try a checkpoint: does a model take it, and does a step run where it should?
 
 found = rehearse("run.pt", model="train.py:Net", inputs=["float32[8,3,32,32]"], step="train")
 found.ok, found.of("step").title

@@ -1,1 +1,1 @@
-"""Run code of a file: only what may be run, in a process that can do nothing else."""
+"""Run code of a file: only allowed code, in a process that can do nothing else."""

@@ -1,10 +1,10 @@
-"""What in a configuration of Hugging Face's would have transformers load code, or other models.
+"""Refuse Hugging Face configurations that would make transformers load code or other models.
 
-A model is made of `config.json` alone: no weights, tokenizers or pickles of the folder are read.
-But a configuration may name code of its folder (`auto_map`), another file to be read in its place
+A model is built from `config.json` alone: no weights, tokenizers or pickles of the folder are read.
+But a configuration may name code in its folder (`auto_map`), another file to read instead
 (`configuration_files`), kernels of the Hub as an implementation of attention (`owner/name`), a
-backbone of timm's that lies elsewhere (`local-dir:`, `hf-hub:`), and files among the arguments for
-timm, which older versions of it unpickle.
+backbone of timm elsewhere (`local-dir:`, `hf-hub:`), and files among the arguments for timm, which
+its older versions unpickle.
 
 Sources: transformers/configuration_utils.py, modeling_utils.py, integrations/hub_kernels.py,
 models/timm_wrapper and timm_backbone; timm/models/_factory.py (`create_model`).

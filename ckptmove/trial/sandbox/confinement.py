@@ -1,7 +1,7 @@
-"""What a model that is made of a file needs before its process is guarded, and what became of it.
+"""Prepare what a model made from a file needs, guard its process, and report what it tried.
 
 The user's own code (a function that gives inputs, a class of optimizers, the modules of classes
-that a trusted pickle names) is imported before: it may do what it likes.
+that a trusted pickle names) is imported before the process is guarded: it may do what it likes.
 """
 
 from __future__ import annotations

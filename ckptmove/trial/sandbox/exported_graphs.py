@@ -1,9 +1,9 @@
-"""What the JSON of an exported program may say, so that reading and running it runs no other code.
+"""Check the JSON of an exported program, so that reading and running it runs no other code.
 
-torch makes Python of it: sizes and guards are evaluated, names are written into the source of
-`forward`, operators are looked up by their dotted names, and specs of inputs may import modules.
-So each text is checked by the key that it stands under, whatever it stands in: torch's schema has
-no key with two meanings. A key that is not known may hold no text.
+torch turns the JSON into Python: sizes and guards are evaluated, names are written into the source
+of `forward`, operators are looked up by dotted names, and specs of inputs may import modules. So
+each text is checked by its key, wherever it stands: torch's schema has no key with two meanings. An
+unknown key may hold no text.
 
 Sources: torch/_export/serde/schema.py and serialize.py (`GraphModuleDeserializer`);
 torch/export/_unlift.py (`_convert_guards_code_to_fn`); torch/fx/graph.py (`_gen_python_code`);

@@ -1,12 +1,12 @@
-"""What in a file of torch.export torch might run while it loads or runs the program.
+"""Refuse files of torch.export with records that torch might run when it loads the program.
 
-torch unpickles constants whose records are named `opaque_obj_N`, makes objects of those named
-`custom_obj_N`, loads libraries of `data/aotinductor/`, and makes Python of the program's JSON.
-Which records it takes for what has changed from version to version. So this is a list of what a
-program may hold; a record that is not on it is one that some torch might run.
+torch unpickles constants in records named `opaque_obj_N`, builds objects from `custom_obj_N`, loads
+libraries in `data/aotinductor/`, and turns the program's JSON into Python. Which records it reads
+has changed from version to version. So this is a list of the records that a program may hold; any
+other record might be run by some version of torch.
 
-torch looks records up without regard to case, but says so of none: names here are as it writes
-them, and two that differ in case only are refused when the archive is opened.
+torch looks records up without regard to case, but does not document it: names must be as torch
+writes them, and two that differ only in case are refused when the archive is opened.
 
 Sources: torch/export/__init__.py (`load`); torch/export/pt2_archive/_package.py (`load_pt2`);
 torch/_export/serde/serialize.py (`deserialize_torch_artifact`).

@@ -1,13 +1,14 @@
-"""What the kernel refuses a process that runs code of a file, whatever language that is in.
+"""Restrict a process that runs code of a file by means of the kernel, whatever the language.
 
-On Linux 5.13 and newer, Landlock lets it write only beneath its folder and to the devices that
-compute, and execute no program; newer kernels let it use no TCP (6.7) and signal nobody outside
-(6.12). A filter of system calls, on x86-64 and 64-bit ARM, ends it when it starts a process or
-opens a socket to a network, and refuses what else reaches out. Where the kernel has neither, and
-on other systems, only the audit hook of `guard` is there.
+On Linux 5.13 and newer, Landlock lets the process write only below its folder and to compute
+devices, and execute no program. Newer kernels also forbid TCP (6.7) and signals to other processes
+(6.12). A filter of system calls, on x86-64 and 64-bit ARM, ends the process when it starts a
+process or opens a network socket, and refuses other calls that reach outside. If the kernel has
+neither, and on other systems, only the audit hook of `guard` remains.
 
-Landlock holds for the thread that asks for it, and for those it starts. The threads that libraries
-started earlier compute parts of operators; the filter of system calls holds for them too.
+Landlock applies to the thread that asks for it and the threads that it starts. Threads that
+libraries started earlier compute parts of operators; the filter of system calls applies to them
+too.
 
 Sources: the kernel's userspace-api/landlock.rst and seccomp_filter.rst; linux/landlock.h,
 linux/seccomp.h, linux/filter.h, linux/audit.h; asm/unistd_64.h and asm-generic/unistd.h.

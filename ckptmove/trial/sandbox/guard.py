@@ -1,10 +1,10 @@
-"""A process that runs code of a file, and ends when that tries more than computing.
+"""An audit hook that ends a process when code of a file does more than compute.
 
-Python tells of what it is about to do by audit events. Those by which code reaches out of the
-process end it at once: starting a process, a socket, a library that isn't installed, a write
-outside of the folder for temporary files. It is a second line: code in C isn't asked, and whoever
-may unpickle anything can get around it. So the kernel is asked to refuse the same, by `fence`. What
-a file may hold without being trusted is decided before, by `exported_programs`, `torchscript` and
+Python raises audit events before certain actions. Those that reach outside the process end it at
+once: starting a process, opening a socket, loading a library that is not installed, writing outside
+the temporary folder. This is a second line of defense: C code raises no events, and code from a
+pickle can get around the hook. So the kernel refuses the same actions (`fence`). What a file may
+hold without being trusted is decided earlier, by `exported_programs`, `torchscript` and
 `configurations`.
 
 Source: the audit events table of the Python documentation.

@@ -1,9 +1,9 @@
-"""How large the values of an expression can become.
+"""Bound the values that an expression can take, without evaluating it.
 
 A short expression can ask for a number that fills the memory (`9**9**9`), or for a sum that takes
-hours to multiply out (`(a+b+c+d)**500`). So each node of its tree has a bound: the bits of its
-value, and the terms that it has when it is multiplied out. An expression with a node above the
-limit, or whose bound cannot be known, is refused.
+hours to expand (`(a+b+c+d)**500`). So each node of its tree has a bound: the bits of its value, and
+the number of terms when expanded. An expression is refused if a node is above the limit, or if its
+bound is unknown.
 
 Sources: sympy/parsing/sympy_parser.py (it reads `^` as a power, and `1e999999999` as a Float with
 all its digits); torch/utils/_sympy/functions.py (`PowByNatural`, `LShift`, `RoundDecimal`).

@@ -1,9 +1,9 @@
-"""What a TorchScript program might do besides computing, and loading it if it can't.
+"""Refuse TorchScript programs that might do more than compute, and load the others.
 
-libtorch runs code of the archive while it loads it, where a class says by `__setstate__` how it is
-made; and its operators may write files (`aten::save`, `aten::from_file`) and talk to other
-processes. It tells which operators its code calls once that is compiled. Where code runs before
-that, each word of the text is looked at: whatever it calls, it has to name.
+libtorch runs code of the archive while it loads it, if a class has a `__setstate__`. Its operators
+may write files (`aten::save`, `aten::from_file`) and talk to other processes. After compiling,
+libtorch tells which operators the code calls. For code that runs before that, each word of the text
+is checked: to call something, the code must name it.
 
 Sources: torch/csrc/jit/serialization/{import,import_source,unpickler}.cpp.
 """

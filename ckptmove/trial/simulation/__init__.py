@@ -1,1 +1,1 @@
-"""A device that is not there: what torch would say and do on it."""
+"""Simulate a device that this machine does not have: what torch would answer and do on it."""

@@ -1,6 +1,6 @@
-"""What kernels ask of operands, and what autocast makes of these, which fake tensors leave out.
+"""Checks of real kernels, and casts of autocast, that fake tensors leave out.
 
-Autocast knows the device that is played, and not its stand-in.
+Autocast is told the simulated device, not its stand-in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that are made up: as if every number were 1, and what follows of that for conditions."""
+"""Made-up values of simulated tensors: every number is 1, and conditions follow from that."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What makes a model's code take tensors without values, on a stand-in, for those of a real device.
+"""Patches that make a model's code see the simulated device instead of its stand-in.
 
-Whatever the code says of the device is taken to mean the stand-in, and what it asks of a tensor or
-of torch is answered as if the device were there. torch itself is told the truth.
+Whatever the code says about the device is applied to the stand-in, and what it asks of a tensor or
+of torch is answered as if the device were there. torch's own code sees the truth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A played device beside a real CPU: a whole script runs, and only what is on the device is played.
+"""Run a whole script with a simulated device beside the real CPU.
 
-Whatever is on the CPU has its values, so that data is loaded, shuffled and counted as ever. What
-goes to the device becomes a tensor without values; a value of it that is asked for is made up.
+Tensors on the CPU have their values, so data is loaded, shuffled and counted as usual. Tensors that
+go to the simulated device have no values; if the script asks for one, it is made up.
 """
 
 from __future__ import annotations

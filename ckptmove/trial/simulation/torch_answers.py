@@ -1,4 +1,4 @@
-"""What code may ask of torch about a device that isn't there, and what it is told."""
+"""Answers to what code may ask torch about a simulated device."""
 
 from __future__ import annotations
 

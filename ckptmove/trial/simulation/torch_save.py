@@ -1,6 +1,6 @@
-"""`torch.save` and `torch.load` of what has no values.
+"""Replacements of `torch.save` and `torch.load` for tensors without values.
 
-A file isn't written then, for it would be worth nothing; it is remembered what it would hold.
+No file is written, because it would be worthless; what it would hold is kept in memory.
 """
 
 from __future__ import annotations

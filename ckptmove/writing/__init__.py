@@ -1,7 +1,7 @@
-"""Destinations, here and in stores: whichever a path or a URL names.
+"""Write new files, folders and objects: copy, verify, commit; and change files in place.
 
-What is written to a store is streamed to it in parts, in bounded memory and without a copy here. It
-is seen once all of it was verified.
+What is written to an object store is streamed in parts, in bounded memory and without a local copy.
+It appears only after all of it is verified.
 """
 
 from __future__ import annotations

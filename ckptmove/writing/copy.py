@@ -1,4 +1,4 @@
-"""Bytes on their way to a file: copied from another by the kernel, written, read back."""
+"""Copy bytes to a file: by the kernel if possible; write and read them back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where something new is to appear: whether it may, and fits; its name, and the one until then."""
+"""The destination of a new file: may it be written, does it fit, and its temporary name."""
 
 from __future__ import annotations
 

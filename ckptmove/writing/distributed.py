@@ -1,4 +1,4 @@
-"""Large files that are written in parts, by several processes that all see them."""
+"""Hand the parts of a large file to other processes that write them (Ray tasks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carry out a plan in a new file, and verify every byte of it. Who made the file names it."""
+"""Execute a plan into a new file, and verify every byte of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Carry out a plan so that the destination appears whole and verified, or not at all.
+"""Execute a plan so that the destination file appears complete and verified, or not at all.
 
-What is written goes to a file of another name beside the destination. It takes the final name only
-once every byte of it has been verified and is on disk, and then in one step.
+A temporary file beside the destination is written. It gets the final name in one step, after every
+byte is verified and synced.
 """
 
 from __future__ import annotations

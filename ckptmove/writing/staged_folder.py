@@ -1,8 +1,8 @@
-"""A directory that appears whole, with all its files verified, or not at all.
+"""Write a folder that appears complete, with all its files verified, or not at all.
 
-Its files are written into a directory of another name beside it, which takes the final name once
-everything in it is on disk, in one step. Where that name is a directory with something in it, two
-steps are needed: the old one is moved aside, and removed when the new one is in its place.
+The files are written into a temporary folder beside it, which gets the final name in one step after
+everything in it is synced. If a folder with that name exists and is not empty, two steps are
+needed: the old folder is renamed, and removed once the new one is in place.
 """
 
 from __future__ import annotations

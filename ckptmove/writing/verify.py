@@ -1,9 +1,8 @@
 """Verify what a plan has copied, while it is still being copied.
 
-A record with a checksum is proved by it, which also finds damage in the source; everything else is
-compared with its source, byte for byte. What was written, gathered or fetched from a store is none
-of its business: who does that reads it back at once. But measures span such bytes too, so those are
-read here as well.
+A record with a checksum is verified by it, which also finds damage in the source. Other copies are
+compared with their source, byte for byte. Bytes that were written, gathered or fetched from a store
+are verified by the code that writes them; they are read here only where a checksum spans them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Change a checkpoint where it lies, and undo that."""
+"""Change a checkpoint in place, and undo that."""

@@ -1,9 +1,9 @@
-"""Change a file where it lies, so that it can always be made what it was.
+"""Change a file in place, so that it can always be restored.
 
-What is about to change goes to a journal beside the file first, and onto the disk. As long as there
-is a journal, the change is not done; undoing it is always possible, and can itself be interrupted
-and begun again. Whoever changes or undoes holds a lock on the file, so that a journal whose file is
-not locked is known to be left over.
+The old bytes are first written to a journal beside the file, and synced. As long as the journal
+exists, the change is not done; it can be undone, and undoing can be interrupted and started again.
+A process that changes or undoes holds a lock on the file. So if the file is not locked, its journal
+is left over from an interrupted change.
 """
 
 from __future__ import annotations

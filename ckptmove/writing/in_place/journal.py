@@ -1,26 +1,25 @@
-"""The journal of a change in place: all that it takes to undo it, however far it came. No I/O.
+"""The journal of a change in place: everything needed to undo it at any point. No I/O.
 
     "ckptmove-undo-1\\n"  16 bytes; all numbers below are little-endian
     size of the file      8
     its inode number      8
-    its tail             32: SHA-256 of its last 64 KiB, as they were
-    changes               8: how many, and for each
+    its tail             32: SHA-256 of its last 64 KiB before the change
+    changes               8: the number of changes, and for each
         at, nbytes       16
         old, new         nbytes each
     seal                 32: SHA-256 of everything above
 
-It lies beside the file, and is on disk before the first change is made. Until it is, it has another
-name: what has that name was never finished, and its file is untouched. Hence a journal under its
-own name whose seal is broken is damaged, and may be all that there was to undo a change with.
+The journal is beside the file, and synced before the first change. Until then it has another name:
+a journal under that name was never finished, and its file is untouched. Hence a journal under its
+final name with a broken seal is damaged, and may be the only way to undo a change.
 
-That a journal is whole does not make it that of the file: the file may have been replaced since, or
-the journal have come with a copy of the file, made by whoever knows its bytes. It is, if the inode
-number and the size are those of the file, its tail too, and each byte that was to change is the old
-one or the new one; a mixture is what an interrupted change leaves. The tail of a zip holds the
-checksums of its records, so that another file of the same layout is told apart. The number of the
-device is not in it: that of one and the same disk may be another after each start of the machine.
-Some file systems (FAT, some FUSE) number their files anew as well; a change that was interrupted
-before is refused there, and its journal kept.
+A complete journal may belong to another file: the file may have been replaced since, or the journal
+may have come with a copy of the file. It belongs to the file if the inode number, the size and the
+tail agree, and if each byte to change has the old or the new value; an interrupted change leaves a
+mixture. The tail of a zip holds the checksums of its records, so it differs between files of the
+same layout. The number of the device is not part of it, because it may change when the machine
+restarts. Some file systems (FAT, some FUSE) also assign new inode numbers at a restart; then an
+interrupted change is not undone, and its journal is kept.
 """
 
 from __future__ import annotations

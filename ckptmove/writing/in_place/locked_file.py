@@ -1,4 +1,4 @@
-"""A file that is held for a change: open for writing, locked, with its folder and its journal."""
+"""A file that is locked for a change in place: open for writing, with its folder and journal."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Objects of stores: sent in parts, verified, and seen once they are complete."""
+"""Upload objects: in parts, verified, visible only when complete."""

@@ -1,5 +1,4 @@
-"""What stores say when something can't be written, as errors of ours; and calls that nothing breaks
-off in the middle."""
+"""Turn errors of object stores into ours, and run calls that signals must not interrupt."""
 
 from __future__ import annotations
 

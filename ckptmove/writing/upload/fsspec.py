@@ -1,13 +1,13 @@
-"""Objects in any other store: written from the start to the end in a transaction of fsspec's.
+"""Upload objects through fsspec: written from start to end, in a transaction.
 
-    file = fs.open(path, "wb")     in a transaction: it is not seen
+    file = fs.open(path, "wb")     in a transaction: not visible
     file.write, again and again
-    file.close()                   which sends what is left, and commits nothing
+    file.close()                   sends what is left, and commits nothing
     file.commit(), or file.discard()
 
-It is never used as a context: `__exit__` of these files would commit what was cut off. What Azure
-has closes a file by committing it, so there closing comes last; blocks that were never committed it
-forgets after a week.
+Such a file is never used as a context manager: its `__exit__` would commit a partial object. Files
+of Azure are committed by closing them, so there closing comes last; Azure deletes blocks that were
+never committed after a week.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts on their way to a store, several at a time."""
+"""Send parts to a store, several at a time."""
 
 from __future__ import annotations
 

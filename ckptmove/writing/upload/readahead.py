@@ -1,4 +1,4 @@
-"""Sources that gathers read from the start to the end: fetched ahead, and added up on the way."""
+"""Sources that are read from start to end: fetched ahead, with running checksums."""
 
 from __future__ import annotations
 

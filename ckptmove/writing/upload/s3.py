@@ -1,13 +1,13 @@
-"""Objects in S3, and in what speaks its language: uploaded in parts, seen once they are complete.
+"""Upload objects to S3 and compatible stores: in parts, visible only when complete.
 
-    create_multipart_upload        nothing is to be seen yet, whatever happens
-    upload_part, several at once   each with its MD5, which the server checks; what it answers, too
-    complete_multipart_upload      the object is there, whole; or
-    abort_multipart_upload         its parts are gone
+    create_multipart_upload        nothing is visible until the end
+    upload_part, several at once   each with its MD5, which the server checks, and so do we
+    complete_multipart_upload      the object is there, complete; or
+    abort_multipart_upload         its parts are removed
 
-Who dies before either (kill -9, a power cut) leaves parts that nobody sees, but that take room
-until they are aborted: a rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`, does so.
-It also clears uploads without parts that nobody knows of, as the answer to the first call was lost.
+A process that is killed before either leaves parts that nobody sees, but that take space until they
+are aborted. A rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`, does that. It also
+removes uploads whose first answer was lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objects so small that they are held, and sent at once."""
+"""Upload small objects: held in memory, and sent at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Carry out a plan so that an object appears whole and verified in a store, or not at all.
+"""Execute a plan so that an object appears complete and verified in a store, or not at all.
 
-Parts are assembled one by one and sent several at a time, and nothing is written here. Until the
-object is committed nobody sees any of it; unless it is, its parts are removed.
+Parts are assembled one by one, sent several at a time, and never written to the local disk. Nobody
+sees the object until it is committed; if it is not, its parts are removed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Folders in stores, which are what objects have in front of their names.
+"""Write a folder in a store: objects with a common prefix.
 
-All files are uploaded and verified before the first of them is completed. That they appear at once
-no store can promise, so they are completed in an order that tells when all are there: what lies
-beside the weights first, then these, and their index last. Where there is an old index, it is
-removed before the files that it names are replaced, so that it never names a mixture. Who is killed
-between the two leaves a folder without one, and has to do it again.
+All files are uploaded and verified before the first one is completed. No store can make them appear
+at once, so the order tells when all are there: first the files beside the weights, then the
+weights, and the index last. An old index is removed before the files that it names are replaced, so
+it never names a mixture. A process that is killed in between leaves a folder without an index, and
+must be run again.
 """
 
 from __future__ import annotations

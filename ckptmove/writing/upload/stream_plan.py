@@ -1,8 +1,8 @@
-"""What a plan makes of its sources, read in parts without being written anywhere.
+"""Execute a plan as a stream of parts, without writing them to disk.
 
-The parts come one after the other, each assembled in memory and checked before it is given away:
-what has a checksum must add up to it. What a plan seals, which needs checksums of what lies before,
-is put in as soon as these are known.
+The parts come one after the other. Each is assembled in memory and checked before it is handed out:
+its checksums must be right. Bytes of a plan that depend on checksums of earlier bytes are inserted
+once these are known.
 """
 
 from __future__ import annotations

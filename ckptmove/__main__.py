@@ -1,4 +1,4 @@
-"""`python -m ckptmove`, and the command `ckptmove`."""
+"""Entry point of `python -m ckptmove` and of the command `ckptmove`."""
 
 import gc
 import signal

@@ -1,7 +1,7 @@
-"""Device tags: their grammar, and the rules that say which tag becomes which.
+"""Device tags such as `cuda:0`: their grammar, and the rules that map one tag to another.
 
-A tag is the string torch writes as the location of a storage. The grammar is that of torch's own
-readers (torch/serialization.py, `register_package`): `cpu` and `meta` carry no index, `mps` is
+A tag is the string that torch writes as the location of a storage. The grammar is that of torch's
+own readers (torch/serialization.py, `register_package`): `cpu` and `meta` have no index, `mps` is
 written without one, the others are written with one.
 """
 

@@ -1,4 +1,4 @@
-"""Numbers and names in a sentence."""
+"""Format numbers, names and errors for use in a sentence."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Which version of ckptmove this is."""
+"""The version of ckptmove."""
 
 __version__ = "0.1.0"

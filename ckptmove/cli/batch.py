@@ -1,4 +1,4 @@
-"""ckptmove batch"""
+"""The commands `ckptmove batch relocate`, `batch convert` and `batch validate`."""
 
 from __future__ import annotations
 

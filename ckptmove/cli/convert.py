@@ -1,4 +1,4 @@
-"""ckptmove convert"""
+"""The command `ckptmove convert`."""
 
 from __future__ import annotations
 

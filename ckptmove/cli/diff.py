@@ -1,4 +1,4 @@
-"""ckptmove diff"""
+"""The command `ckptmove diff`."""
 
 from __future__ import annotations
 

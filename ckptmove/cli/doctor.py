@@ -1,4 +1,4 @@
-"""ckptmove doctor"""
+"""The command `ckptmove doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ckptmove inspect"""
+"""The command `ckptmove inspect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: options, their help, output and progress."""
+"""Options, help, output and progress bars that all commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ckptmove recover"""
+"""The command `ckptmove recover`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ckptmove relocate"""
+"""The command `ckptmove relocate`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""stdout and stderr, such that what goes wrong with them is told or harmless.
+"""Write to stdout and stderr, and handle their failures.
 
-A result that can't be printed is an error like any other, and a reader that has seen enough is
-none. What is said on stderr must never be the reason that something fails.
+A result that cannot be printed is an error like any other; a reader that closes the pipe early is
+not. A failure of stderr must never make a command fail.
 """
 
 from __future__ import annotations

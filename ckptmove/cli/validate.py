@@ -1,4 +1,4 @@
-"""ckptmove validate"""
+"""The command `ckptmove validate`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a checkpoint holds: tensors and their names, dtypes and devices, and other records."""
+"""What a checkpoint holds: tensors with names, dtypes and devices, and other records."""

@@ -1,4 +1,4 @@
-"""The one table of tensor element types, by torch's names.
+"""The table of all dtypes, by torch's names: sizes, storage classes, safetensors names.
 
 Sources: torch/storage.py (`_dtype_to_storage_type_map`, `_new_dtypes`) for the storage classes;
 c10/core/ScalarType.h for the sizes; safetensors/src/tensor.rs (`Dtype`) and bindings/python/src/

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint or a living model holds and where, whatever its format.
+"""The manifest: what a checkpoint or a model in memory holds, in any format.
 
 All sizes and offsets are bytes, but for `TensorEntry.offset` and `stride`, which count elements as
 torch does. A path is the tuple of real keys that leads to a value (numbers of more than 60 bits,
@@ -176,7 +176,10 @@ class NamedDevice:
 
 
 class Alias(NamedTuple):
-    """A container that is the same object as one listed before; it is not listed again."""
+    """A container that is the same object as one listed before, under another path.
+
+    It is not listed again, unless it is a module: its tensors are in a state dict under each name.
+    """
 
     name: str
     of: str

@@ -1,18 +1,18 @@
 """Records of a checkpoint that hold neither its object nor its tensors: code, files, identities.
 
-A verdict on two checkpoints must not pass over them, and a conversion must not lose them in
-silence. So each container lists them, with their kind:
+A comparison must not ignore them, and a conversion must not lose them silently. So each container
+lists them, with their kind:
 
     code      what runs, or says how: the text of TorchScript, the graph of a `.pt2`, the modules
               of a package. Compared.
-    data      files of the user's own, and whatever is not known. Compared.
+    data      the user's own files, and everything unknown. Compared.
     debug     where in the sources code comes from (`*.debug_pkl`). It follows the code and names
-              files of the machine that saved it, so it is no part of the content: not compared.
-    identity  numbers and names of one act of saving (`.data/serialization_id`, the version of
-              Python, `sys_info`). They differ between two saves of one object: not compared.
+              files of the machine that saved it. Not compared.
+    identity  numbers and names of one save (`.data/serialization_id`, the version of Python,
+              `sys_info`). They differ between two saves of the same object. Not compared.
 
-Records that only say how the format itself is laid out (`version`, `byteorder`,
-`.storage_alignment`) are none of these: what they say shows in everything else that is read.
+Records that describe only the layout of the format (`version`, `byteorder`, `.storage_alignment`)
+are not listed: what they say shows in everything else that is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths: the keys that lead to a value, and how they are spelled as a dotted name."""
+"""Paths of keys that lead to a value, and their spelling as dotted names."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pickles as data: walked into inert nodes, compared, and respelled."""
+"""Pickles as data: walk them into inert nodes, compare them, and write them."""

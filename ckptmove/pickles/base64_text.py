@@ -1,4 +1,4 @@
-"""Pickles that a JSON text keeps as base64, as stable-baselines3 does.
+"""Find pickles that a JSON text holds as base64, as stable-baselines3 writes them.
 
     "policy_class": {":type:": "<class 'abc.ABCMeta'>", ":serialized:": "gAWVOwAAAAAAAACM…"}
 

@@ -1,4 +1,4 @@
-"""Are two walked pickles the same, but for what was meant to change?"""
+"""Check that two pickles are the same, except for the intended changes."""
 
 from __future__ import annotations
 

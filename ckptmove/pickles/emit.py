@@ -1,4 +1,4 @@
-"""Spell a graph of inert nodes as a pickle of protocol 2, the way torch.save does.
+"""Write a graph of inert nodes as a pickle of protocol 2, as torch.save does.
 
 It mirrors `save` of CPython's `Modules/_pickle.c`: the same opcodes in the same batches, the same
 things memoised in the same order, whether recalled or not. So the pickle of an ordinary object

@@ -1,8 +1,8 @@
-"""Read one pickle out of a file, and no more of the file than that.
+"""Read one pickle from a file, without the bytes of its long strings.
 
-Where a pickle ends is known only once its opcodes were gone through. Long strings of bytes, which
-are the tensors of a plainly pickled model, are passed over: what is fetched is as short as the
-pickle would be if they were empty, and says where they were.
+The end of a pickle is known only after reading all its opcodes. Long byte strings (the tensors of a
+plainly pickled model) are skipped. The result is a pickle in which these are empty, and a list of
+where they were.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Make a changed pickle exactly as long as it was.
+"""Give a changed pickle exactly its old length.
 
-There is nearly always room. Opcodes of numbers and of the memo have longer and shorter forms of the
-same meaning, and picklers memoise what nobody recalls, so that unused PUTs can go. What is changed
-is chosen by a small search, not greedily. A PUT that went is lost, a form can be changed back: so
-forms come first, and a file that goes to and fro between devices does not wear out.
+There is nearly always room. Opcodes for numbers and for the memo have longer and shorter forms with
+the same meaning, and picklers memoize values that nothing uses, so unused PUTs can be removed. A
+small search chooses the changes. A removed PUT is lost, but a form can be changed back: so forms
+are tried first, and a file can be relocated back and forth many times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The opcodes that push one plain value: numbers, strings, bytes."""
+"""Opcodes that push one plain value: numbers, strings, bytes."""
 
 from __future__ import annotations
 

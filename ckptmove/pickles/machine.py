@@ -1,4 +1,4 @@
-"""The stack machine of a walk: one method an opcode, none of which imports or calls anything.
+"""The stack machine of the pickle walker: one method per opcode; none imports or calls anything.
 
 It mirrors CPython's `Lib/pickle.py` (`_Unpickler`) for protocols 0 to 5, with three differences,
 each on the safe side: a structural fault is always an error (an opcode that straddles a frame, a

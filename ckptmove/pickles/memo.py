@@ -1,4 +1,4 @@
-"""The memo of a pickle: what was memoised, by its slot."""
+"""The memo of a pickle: memoized values by slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names as Python 2 had them, which pickles of protocols 0 to 2 still use.
+"""Translate names of Python 2 modules, which pickles of protocols 0 to 2 still use.
 
 The tables are those of `Lib/_compat_pickle.py`. They lead to and fro, but not one to one.
 """

@@ -1,9 +1,9 @@
-"""Inert nodes: what a pickle would build, as data that can do nothing.
+"""Inert nodes: what a pickle would build, as data that runs nothing.
 
-Scalars are plain Python values. Everything else is one of the few classes below, and nothing else:
-code that meets a node handles each kind or raises. Identity is the aliasing: two paths that lead
-to one node are two names of one object. Nodes are never hashed, compared with `==` or copied by
-value, since a hostile graph would make each of these take for ever.
+Scalars are plain Python values. Everything else is one of the few classes below: code that meets a
+node handles each kind or raises. Identity is aliasing: two paths to one node are two names of one
+object. Nodes are never hashed, compared with `==` or copied by value, because a hostile graph could
+make that take forever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What unpickling something gets to before it fails, where it is no pickle, or a broken one.
+"""Find what unpickling broken data would call before it fails.
 
-An unpickler runs what it reads as it goes: bytes that break off in the middle, or were never meant
-to be a pickle, may have run something by then.
+An unpickler runs opcodes as it reads them. Bytes that are cut off, or were never meant to be a
+pickle, may have run something before the error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Opcodes that push a plain value and follow each other, many at once.
+"""Read long rows of opcodes that push plain values, many at once.
 
-A long list of numbers is one opcode after the other of the same kind: reading them one by one takes
-ten times as long. Numbers of 16 bits are shared, as those of 8 bits are in CPython: a list of them
-takes three bytes each in a file, and would take thirty-six in memory.
+A long list of numbers is a row of opcodes of the same kind; reading them one by one takes ten times
+as long. Numbers of 16 bits are shared objects, as CPython shares those of 8 bits: each takes three
+bytes in a file, and would take thirty-six in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where things lie in a pickle: one pass over its opcodes, without building anything."""
+"""Scan the opcodes of a pickle once, to find where things are; builds nothing."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Spell some strings of a pickle differently, leaving every other byte's meaning as it was.
+"""Replace some strings of a pickle, and keep the meaning of all other bytes.
 
-torch's picklers memoise: the literal `cpu` of the first storage is the definition that all others,
-*and the user's own strings*, fetch. So a change is made per use, never per literal. Where a literal
-that changes is fetched by uses that don't, the definition moves to the first of those.
+torch's picklers memoize strings: the literal `cpu` of the first storage is the definition that all
+others, *and the user's own strings*, refer to. So a change is made per use, never per literal. If a
+literal changes but some uses do not, the definition moves to the first of these uses.
 
-The result can be asked for at exactly the old length, which lets the rest of the file stay where it
-is; see `fitting`.
-
-Only opcodes that torch's `weights_only` unpickler and libtorch's both know are written.
+The result can have exactly the old length, so that the rest of the file stays in place; see
+`fitting`. Only opcodes that both torch's `weights_only` unpickler and libtorch's know are written.
 """
 
 from __future__ import annotations

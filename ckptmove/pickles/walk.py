@@ -1,4 +1,4 @@
-"""Walk a pickle symbolically: opcodes in, inert nodes out. Nothing is imported or called."""
+"""Walk a pickle symbolically, from opcodes to inert nodes; nothing is imported or called."""
 
 from __future__ import annotations
 

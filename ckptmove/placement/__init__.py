@@ -1,1 +1,1 @@
-"""Who goes where: rules, and the moves that follow from them."""
+"""Decide which device each tensor goes to: the user's rules, and what follows from them."""

@@ -1,7 +1,7 @@
-"""Decide where everything goes: the user's rules, and torch's own habits.
+"""Decide which device everything goes to, from the user's rules and torch's own habits. No I/O.
 
-`--to cuda:0` means *as training on cuda:0 would have saved it*: what torch keeps on the CPU
-whatever the model's device stays there, and is reported. Pure: a manifest and rules in, moves out.
+`--to cuda:0` means *as training on cuda:0 would have saved it*: what torch always keeps on the CPU
+stays there, and is reported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The user's rules about devices: who goes where.
+"""The user's rules about devices: parse them, and find the one for a tensor.
 
-Of several kinds of rules the first that speaks for a tensor decides: place, device map, map, to.
+If several kinds of rules match a tensor, the first of these wins: place, device map, map, to.
 """
 
 from __future__ import annotations

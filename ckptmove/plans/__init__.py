@@ -1,1 +1,1 @@
-"""What will be written, decided before a byte is; and such a plan, divided."""
+"""Plans: everything that will be written, decided before the first byte is written."""

@@ -1,4 +1,4 @@
-"""A plan: everything that will be written, decided before a byte is. Pure: no I/O."""
+"""A plan: the operations that write a file, decided before the first byte is written. No I/O."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A plan divided into ranges of its destination, that can be written apart from each other. Pure.
+"""Split a plan into ranges of its destination that can be written separately. No I/O.
 
-Who writes them may be on several machines: then no two may have a page in common, or one would
-write back what the other has changed meanwhile. Hence the limits are multiples of a mebibyte. What
-is written or gathered is never cut. A checksum that is cut can't be checked by either side: the
-CRC-32s of its pieces are measured, and put together at the end; so are those of measures.
+The ranges may be written on several machines. Two machines must not write to the same page, because
+one would undo the other's change; so the limits are multiples of a mebibyte. Writes and gathers are
+never split. If a checksum spans a limit, neither side can check it: the CRC-32s of the pieces are
+computed and combined at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where files are: on this machine, or in a store that fsspec knows, which a URL names."""
+"""Read bytes: local files, and objects in any store that fsspec can open by URL."""
 
 from __future__ import annotations
 

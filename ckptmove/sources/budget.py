@@ -1,11 +1,11 @@
-"""What one file may make us build, in proportion to the bytes that it stores.
+"""Limit how much memory one file can make us allocate, in proportion to its size.
 
 A file of a few bytes can ask for any amount of memory: an empty list takes one byte of a pickle and
-hundreds in memory, a deflated record a thousandth of its content. What libraries write stays far
-below the shares here; each kind also has a floor, since small files are allowed to be dense.
+hundreds in memory, and deflate shrinks some records a thousand times. What libraries write stays
+far below the limits here. Each kind also has a minimum, because small files may be dense.
 
-One budget serves a whole file: what is nested in it, however deep, draws on the same floors. A
-share grows with the bytes that were read so far, so that what is too dense is refused early.
+One budget serves a whole file, with everything nested in it. A limit grows with the bytes read so
+far, so that a file that is too dense is refused early.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was fetched and may be wanted again: of all objects together, some megabytes at most."""
+"""A small cache of fetched bytes, shared by all remote objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of objects in a temporary folder, under their own names, for who can open only files."""
+"""Download objects into a temporary folder, for readers that can open only files."""
 
 from __future__ import annotations
 

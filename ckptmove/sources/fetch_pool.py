@@ -1,6 +1,6 @@
-"""Threads that fetch: neither the end of a process nor an error waits for any of them.
+"""A thread pool for fetching, which never delays the end of the process.
 
-Those of `concurrent.futures` are joined at the end of a process, however long a server may take.
+The threads of `concurrent.futures` are joined at the end of a process, however long a server takes.
 """
 
 from __future__ import annotations

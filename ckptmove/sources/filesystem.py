@@ -1,8 +1,7 @@
-"""The stores that URLs name, opened by fsspec: asked again when they falter, understood when they
-refuse.
+"""Open object stores with fsspec: retry failed requests, and turn their errors into ours.
 
-Credentials and endpoints are those that fsspec and its implementations find for themselves:
-environment, `~/.aws`, `~/.config/fsspec`.
+Credentials and endpoints are those that fsspec and its implementations find: environment, `~/.aws`,
+`~/.config/fsspec`.
 """
 
 from __future__ import annotations

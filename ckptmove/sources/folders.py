@@ -1,4 +1,4 @@
-"""Folders, here and in stores: what is one, and what is in it."""
+"""List folders, local or remote, and tell whether a path is one."""
 
 from __future__ import annotations
 

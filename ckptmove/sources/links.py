@@ -1,4 +1,4 @@
-"""Symbolic links in the folder of a model: which may be followed.
+"""Symbolic links in a model folder: which of them may be followed.
 
 A folder that was downloaded may hold links to whatever its reader may read. So a link has to stay
 within its folder, unless that lies in the cache of the Hub, where every file is one:

@@ -1,4 +1,4 @@
-"""Trees in stores: all objects below a prefix; and small objects, read whole."""
+"""List all objects below a prefix in a store, and read small objects."""
 
 from __future__ import annotations
 

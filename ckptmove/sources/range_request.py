@@ -1,7 +1,7 @@
-"""One range of an object, asked of its store once: what comes is what was asked for, or an error.
+"""Fetch one range of an object from its store, and check that exactly this range came.
 
-Of S3 and the web, what stands beside the bytes is minded: which range they are, and of what. More
-than was asked for is not taken in, however much comes. Other stores are trusted to send ranges.
+S3 and web servers say which range of which version they sent; this is checked. If a server sends
+more than was asked for, the rest is not read. Other stores are trusted to send ranges.
 """
 
 from __future__ import annotations

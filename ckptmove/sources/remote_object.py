@@ -1,4 +1,4 @@
-"""Objects in stores, read by ranges: only what is wanted is fetched, and counted."""
+"""An object in a store, read by ranges; counts what is fetched."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Ranged reads: of one file that is never changed, and never trusted to stay the same; of a part of
-it; and of bytes that had to be decoded first. What is no local file is read by `remote_object`."""
+"""Read ranges of a file that is not trusted to stay the same, of a part of it, or of decoded bytes.
+
+Remote objects have the same interface; see `remote_object`.
+"""
 
 from __future__ import annotations
 

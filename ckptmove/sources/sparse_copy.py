@@ -1,4 +1,4 @@
-"""A file without a name, in which parts of an object lie where they do there; the rest is holes."""
+"""A sparse temporary copy of an object: only the parts that are needed, at their offsets."""
 
 from __future__ import annotations
 

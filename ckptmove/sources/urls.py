@@ -1,4 +1,4 @@
-"""URLs: what one is, and the names in it."""
+"""Tell URLs from paths, and split and join the names in them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Plan how an ordinary zip file gets other content in some records, and stays else as it is.
+"""Plan new content for some records of an ordinary zip file, and keep the rest as it is.
 
-`rewrite` lays records out as torch does; this keeps what the zip's own writer chose: methods,
-times, attributes, extra fields, comments, the order and the gaps. What follows a record whose
-length changes moves, and whatever names an offset is told. Pure, but for reading headers, and the
-records that a plan makes anew.
+`rewrite` lays records out as torch does. This module keeps the choices of the zip's own writer:
+methods, times, attributes, extra fields, comments, order and gaps. What follows a record with a new
+length moves, and all offsets are updated. It reads only headers, and the records that a plan
+changes.
 """
 
 from __future__ import annotations

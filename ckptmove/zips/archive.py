@@ -1,4 +1,4 @@
-"""Read the directory of a zip file, strictly: one meaning or an error.
+"""Read the directory of a zip file strictly: it has one meaning, or it is an error.
 
 Zip readers disagree wherever a file contradicts itself, and what they disagree on is how files
 are smuggled past checks. So names that occur twice (torch looks them up without regard to case),

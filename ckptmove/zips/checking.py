@@ -1,4 +1,4 @@
-"""Read every record of a zip, and compare its checksum: what torch itself never does."""
+"""Read every record of a zip and check its CRC-32, which torch itself never does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New content of a record: bytes, or a plan that makes it of what the record holds."""
+"""New content for a record of a zip: bytes, or a plan made from the old content."""
 
 from __future__ import annotations
 

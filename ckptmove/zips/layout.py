@@ -1,4 +1,4 @@
-"""Lay records out in a zip exactly as torch does. Pure: gives bytes and offsets, writes nothing.
+"""Compute the layout of a zip exactly as torch does: bytes and offsets. Writes nothing.
 
 The rules, from caffe2/serialize/inline_container.cc and miniz as torch builds it:
 

@@ -1,4 +1,4 @@
-"""Plan how a zip file gets other content in some of its records. Pure, but for reading headers."""
+"""Plan new content for some records of a zip, laid out as torch does. Reads only headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms: a graph of nodes as plain JSON values, and back.
+"""Terms: a graph of inert nodes as plain JSON values, and back.
 
 What JSON has stands for itself: null, booleans, finite floats, integers of at most 63 bits, text
 without surrogates, lists, and dicts whose keys are such text, none twice and none "$". All else is

@@ -1,4 +1,4 @@
-"""From terms to nodes."""
+"""Read terms into nodes."""
 
 from __future__ import annotations
 

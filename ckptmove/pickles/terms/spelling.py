@@ -1,4 +1,4 @@
-"""From nodes to terms."""
+"""Write nodes as terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON of a term: written one way, and read strictly."""
+"""Write terms as JSON text in one canonical form, and read it strictly."""
 
 from __future__ import annotations
 

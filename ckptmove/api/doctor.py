@@ -201,7 +201,7 @@ def _lost(
     latest: Mapping[str, Any] | None,
     lines: tuple[str, ...],
 ) -> ShownDiagnosis:
-    """What a process that ended without a result comes to; see `subprocess_call.SubprocessLost`."""
+    """The diagnosis after a process ended without a result (`subprocess_call.SubprocessLost`)."""
     found = ShownDiagnosis(
         run.subject, run.device, run.played, facts=run.known.to_json(), complete=False
     )

@@ -30,7 +30,7 @@ def plan_trusted(
     *,
     trusted: bool,
 ) -> tuple[WritePlan, list[Loss], tuple[str, ...]]:
-    """How to write a draft, and what of it nobody trusts.
+    """Plan how to write a draft, and list the untrusted callables in it.
 
     Args:
         draft: what is to be written.

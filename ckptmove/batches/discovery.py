@@ -51,7 +51,7 @@ class _Folder:
     holds: bool = False  # whether items are in it, or below
 
     def named(self, name: str) -> str:
-        """The name in the tree of what is so called in this folder."""
+        """The name in the tree of an entry of this folder."""
         return f"{self.name}/{name}" if self.name else name
 
 

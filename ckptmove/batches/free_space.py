@@ -62,7 +62,7 @@ def refuse_long_name(output: str) -> None:
 
 
 def obstacles(outputs: Iterable[str]) -> list[str]:
-    """Why outputs can't be written, as far as that can be told; empty where nothing is known."""
+    """Why outputs cannot be written, as far as known; empty if no reason is known."""
     folders: dict[str, str] = {}
     found = list[str]()
     for output in outputs:

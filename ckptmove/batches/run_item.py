@@ -99,7 +99,7 @@ def _is_folder(task: Task) -> bool:
 
 
 def written_nbytes(task: Task) -> int:
-    """How much room what is made of an item takes at least; nothing where that can't be told."""
+    """The least space that the output of an item takes; 0 if unknown."""
     item = task.item
     try:
         if task.verb == "convert" and item.kind != "other":

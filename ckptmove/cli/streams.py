@@ -18,7 +18,7 @@ from ..errors import WriteError
 
 
 class Signalled(BaseException):
-    """A signal arrived that asks the process to end, or nobody reads what is printed."""
+    """A signal asked the process to end, or the reader of stdout has closed it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -26,7 +26,7 @@ class Signalled(BaseException):
 
 
 class _Remarks(io.TextIOWrapper):
-    """stderr: its failures are nobody's."""
+    """stderr: write errors are ignored."""
 
     def __init__(self, fd: int, stream: IO[str] | None) -> None:
         encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -56,7 +56,7 @@ class _Remarks(io.TextIOWrapper):
 
 
 class _Result(_Remarks):
-    """stdout: its failures are errors."""
+    """stdout: write errors become WriteError; a broken pipe ends the process with SIGPIPE."""
 
     def failed(self, error: OSError) -> NoReturn:
         """Say it as an error of ours, or end as a broken pipe does."""

@@ -135,7 +135,7 @@ class TensorsCheckpoint(PickledCheckpoint):
 
 
 class TensorsContainer(Container):
-    """Tensors by name, and the tree that is told of them, if it is.
+    """Tensors by name, and their tree if the metadata has one.
 
     Attributes:
         graph: its nodes.

@@ -109,7 +109,7 @@ def _only(content: bytes) -> Pieces:
 
 
 def _shards(parts: Sequence[Part], limit: int) -> list[list[Part]]:
-    """Which tensors go together; none is divided."""
+    """Group tensors into files of at most the limit; no tensor is divided."""
     shards: list[list[Part]] = []
     current: list[Part] = []
     filled = 0

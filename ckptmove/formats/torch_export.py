@@ -96,7 +96,7 @@ class ExportCheckpoint(PickledCheckpoint):
         return [weight.entry for weight in self.container.weights]
 
     def raw(self) -> list[TensorEntry]:
-        """As `PickledCheckpoint.raw`; what has no bytes is told in the description alone."""
+        """As `PickledCheckpoint.raw`; tensors without bytes are only in the description."""
         return [each for each in self._raw if each.storage is not None]
 
     def plan_relocate(self, moves: Moves) -> Plan:

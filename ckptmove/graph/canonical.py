@@ -114,7 +114,7 @@ class Graph:
         self.ids[id(node)] = StorageId(key, key, text, known, nbytes, nbytes)
 
     def text(self, value: str) -> Text:
-        """A string of its own: each use can be told from the others."""
+        """A new string node, so that each use has its own identity."""
         self._at += 1
         return Text(value, -self._at)
 

@@ -48,7 +48,7 @@ def edges_of(node: Composite) -> Edges:
 
 
 def _labels_of(members: list[Node]) -> Iterator[Hashable]:
-    """What the members of a set are told from each other by; long bytes by their size and order."""
+    """A key that distinguishes members of a set; long bytes by size and order."""
     times = Counter[int]()
     for n, item in enumerate(members):
         if isinstance(item, Blob):
@@ -71,7 +71,7 @@ def _keyed(children: list[tuple[Path, Node]]) -> Edges:
 
 
 def _label(key: Key) -> Hashable:
-    """A key as it is told from others: 1, 1.0 and True are not the same."""
+    """A hashable form of a key in which 1, 1.0 and True differ."""
     if isinstance(key, str):
         return str(key)
     return type(key).__name__, struct.pack("<d", key) if isinstance(key, float) else key
@@ -115,7 +115,7 @@ def _kind(node: Node) -> type:
 
 
 def types_of(old: Composite, new: Composite) -> tuple[str, str]:
-    """What two containers are, said so that it can be told apart."""
+    """The types of two containers, as texts that differ."""
     types = type_of(old), type_of(new)
     if types[0] != types[1]:
         return types

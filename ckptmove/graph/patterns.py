@@ -19,12 +19,12 @@ _SECTIONS = frozenset(each.value for each in Section)
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Whether a name is so called, or lies below one that is."""
+    """Whether a glob matches a name, or one above it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def unheard(pattern: str) -> RefusedError:
-    """A pattern speaks of nothing."""
+    """The error for a glob that matches nothing."""
     return RefusedError(f"no name in it matches {pattern!r}", hint="ckptmove inspect lists names")
 
 

@@ -273,7 +273,7 @@ class _Edits:
                 self.pieces[at] = (end, _get(slot) if n else literal + _put(slot))
 
     def _free_slot(self) -> int | None:
-        """A slot that nobody recalls, freed of its PUT: a low one if there is any."""
+        """An unused memo slot, whose PUT is removed: a low one if possible."""
         times = Counter(self.scan.put_slots)
         once = [put for put in self._unused_puts() if times[self._slot(put)] == 1]
         put = min(once, key=self._slot, default=None)
@@ -288,7 +288,7 @@ class _Edits:
         return slot
 
     def _unused_puts(self) -> list[int]:
-        """PUTs, outside what is replaced, of slots that nobody recalls."""
+        """PUTs of unused memo slots, outside of what is replaced."""
         if self.scan.numbered:
             return []
         recalled = self.taken.union(self.scan.get_slots)

@@ -190,7 +190,7 @@ def _owner(part: TensorEntry, names: Mapping[Path, str]) -> Path:
 
 
 def _place_meshes(manifest: Manifest, targets: list[str], moves: Moves) -> None:
-    """A device mesh names the kind of device of the DTensors on it."""
+    """Set the device type of device meshes to that of the DTensors on them."""
     kinds: dict[str, str] = {}
     for entry, target in zip(manifest.tensors, targets, strict=True):
         if manifest.meshes and entry.kind.endswith(".DTensor"):

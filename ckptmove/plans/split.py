@@ -115,7 +115,7 @@ def _is_cut(checksum: Checksum, inner: Sequence[int]) -> bool:
 
 
 def _covered(points: Sequence[int], wanted: Sequence[tuple[int, int]]) -> list[bool]:
-    """Of each stretch from a point to the next, whether somebody wants to know its sum."""
+    """For each stretch from one point to the next: whether its CRC-32 is needed."""
     change = dict.fromkeys(points, 0)
     for start, end in wanted:
         change[start] += 1

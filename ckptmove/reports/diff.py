@@ -284,7 +284,7 @@ def _not_compared(difference: Difference) -> str:
 
 
 def _both(old: object, new: object, full: bool) -> str:
-    """Two values; where they are too long to be told apart, from where they are unlike."""
+    """Two values as text; long ones from the place where they differ."""
     mine, other = _value(old, full), _value(new, full)
     if mine == other and not full:
         texts = _value(old, True), _value(new, True)

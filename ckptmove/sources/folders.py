@@ -60,7 +60,7 @@ def exists(path: StrPath) -> bool:
 
 
 def nbytes_of(path: StrPath) -> int:
-    """The size of a file; 0 of a folder, of what is not there, and where nobody knows."""
+    """The size of a file in bytes; 0 for a folder, a missing file, or an unknown size."""
     try:
         if not is_url(path):
             about = os.stat(path)

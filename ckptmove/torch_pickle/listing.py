@@ -301,7 +301,7 @@ class _Listing(Allowance):
             )
 
     def doubted(self, node: _Held, path: Path, context: Context, way: Way) -> Context:
-        """Note why a state dict can't be told of what lies in a module; what is said of it then."""
+        """Note why the state dict of a module is unknown, and return the text about it."""
         frame = len(path) - 2
         key = str(path[frame]) if frame in way.elided else None
         doubt = doubt_within(node, key)

@@ -24,7 +24,7 @@ _HARMLESS = "torch.nn.utils.spectral_norm.SpectralNormStateDictHook"
 
 
 class Doubt(Enum):
-    """A reason why a state dict can't be told."""
+    """A reason why a state dict is unknown."""
 
     LAZY = "lazy modules have no values yet, and a state dict made of this file leaves them out: {}"
     HOOKED = "hooks may change the names in the state dict of {}"
@@ -32,7 +32,7 @@ class Doubt(Enum):
 
 
 class Doubts:
-    """The places of which a state dict can't be told."""
+    """The modules whose state dict is unknown."""
 
     def __init__(self) -> None:
         self._found: dict[Doubt, list[str]] = {}
@@ -49,7 +49,7 @@ class Doubts:
 
 
 def doubt_within(node: Node, frame: str | None) -> Doubt | None:
-    """Why a state dict can't be told of something in a module, if it can't.
+    """Return the reason why a module's state dict is unknown, if it is.
 
     Args:
         node: it.

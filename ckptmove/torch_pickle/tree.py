@@ -50,7 +50,7 @@ def joined(roots: Sequence[tuple[Path, Node]]) -> Node:
 
 
 def _opened(placed: _Placed) -> Iterator[_Placed]:
-    """It, or what it holds where its path ends."""
+    """The value itself, or its children if its path ends here."""
     if placed.depth < len(placed.path):
         yield placed
     else:

@@ -58,7 +58,7 @@ class Saved:
     entries: Mapping[Path, TensorEntry] = field(repr=False, default_factory=dict)
 
     def label(self, path: Path) -> str | None:
-        """The device that a tensor is tagged with, if that can be told."""
+        """The device that a tensor is tagged with, if known."""
         entry = self.entries.get(path)
         return entry.device if entry is not None and self.says_devices else None
 

@@ -30,7 +30,7 @@ _NO_INPUT = "no step was run: describe the input, for example --input 'float32[8
 
 
 def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In another process: examine a model on a device, that is played or there."""
+    """Examine a model on a real or simulated device; called in another process."""
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
     known = facts()  # the tools that tell them are processes
     if model_factory.is_of_file(model):

@@ -53,7 +53,7 @@ _MOST_LISTED = 8
 
 
 class Unrecognised(Exception):
-    """The saved state can't be told to be that of an optimizer that is known."""
+    """The saved state is not that of any known optimizer."""
 
 
 class Misfit(Exception):

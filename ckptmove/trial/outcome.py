@@ -22,7 +22,7 @@ _MOST_TOLD = 200  # in data
 
 @dataclass
 class Performance:
-    """What came of a rehearsal.
+    """The outcome of a trial, collected while it runs.
 
     Attributes:
         findings: by check.

@@ -32,7 +32,7 @@ _THEIRS = (Exception, SystemExit)
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be rehearsed; see `trial.trial`."""
+    """The arguments of a trial; see `trial.trial`."""
 
     path: str
     model: Model | None

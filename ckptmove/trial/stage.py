@@ -39,7 +39,7 @@ class Stage:
         self.device = torch.device(name)
 
     def entered(self) -> AbstractContextManager[Any]:
-        """What holds as long as the rehearsal lasts."""
+        """A context that is active during the trial."""
         return nullcontext()
 
     def build(self, make: Callable[[], Built], nbytes: int) -> Built:

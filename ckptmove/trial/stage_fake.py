@@ -75,7 +75,7 @@ class _NotPlayed(Exception):
 
 
 class Simulated(Stage):
-    """A device that is played. Its tensors have no values."""
+    """A simulated device. Its tensors have no values."""
 
     values = False
 
@@ -153,7 +153,7 @@ class Simulated(Stage):
 def excused(
     error: BaseException, call: Callable[[str], str], *, made_up: bool = False
 ) -> str | None:
-    """Why an exception says nothing of the model, but of how the device is played; else None.
+    """The reason, if an exception comes from the simulation and not from the model; else None.
 
     Args:
         error: the exception.
@@ -210,7 +210,7 @@ def _is_of_values(error: BaseException, raised: bool) -> bool:
 
 
 def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
-    """Rehearse on a played device, in another process.
+    """Run a trial on a simulated device, in another process.
 
     Args:
         request: what; its model must have a name.
@@ -232,7 +232,7 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
 
 
 def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In that process: rehearse what is asked for."""
+    """Run the requested trial; this is called in that process."""
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
     if is_of_file(request.model):
         path = request.path if request.model is None else str(request.model)

@@ -98,7 +98,7 @@ def _found(
     device: str,
     report: Callable[[Performance], object] | None = None,
 ) -> Performance:
-    """What a rehearsal on a device that is there finds."""
+    """Run a trial on a real device."""
     keep = against is not None
     with torch.random.fork_rng(devices=_seeded(request.device)):
         found = perform(request, Stage(request.device), keep=keep, report=report)
@@ -108,7 +108,7 @@ def _found(
 
 
 def _device(path: StrPath, device: str, simulate: bool) -> str:
-    """The device to rehearse on."""
+    """The device for the trial."""
     if device == "auto":
         with formats.opened(path, follow_links=True) as found:
             usual = usual_device(found.manifest)
@@ -145,7 +145,7 @@ def _seeded(device: str) -> list[int]:
 
 
 def _confined(request: Request, against: str | None, device: str, timeout: float) -> TrialResult:
-    """A rehearsal of a model that is made of a file: in a process that is guarded."""
+    """Run a trial of a model made from a file, in a guarded process."""
     model = None if request.model is None else str(request.model)
     asked = {"request": asdict(replace(request, model=model)), "against": against, "device": device}
     try:
@@ -156,7 +156,7 @@ def _confined(request: Request, against: str | None, device: str, timeout: float
 
 
 def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """In that process: rehearse what is asked for."""
+    """Run the requested trial; this is called in that process."""
     told = asked["request"]
     request = Request(**{**told, "inputs": tuple(told["inputs"])})
     path = request.path if request.model is None else str(request.model)

@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class RemoteParts(NamedTuple):
-    """Somebody who has parts written elsewhere.
+    """Hands the parts of a large file to other processes (Ray tasks).
 
     Attributes:
         nbytes: how large the parts are to be.

@@ -156,7 +156,7 @@ class PlanFile:
         return verifier.crcs
 
     def _carried_out_elsewhere(self, plan: Plan, report: Report) -> Sequence[int] | None:
-        """The same, if somebody else takes parts of it; they tell of their progress themselves."""
+        """The same, with parts written by other processes, which report their own progress."""
         spread = SPREAD.get()
         if spread is None or plan.nbytes <= spread.nbytes:
             return None

@@ -90,7 +90,7 @@ class Staged(PlanFile):
         self.committed = True
 
     def _link(self) -> None:
-        """Take the name only if nobody has it, which a rename can't promise."""
+        """Give the file its final name only if that name is free, which a rename cannot ensure."""
         hidden, name, folder = (
             self._destination.hidden,
             self._destination.name,

@@ -158,7 +158,7 @@ class Verifier:
             raise _Stopped
 
     def _blame(self, check: Check) -> None:
-        """Say who is at fault where a checksum does not match."""
+        """Raise the error for a wrong checksum: it names the source or the destination."""
         assert check.checksum is not None
         source = self._sources[check.source]
         if self._sum(source, check.source_at, check.nbytes) != check.checksum.crc32:
@@ -179,7 +179,7 @@ class Verifier:
 
 
 class _Stopped(Exception):
-    """Nobody wants to know any more."""
+    """Raised to stop the verifier thread."""
 
 
 class Measured:

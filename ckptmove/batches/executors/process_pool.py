@@ -74,7 +74,7 @@ class Workers(Executor):
         self._stopping = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As `Executor.submit`; the first argument is what the listener is told of."""
+        """As `Executor.submit`; progress is reported under the first argument."""
         job = _Job(Future(), (fn, args, kwargs))
         with self._lock:
             if self._stopping:
@@ -268,7 +268,7 @@ class _Ending:
 
 
 def _listen(given: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:
-    """Pass on what comes; when nothing can any more, what is being done is for nobody."""
+    """Pass on messages; when the pipe closes, stop the work in progress."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             calls.put(_take(given))

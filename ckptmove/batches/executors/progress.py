@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class ProgressReporter:
-    """Tells of progress, but not too often."""
+    """Reports progress, at most once per interval."""
 
     def __init__(self, tell: Callable[[int], object], seconds: float) -> None:
         """Args:
@@ -21,7 +21,7 @@ class ProgressReporter:
         self._next = time.monotonic() + seconds
 
     def __call__(self, nbytes: int) -> None:
-        """So many bytes more are done."""
+        """Add bytes that are done."""
         self._nbytes += nbytes
         if time.monotonic() >= self._next:
             self._tell(self._nbytes)

@@ -178,7 +178,7 @@ class _Driver:
         self._next_progress = self._next_size = 0.0
 
     def run(self) -> None:
-        """Until there is nobody to do it for."""
+        """Run until the process at the other end of the pipe is gone."""
         try:
             self._pipe.send(("connected", self._size()))
             while self._take_calls():

@@ -78,7 +78,7 @@ def _ledger(path: str, since: int) -> Book:
 
 
 def _entered(task: Task, ledger: Book) -> Result:
-    """Do an item that nobody else is at, and enter it into the ledger."""
+    """Do an item that no other process is doing, and record it in the ledger."""
     item, notes = task.item, list[str]()
     if task.in_place:
         notes += recover_if_interrupted(item.path)

@@ -86,7 +86,7 @@ def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, li
 
 
 def _clear(hidden: str, output: str) -> None:
-    """Remove what was left over, unless somebody still writes it.
+    """Remove temporary files, unless another process still writes them.
 
     A folder stays while there is no output: it may be what was there before.
     """

@@ -109,7 +109,7 @@ class Ledger:
             self._at += len(line)
 
     def _open(self, flags: int) -> int:
-        """The file, if it is one, and nothing that leads elsewhere or would have us wait.
+        """Open the ledger only if it is a regular file: no link, and no pipe that would block.
 
         Raises:
             RefusedError: it is something else.

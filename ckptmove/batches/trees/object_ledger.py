@@ -56,7 +56,7 @@ class Marks:
 
     @contextlib.contextmanager
     def held(self, name: str, *, patient: bool) -> Iterator[bool]:
-        """As `Ledger.held`, which nobody can promise here."""
+        """As `Ledger.held`, but without a lock: a store has none."""
         yield True
 
     def _url(self, name: str) -> str:

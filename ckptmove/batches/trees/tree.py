@@ -14,7 +14,7 @@ _R = TypeVar("_R")
 
 
 class Place(Protocol):
-    """What can be asked about the files of a tree; see `local_tree`."""
+    """The interface of a local or remote tree; see `local_tree`."""
 
     def each(self, call: Callable[[_T], _R], given: Iterable[_T], /) -> Iterator[_R]:
         """As `local_tree.each`."""
@@ -51,7 +51,7 @@ class Place(Protocol):
 
 
 def at(path: str) -> Place:
-    """Whom to ask about a path, or a URL."""
+    """The module for the tree of a path or a URL."""
     if not is_url(path):
         return local_tree
     from . import remote_tree  # what has no URL needs none of this

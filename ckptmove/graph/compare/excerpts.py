@@ -45,7 +45,7 @@ def of_bytes(content: Readable, at: int) -> dict[str, Any]:
 
 
 def of_scalars(old: Node, new: Node) -> tuple[Term, Term] | None:
-    """Two scalars whose terms are the same though they are not; None if it can't be told how."""
+    """Texts for two different scalars with the same term; None if there are none."""
     if isinstance(old, Global) and isinstance(new, Global):
         old, new = f"{old.module}:{old.name}", f"{new.module}:{new.name}"
     if isinstance(old, str) and isinstance(new, str):

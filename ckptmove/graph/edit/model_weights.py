@@ -123,7 +123,7 @@ def _head(entry: TensorEntry, path: Path) -> str:
 
 
 def _parameters(model: Weights) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of what is a parameter, as far as can be told: lists hold no buffers."""
+    """Names and shapes of parameters, as far as known: lists hold no buffers."""
     return [
         (name, entry.shape)
         for (entry, _), name in zip(model.held, model.names, strict=True)
@@ -132,7 +132,7 @@ def _parameters(model: Weights) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[str | None]:
-    """What the model calls averages, as far as can be told; not what is beside a state dict."""
+    """Averages within the model's state dict, as far as known; not those beside it."""
     entries = [entry for entry, _ in averages.held if not entry.beside]
     if not entries:
         return []

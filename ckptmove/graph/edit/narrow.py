@@ -62,7 +62,7 @@ def leave(
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Wanted:
-    """Leave what is wanted of a draft; it is changed.
+    """Reduce a draft to what is wanted, in place.
 
     Args:
         draft: the draft.

@@ -249,7 +249,7 @@ class _Pruning:
 
 
 class _Pattern:
-    """A pattern, and whether anything was heard of it.
+    """A glob, and whether it has matched anything.
 
     Attributes:
         text: the pattern.

@@ -298,7 +298,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _is_hollow(tensor: torch.Tensor) -> bool:
-    """Whether this is a wrapper whose parts nobody tells: its own storage has no bytes."""
+    """Whether this is a wrapper with unknown parts: its own storage has no bytes."""
     if type(tensor) in (torch.Tensor, nn.Parameter) or isinstance(tensor, FakeTensor):
         return False
     dispatches = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

@@ -49,7 +49,7 @@ class Offloads:
                     self._maps[path] = weights
 
     def of(self, path: Path) -> Offloaded | None:
-        """Where the data of a tensor on `meta` is, or None if nobody has it."""
+        """Where the data of a tensor on `meta` is, or None if unknown."""
         for n in range(len(path) - 1, -1, -1) if self._maps else ():
             weights = self._maps.get(path[:n])
             found = None if weights is None else _looked_up(weights, spell(path[n:]))

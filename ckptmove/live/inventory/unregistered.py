@@ -35,7 +35,7 @@ class Unregistered(NamedTuple):
 
 
 def unregistered(found: Holdings) -> Iterator[Unregistered]:
-    """Tensors that a model should register; not what libraries set anew whenever a module runs."""
+    """Tensors that a model should register; not those that libraries set at each forward."""
     flat = {
         each.tensor.untyped_storage()._cdata
         for each in found.of(Ownership.PARAMETER)
@@ -82,7 +82,7 @@ def _moves_itself(module: nn.Module) -> bool:
 
 
 def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | None:
-    """What to write instead, or None where a tensor is made anew whenever the module runs."""
+    """The code to write instead, or None if a tensor is made again at each forward."""
     if holding.held is Ownership.HOOK:
         return _IN_HOOK
     if holding.held is Ownership.CLASS:

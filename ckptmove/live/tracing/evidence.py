@@ -50,7 +50,7 @@ class Evidence:
 
     @property
     def often(self) -> int:
-        """How often something happens that happens at every step."""
+        """The count that an event has if it happens at every step."""
         return 1 if self.trace is None else max(1, self.trace.steps or self.trace.calls)
 
     @property
@@ -63,5 +63,5 @@ class Evidence:
         return device != self.device
 
     def explain(self, names: Iterator[str] | Sequence[str]) -> None:
-        """Have no symptom told of these any more: names of tensors, or lines."""
+        """Mark tensor names or code lines as explained, so that their symptoms are not reported."""
         self.explained.update(names)

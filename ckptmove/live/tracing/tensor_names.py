@@ -190,7 +190,7 @@ class Names:
         name, held, other = found.name, found.held, ""
         if held in _LOOSE:
             other = "" if frame is None else variable(frame, tensor)
-            if held == _OUTSIDE:  # in the same breath, or else it was handed on, as a batch is
+            if held == _OUTSIDE:  # made where it is used; else passed on, like a batch
                 line = name.rpartition(" at ")[2]
                 held = "made" if frame is not None and is_within(frame, line) else ""
             held = "" if held == _GIVEN else held
@@ -220,7 +220,7 @@ class Names:
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
 
     def _walk(self) -> None:
-        """Look through the models anew, since attributes come and go."""
+        """Search the models again, because attributes may change."""
         self._walks += bool(self.models)
         self._held.clear()
         for model in self.models:

@@ -33,7 +33,7 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """The latest copies that nobody has used."""
+    """The latest copies that have not been used."""
 
     def __init__(self) -> None:
         self._unused: OrderedDict[int, Copy] = OrderedDict()
@@ -65,5 +65,5 @@ class Copies:
                 self._missed.add(key)
 
     def missed(self) -> Iterator[Copy]:
-        """Those that nobody used, though what they are of was used where it was."""
+        """Copies that were never used, although their originals were."""
         return (each for each in self._unused.values() if each.source in self._missed)

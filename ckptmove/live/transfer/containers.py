@@ -145,7 +145,7 @@ class _Tuple(Container):
 
 
 class _Packed(_Tuple):
-    """Its batch sizes are numbers for the host, wherever the data is."""
+    """A PackedSequence, whose `batch_sizes` always stay on the CPU."""
 
     def _contents(self) -> Iterator[Part]:
         return ((name, value) for name, value in super()._contents() if name != "batch_sizes")

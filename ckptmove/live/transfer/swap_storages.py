@@ -304,7 +304,7 @@ def _set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], N
 
 
 def _plainly() -> AbstractContextManager[Any]:
-    """Subclasses are asked nothing: what is wanted here is what torch itself sees."""
+    """Ask torch itself, not the methods of tensor subclasses."""
     return torch._C.DisableTorchFunctionSubclass()
 
 

@@ -42,7 +42,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A checkpoint's rehearsal on a device.
+    """The result of a trial of a checkpoint on a device.
 
     Attributes:
         device: the device it was rehearsed for.

@@ -270,7 +270,7 @@ def _is_empty(uses: Uses, call: Call) -> bool:
 
 
 def _makes_module(uses: Uses, call: Call) -> bool:
-    """Modules are made without `__init__`, which would allocate what it is told to."""
+    """Modules must be made without `__init__`, which could allocate any amount."""
     made = call.opcode == "NEWOBJ" and _arguments(call) == []
     return made and not (call.items or call.pairs) and _has_plain_state(call)
 

@@ -173,7 +173,7 @@ def _array(shape: Node, dtype: Node, fortran: bool, content: Node) -> Array | No
 
 
 def _nbytes(content: bytes | str | Blob | Call) -> int | None:
-    """How many bytes there are, if that can be told without a look at each."""
+    """The number of bytes, if it is known without looking at each."""
     if isinstance(content, Blob):
         return content.nbytes
     if isinstance(content, bytes):

@@ -44,7 +44,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
 
 
 class Guesses:
-    """What is told of tensors that have no values.
+    """Answers for the values of tensors that have none.
 
     Attributes:
         made_up: how many values were.

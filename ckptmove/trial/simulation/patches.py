@@ -75,7 +75,7 @@ class FakeDevice:
 
 
 class Valueless(FakeTensorMode):
-    """Tensors without values, of which constants of real ones go to a played device as well."""
+    """Fake tensors, with which constants of real tensors go to the simulated device too."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -114,7 +114,7 @@ def pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
 
 
 def _told(cast: FakeDevice) -> property:
-    """`FakeTensor.device`, which tells the model's code of the device that is played."""
+    """`FakeTensor.device`, which gives the model's code the simulated device."""
     truly: Any = FakeTensor.__dict__["device"]
 
     def device(tensor: FakeTensor) -> torch.device:

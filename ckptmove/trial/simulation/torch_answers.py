@@ -136,7 +136,7 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What has no effect on a device that is played."""
+    """Functions of torch that do nothing on a simulated device."""
 
 
 def _for_users(truly: Any, answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -175,7 +175,7 @@ class Files:
         return _Kept(held.getvalue(), [self._made(each, here=False) for each in tensors])
 
     def _given(self, kept: _Kept, *, here: bool) -> Any:
-        """What was saved, anew: on the CPU, or else where it was."""
+        """A copy of what was saved: on the CPU, or on its old device."""
         made: dict[int, torch.Tensor] = {}
 
         def anew(number: int) -> torch.Tensor:

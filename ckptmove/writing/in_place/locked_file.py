@@ -171,7 +171,7 @@ class LockedFile:
 
 
 def busy(path: str, *, here: bool) -> InputError:
-    """What is said where somebody else holds the file, maybe in this very process."""
+    """The error for a file that another process, or this one, has locked."""
     who = "another call in this process" if here else "another process"
     return InputError(f"is being changed in place by {who}", path=path)
 
@@ -187,7 +187,7 @@ def _key(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def is_locked(fd: int) -> bool:
-    """Whether somebody else holds the file."""
+    """Whether another process has locked the file."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(fd, fcntl.LOCK_UN)

@@ -145,7 +145,7 @@ class TransactedUpload:
             raise failure(error, self._place.url) from error
 
     def _forget(self) -> None:
-        """Keep the file from committing itself when nobody has it any more."""
+        """Keep the file from committing itself when it is garbage-collected."""
         with contextlib.suppress(AttributeError):
             self._file.closed = True
         self._file = None

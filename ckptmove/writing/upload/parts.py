@@ -15,7 +15,7 @@ _MOST_PARTS = 10_000
 
 
 class Upload(Protocol):
-    """An object in the making, that nobody sees.
+    """An upload in progress, which is not visible yet.
 
     Attributes:
         part_nbytes: the size of its parts, but for the last.

@@ -32,7 +32,7 @@ class Proofs:
         }
 
     def bytes_read(self, source: int, start: int, data: memoryview) -> None:
-        """These bytes were read."""
+        """Update the running CRC-32s with bytes read from a source."""
         if source not in self._of:
             return
         end, those = start + len(data), self._of[source]

@@ -96,7 +96,7 @@ class MultipartUpload:
         with_write_retries(send, self._place.url)
 
     def _sent(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is answered to a part, unless nobody wants to know any more."""
+        """The answer to a part, unless the upload was stopped."""
         with self._guard:
             if self._stopped:
                 raise WriteError("the upload was stopped", path=self._place.url)

@@ -141,7 +141,7 @@ class Assembled(Source):
             n += 1
 
     def _blame(self, n: int) -> None:
-        """Say who is at fault where a checksum does not match."""
+        """Raise the error for a wrong checksum: it names the source or the destination."""
         each = self._plan.checksums[n]
         source = self._sources[each.source]
         if crc32_of(source, each.source_at, each.nbytes) != each.crc32:

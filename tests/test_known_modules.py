@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.backends.thnn import _get_thnn_function_backend
+from torch.optim.swa_utils import AveragedModel
 
-from ckptmove import inspect
+from ckptmove import convert, diff, inspect
 from ckptmove.torch_pickle.callables.allowlist import MODULES
 from tests.making.modules import TinyNet
 
@@ -47,6 +49,32 @@ def test_a_model_of_them_names_no_unknown_callable(protocol: int, tmp_path: Path
     assert inspect(path).unknown_callables == ("tests.making.modules.TinyNet",)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        nn.DataParallel(nn.Linear(2, 2)),
+        AveragedModel(nn.Linear(2, 2)),
+        nn.TransformerEncoderLayer(2, 1, 2, activation="relu"),
+        nn.TransformerEncoderLayer(2, 1, 2, activation="gelu"),
+        {"shape": (..., NotImplemented)},
+    ],
+)
+def test_what_torch_saves_around_modules_and_in_them_is_known(
+    content: object, tmp_path: Path
+) -> None:
+    """And so it converts there and back without a word of trust."""
+    assert inspect(path := saved(content, tmp_path)).unknown_callables == ()
+    convert(path, tmp_path / "there.safetensors")
+    convert(tmp_path / "there.safetensors", tmp_path / "back.pt")
+    assert diff(path, tmp_path / "back.pt").equal
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_hook_that_normalizes_weights_is_known(tmp_path: Path) -> None:
+    path = saved(nn.utils.weight_norm(nn.Linear(2, 2)), tmp_path)
+    assert inspect(path).unknown_callables == ()
+
+
 class Called:
     """Pickles as a call."""
 
@@ -65,6 +93,7 @@ class Called:
         Called(nn.modules.module._addindent, "a", 2),
         Called(torch.hub.load, "a", "b"),
         Called(nn.functional.relu, 1),
+        Called(_get_thnn_function_backend, 1),
         Called(nn.modules.module.register_module_forward_hook, print),
     ],
 )
@@ -72,6 +101,12 @@ def test_what_is_called_is_unknown(call: Called, tmp_path: Path) -> None:
     (path := tmp_path / "call.pkl").write_bytes(pickle.dumps({"x": torch.ones(1), "y": call}))
     named = f"{call.function.__module__}.{call.function.__qualname__}"
     assert named in inspect(path).unknown_callables
+
+
+def test_the_backend_that_old_modules_name_is_known(tmp_path: Path) -> None:
+    """Modules saved whole by torch up to 1.4 ask for it; a call of it gives None today."""
+    content = {"x": torch.ones(1), "_backend": Called(_get_thnn_function_backend)}
+    assert inspect(saved(content, tmp_path)).unknown_callables == ()
 
 
 class Updated:

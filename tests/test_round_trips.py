@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -217,6 +218,16 @@ def test_a_public_file_comes_back(path: Path, tmp_path: Path) -> None:
     assert told(before) == told(inspect(trip.there)) or nested
     assert_same_elements(trip, swapped=path.name.endswith("data_be_bom.pt"))
     assert_sound(trip)
+
+
+def test_a_refusal_names_every_option_that_accepts_the_losses(tmp_path: Path) -> None:
+    script = torch.jit.script(torch.nn.Linear(2, 2))
+    torch.jit.save(script, path := tmp_path / "in.pt", _extra_files={"note": "x"})
+    with pytest.raises(RefusedError) as refused:
+        convert(path, tmp_path / "out.safetensors")
+    assert refused.value.hint == "--drop '<its code>' --drop '<record extra/note>' accept that"
+    drop = re.findall(r"--drop '([^']+)'", refused.value.hint)
+    assert {loss.name for loss in convert(path, tmp_path / "out.pt", drop=drop).dropped} == {*drop}
 
 
 @pytest.mark.parametrize("path", [each for kind in SCRIPTS for each in corpus_files(kind)])

@@ -361,8 +361,9 @@ def _refuse_losses(draft: CheckpointGraph, drop: Sequence[str]) -> list[Loss]:
     if left:
         told = [f"{loss.name}, which {loss.why}" for loss in left[:_MOST_TOLD]]
         more = [f"{len(left) - len(told):,} more"] if len(left) > len(told) else []
+        drops = " ".join(f"--drop '{loss.name}'" for loss in left[:_MOST_TOLD])
         raise RefusedError(
             f"would lose {'; '.join([*told, *more])}",
-            hint=f"--drop '{left[0].name}' accepts that",
+            hint=f"{drops} {'accepts' if len(left) == 1 else 'accept'} that",
         )
     return list(draft.losses)

@@ -317,10 +317,11 @@ def _stored(container: Container, storage: Storage) -> StorageBytes:
 
 def _parts_cut(graph: Graph) -> Iterator[str]:
     if graph.cut:
-        yield (
-            f"{len(graph.cut):,} parts of storages are used as storages: each "
-            "becomes a separate storage"
-        )
+        n = len(graph.cut)
+        each = "part of a storage is used as a storage: it becomes"
+        if n > 1:
+            each = "parts of storages are used as storages: each becomes"
+        yield f"{n:,} {each} a separate storage"
 
 
 def _cut(

@@ -81,8 +81,8 @@ _PYTHON = {
     for module, names in {
         "_codecs": "encode",
         "argparse": "Namespace",
-        "builtins": "bool bytearray bytes complex dict float frozenset int list object range set "
-        "slice str tuple",
+        "builtins": "Ellipsis NotImplemented bool bytearray bytes complex dict float frozenset int "
+        "list object range set slice str tuple",
         "collections": "Counter OrderedDict defaultdict deque",
         "copyreg": "_reconstructor",
         "datetime": "date datetime time timedelta timezone",
@@ -110,7 +110,8 @@ _NUMPY = {
     *(f"numpy.float{n}" for n in (16, 32, 64)),
 }
 
-#: torch's own modules, as `torch.nn.modules.__all__` has them: made empty, and given their state.
+#: torch's own modules, as `torch.nn.modules.__all__` has them, and those that people wrap a model
+#: in and save: made empty, and given their state.
 #: `Module.__setstate__` keeps it, and so do those of RNNs, convolutions, attention and the like:
 #: nothing of it is called. Left out are wrappers with a `__new__` that calls (`Container`,
 #: `NLLLoss2d`). `uses` sees to it that none is called with arguments.
@@ -155,6 +156,12 @@ MODULES = frozenset(
         "upsampling": "Upsample UpsamplingBilinear2d UpsamplingNearest2d",
     }.items()
     for name in names.split()
+) | {"torch.nn.parallel.data_parallel.DataParallel", "torch.optim.swa_utils.AveragedModel"}
+
+#: What torch's transformer layers keep as their `activation`. They compute with tensors, and are
+#: values only: `uses` sees to it that no pickle calls them.
+ACTIVATIONS = frozenset(
+    ("torch.nn.functional.relu", "torch.nn.functional.gelu", "torch._C._nn.gelu")
 )
 
-KNOWN = frozenset(_TORCH | _PYTHON | _NUMPY | REVIEWED.keys() | MODULES)
+KNOWN = frozenset(_TORCH | _PYTHON | _NUMPY | REVIEWED.keys() | MODULES | ACTIVATIONS)

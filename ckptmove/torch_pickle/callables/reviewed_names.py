@@ -26,6 +26,12 @@ _STANDARD: Mapping[str, str] = {
     "array.array": "C code that copies numbers; a typecode is one of a few letters",
     "array._array_reconstructor": "C code that copies the bytes of numbers, and checks their sizes",
 }
+#: What modules that torch saved whole hold besides modules; torch's sources.
+_OF_MODULES: Mapping[str, str] = {
+    "torch.nn.utils.weight_norm.WeightNorm": f"a hook with a name and a number; {_ATTRIBUTES}",
+    "torch.nn.backends.thnn._get_thnn_function_backend": "since torch 1.5 it takes nothing, does "
+    "nothing, and gives None; before, one object that knows functions by their names",
+}
 _NODE = (
     "object.__new__ makes it; Node.__setstate__ updates its __dict__ and empties a cache. What it "
     "holds, an interpolation for one, is resolved only when somebody asks for the value"
@@ -57,6 +63,6 @@ _OMEGACONF: Mapping[str, str] = {
 }
 
 #: Name → why it is harmless.
-REVIEWED: Mapping[str, str] = {**_STANDARD, **_OMEGACONF}
+REVIEWED: Mapping[str, str] = {**_STANDARD, **_OF_MODULES, **_OMEGACONF}
 #: Of these no more was read than what happens when pickle makes them: by NEWOBJ, without arguments.
 MADE_EMPTY = frozenset(name for name in _OMEGACONF if name.startswith("omegaconf."))

@@ -26,7 +26,7 @@ from ...pickles.nodes import (
     named,
 )
 from ...pickles.walk import Pickle
-from .allowlist import KNOWN, MODULES
+from .allowlist import ACTIVATIONS, KNOWN, MODULES
 from .reviewed_names import MADE_EMPTY
 
 #: By what a plain pickle loads a storage from bytes.
@@ -283,6 +283,16 @@ def _has_plain_state(call: Call) -> bool:
     return not call.built or isinstance(call.state, Dict)
 
 
+def _gives_none(uses: Uses, call: Call) -> bool:
+    """The backend of modules that older releases saved is asked for, and left as it is."""
+    return _arguments(call) == [] and _is_unchanged(call)
+
+
+def _is_never_called(uses: Uses, call: Call) -> bool:
+    """An activation is a value of a module; what it is called with decides what runs."""
+    return False
+
+
 _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     LOADER: _loads_what_was_read,
     ENCODE: _encodes,
@@ -292,6 +302,8 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     **dict.fromkeys(_SCALARS, _is_plain_scalar),
     "numpy.dtype": _makes_dtype,
     **dict.fromkeys(MODULES, _makes_module),
+    **dict.fromkeys(ACTIVATIONS, _is_never_called),
+    "torch.nn.backends.thnn._get_thnn_function_backend": _gives_none,
     **dict.fromkeys(("torch.distributed.device_mesh.DeviceMesh", *MADE_EMPTY), _is_empty),
 }
 #: Functions; classes are values of many a checkpoint, and harmless whatever they are given.

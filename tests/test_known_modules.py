@@ -63,7 +63,8 @@ def test_what_torch_saves_around_modules_and_in_them_is_known(
     content: object, tmp_path: Path
 ) -> None:
     """And so it converts there and back without a word of trust."""
-    assert inspect(path := saved(content, tmp_path)).unknown_callables == ()
+    path = saved(content, tmp_path)
+    assert inspect(path).unknown_callables == ()
     convert(path, tmp_path / "there.safetensors")
     convert(tmp_path / "there.safetensors", tmp_path / "back.pt")
     assert diff(path, tmp_path / "back.pt").equal

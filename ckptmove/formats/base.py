@@ -36,7 +36,7 @@ class Carries(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What a format may look at to recognise itself: the content, never the name.
+    """What a format may look at to recognize itself: the content, never the name.
 
     Attributes:
         source: the file, or bytes within one.

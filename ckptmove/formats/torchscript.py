@@ -14,7 +14,7 @@ unless `values` asks for them, and moving the tensors does not move them: that i
 code was rewritten says slightly wrong columns in its error messages, since `*.debug_pkl` counts
 characters; nothing else reads it. Compiled code keeps its devices in `bytecode.pkl`, as values.
 
-libtorch's pickler memoises strings by value, so a tag may share its slot with any equal string.
+libtorch's pickler memoizes strings by value, so a tag may share its slot with any equal string.
 
 Sources: torch/csrc/jit/serialization/{export_module,pickler,unpickler,import}.cpp.
 """

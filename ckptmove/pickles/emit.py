@@ -1,7 +1,7 @@
 """Write a graph of inert nodes as a pickle of protocol 2, as torch.save does.
 
 It mirrors `save` of CPython's `Modules/_pickle.c`: the same opcodes in the same batches, the same
-things memoised in the same order, whether recalled or not. So the pickle of an ordinary object
+things memoized in the same order, whether recalled or not. So the pickle of an ordinary object
 comes back as it was, byte for byte, but for strings: those are shared by value, since a walk does
 not keep which of them were one object.
 
@@ -57,7 +57,7 @@ class _Emitter:
         texts, contents, names: the slots of what is shared by value. A name in a module stands
             under both, a name in a class under the slot of the class and itself.
         resolved: `id()` of a Persistent, or of a long integer → the offset after it. CPython
-            memoises none of them, so one gets its PUT when it is met again.
+            memoizes none of them, so one gets its PUT when it is met again.
         late: those PUTs: their offsets in `out`, and what to insert there.
     """
 
@@ -122,7 +122,7 @@ class _Emitter:
     # -- the memo ----------------------------------------------------------------------------
 
     def put(self) -> int:
-        """Memoise what was written last; gives its slot."""
+        """Memoize what was written last; gives its slot."""
         self.out += self.next_put()
         return self.filled - 1
 
@@ -249,7 +249,7 @@ class _Emitter:
         return None
 
     def put_late(self, node: Node, after: int) -> None:
-        """Memoise what ends at an offset, and recall it."""
+        """Memoize what ends at an offset, and recall it."""
         self.slots[id(node)] = slot = self.filled
         self.late.append((after, self.next_put()))
         self.get(slot)

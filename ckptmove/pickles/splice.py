@@ -136,7 +136,7 @@ def edits(data: bytes, new: Respelling, *, exact: bool) -> list[Edit] | None:
         The changes, each of bytes, or None where `exact` can't be had.
 
     Raises:
-        UnsupportedError: a string to change is memoised in a way that can't be untangled.
+        UnsupportedError: a string to change is memoized in a way that can't be untangled.
     """
     scan = Scan(data)
     for pooled in (False, True):
@@ -176,7 +176,7 @@ class _Edits:
 
         Args:
             new: the spellings.
-            pooled: memoise each new text once for all its uses, even where uses have literals of
+            pooled: memoize each new text once for all its uses, even where uses have literals of
                 their own; shorter, but further from what was there.
         """
         self.pieces.update(new.spans)
@@ -201,7 +201,7 @@ class _Edits:
 
     def _uses_of_literals(self, texts: Mapping[int, str]) -> dict[int, list[int]]:
         """For each literal to be changed, the GETs that recall it."""
-        definition_of = {}  # offset of a PUT → the literal it memoises
+        definition_of = {}  # offset of a PUT → the literal it memoizes
         for at in texts:
             if self.data[at] in LITERALS:
                 put = end_of(self.data, at)

@@ -19,7 +19,7 @@ _PLACES = "module", "device", "tensors", "bytes", ""
 
 
 def blocks(manifest: Manifest, inputs: str = "") -> Iterator[Block]:
-    """What a living model holds.
+    """What a model in memory holds.
 
     Args:
         manifest: of the model.

@@ -240,7 +240,7 @@ def plain_tensor(
     return made
 
 
-#: The dtypes whose elements each take whole bytes, and that are not quantised.
+#: The dtypes whose elements each take whole bytes, and that are not quantized.
 WHOLE: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in BITS

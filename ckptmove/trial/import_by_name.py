@@ -84,7 +84,7 @@ def _of_file(place: str, what: str) -> Any:
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # where dataclasses and pickles look for it
-    sys.path.append(str(path.parent))  # it may import its neighbours
+    sys.path.append(str(path.parent))  # it may import its neighbors
     try:
         found.loader.exec_module(module)
     except BaseException:

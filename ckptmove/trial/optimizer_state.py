@@ -261,7 +261,7 @@ def rebuild_optimizer(
         state: the optimizer's state dict.
         made: its class.
         known: how it is known.
-        simulated: whether the device is played by one that has no kernels of its own.
+        simulated: whether the device is simulated by one without kernels of its own.
 
     Raises:
         Misfit: it isn't the state of these parameters.

@@ -50,10 +50,10 @@ def perform(
     keep: bool = False,
     report: Callable[[Performance], object] | None = None,
 ) -> Performance:
-    """Rehearse a checkpoint.
+    """Run a trial of a checkpoint.
 
     Args:
-        request: what to rehearse.
+        request: the arguments of the trial.
         stage: where.
         keep: whether what the step gives is wanted, to be compared.
         report: called with what is found so far.

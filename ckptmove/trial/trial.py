@@ -48,28 +48,30 @@ def rehearse(
     trust_pickle: bool = False,
     timeout: float = TIMEOUT,
 ) -> TrialResult:
-    """Have a model take a checkpoint's state, take a step, and watch it. Nothing is written.
+    """Load a checkpoint into a model, take a step, and watch it. Nothing is written.
 
     Args:
         path: the checkpoint.
         model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
-            folder, a TorchScript file or `.pt2`, or a callable. None: the checkpoint is the model.
-        inputs: specs (`float32[8,3,224,224]`, `name=int64[2,128]<1000`), or one name of a function.
+            folder, a TorchScript file or a `.pt2` file, or a callable. None: the checkpoint is the
+            model.
+        inputs: specs (`float32[8,3,224,224]`, `name=int64[2,128]<1000`), or the name of a function.
         step: `forward`, `train`, or None for no step.
-        optimizer: `package.module:Class`, where it shouldn't be recognised by its state.
-        device: where; `auto` is where the checkpoint says it is, if that is there, else the CPU.
-        simulate: play the device if it isn't there.
-        against: another checkpoint, whose step must give the same.
-        trust_pickle: whether a pickled module may be unpickled, which runs whatever it says.
-        timeout: seconds after which what runs in another process is ended.
+        optimizer: `package.module:Class`, if it cannot be recognized from its state.
+        device: load and run on this device. `auto` is the device that the checkpoint names, or the
+            CPU if this machine does not have it.
+        simulate: simulate the device if this machine does not have it.
+        against: another checkpoint, whose step must give the same result.
+        trust_pickle: allow unpickling a pickled module, which runs any code that it holds.
+        timeout: stop what runs in another process after this many seconds.
 
     Returns:
         What was found; a model that fails is a finding.
 
     Raises:
         UsageError: the request makes no sense.
-        DeviceError: the device isn't there, and isn't to be played.
-        InputError: a checkpoint can't be read, or would have to be trusted.
+        DeviceError: this machine does not have the device, and `simulate` is not set.
+        InputError: a checkpoint cannot be read, or would have to be trusted.
     """
     if step not in (None, *_STEPS):
         raise UsageError(f"step must be forward or train, not {step!r}")

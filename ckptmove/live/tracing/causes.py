@@ -40,7 +40,7 @@ def causes(
 
     Args:
         device: where everything is meant to be, e.g. `cuda:0`.
-        manifest: of the living model, with its optimizer.
+        manifest: of the model, with its optimizer.
         belonging: what belongs together.
         trace: of a step or several, or None.
         failed: the exception that ended it, in a line, or None.

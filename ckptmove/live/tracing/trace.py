@@ -52,7 +52,7 @@ def diagnose(
         model: what ran, if anything.
         optimizers: what trained it.
         failed: the exception that ended it, in a line.
-        simulated: whether the device was played.
+        simulated: whether the device was simulated.
         known: what the machine is like, if it was asked already.
         subject: what to call it; else the model's class.
         variable: what the user calls the model, or "".
@@ -109,10 +109,10 @@ def _add_note(error: BaseException | None, note: str) -> None:
 
 
 class Watch:
-    """A model that is watched while it runs; `ckptmove.trace` gives it.
+    """A context manager that watches a model while it runs, as `ckptmove.trace` returns it.
 
     Attributes:
-        diagnosis: what is the matter; there once the block has ended, well or badly.
+        diagnosis: what is wrong; set when the block ends, also after an exception.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class Watch:
 
     @property
     def trace(self) -> Trace:
-        """What was recorded so far."""
+        """What has been recorded so far."""
         return self._recorder.trace()
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What is wrong; nothing before the block has ended."""
+        """What is wrong, each with its fix; empty before the block ends."""
         return () if self.diagnosis is None else self.diagnosis.verdicts
 
     @property

@@ -26,7 +26,7 @@ _OWN = ("_loader", "_device", "_keep")
 
 
 class Prefetched(Generic[Batch]):
-    """A loader whose batches are on a device; `ckptmove.prefetch` says how.
+    """An iterable of a loader's batches on a device, as `ckptmove.prefetch` returns it.
 
     All its attributes are those of the loader.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-#: The checks of a rehearsal, in order.
+#: The checks of a trial, in order.
 CHECKS = ("model", "step", "trace")
 
 
@@ -45,8 +45,8 @@ class TrialResult:
     """The result of a trial of a checkpoint on a device.
 
     Attributes:
-        device: the device it was rehearsed for.
-        simulated: whether that device was played by tensors without values.
+        device: the device of the trial.
+        simulated: whether this device was simulated, with tensors without values.
         findings: one a check, in the order of `CHECKS`.
     """
 

@@ -46,7 +46,7 @@ class Kernels(TorchDispatchMode):
 
     def __init__(self, named: str, kind: str) -> None:
         """Args:
-        named: the type of the device that is played.
+        named: the type of the device that is simulated.
         kind: that of its stand-in.
         """
         super().__init__()  # type: ignore[no-untyped-call]

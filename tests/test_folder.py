@@ -154,7 +154,7 @@ def test_a_name_that_is_taken_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
 def test_sources_in_the_destination_are_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    with opened(out, BOTH) as sources, pytest.raises(RefusedError, match="lies in"):
+    with opened(out, BOTH) as sources, pytest.raises(RefusedError, match="is inside"):
         check_folder(f"{tmp_path}/./out/", sources, force=True)
 
 

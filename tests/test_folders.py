@@ -249,7 +249,7 @@ def test_links_to_files_become_copies(model: Path, tmp_path: Path) -> None:
     (model / "file").symlink_to("sub/deep/vocab.txt")
     (model / "model.safetensors").rename(tmp_path / "blob")
     (model / "model.safetensors").symlink_to(tmp_path / "blob")
-    with pytest.raises(UnsupportedError, match="leads out of its folder"):
+    with pytest.raises(UnsupportedError, match="leads outside its folder"):
         convert(model, tmp_path / "out")
     convert(model, tmp_path / "out", follow_links=True)
     after = tree(tmp_path / "out")

@@ -120,12 +120,12 @@ def test_the_file_taken_apart_is_one_that_torch_reads(tmp_path: Path) -> None:
 def test_a_storage_of_another_length_is_refused(numel: int, tmp_path: Path) -> None:
     made = laid()
     refused(write(tmp_path, made._replace(tail=[(numel, made.tail[0][1]), made.tail[1]]).joined()),
-            "should be 24 bytes long")  # fmt: skip
+            "should have 24 bytes and has")  # fmt: skip
 
 
 def test_bytes_where_elements_are_counted_are_refused(tmp_path: Path) -> None:
     made = laid()
-    refused(write(tmp_path, made._replace(tail=[(24, made.tail[0][1])]).joined()), "should be 24")
+    refused(write(tmp_path, made._replace(tail=[(24, made.tail[0][1])]).joined()), "should have 24 bytes")
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_bytes_where_elements_are_counted_are_refused(tmp_path: Path) -> None:
         (["0", "0"], "malformed"),
         (["0", "1", "1"], "malformed"),
         (["0", "1", "2"], "'2' is listed"),
-        (["1", "0"], "should be 4 bytes long"),
+        (["1", "0"], "should have 4 bytes and has 6"),
         ([0, 1], "malformed"),
         (["0", None], "malformed"),
-        ([b"0", b"1"], "malformed"),
-        ({"0": 1}, "is none"),
-        (None, "is none"),
-        (("0", "1"), "is none"),
+        ([b"0", b"1"], "names '_codecs.encode'"),
+        ({"0": 1}, "is not a list"),
+        (None, "is not a list"),
+        (("0", "1"), "is not a list"),
     ],
 )
 def test_lists_of_keys_that_lie(keys: object, match: str, tmp_path: Path) -> None:

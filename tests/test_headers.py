@@ -176,7 +176,7 @@ def test_a_header_that_nobody_reads_is_refused() -> None:
     longest = lay_out([], {"x": "y" * (100_000_000 - around)})
     assert len(longest.head) == 8 + 100_000_000
     assert read(longest.head).data_at == 8 + 100_000_000
-    with pytest.raises(RefusedError, match="would take 100,000,008 bytes") as raised:
+    with pytest.raises(RefusedError, match="would need 100,000,008 bytes") as raised:
         lay_out([], {"x": "y" * (100_000_001 - around)})
     assert "--max-shard-size" in (raised.value.hint or "")
 
@@ -194,7 +194,7 @@ STRICTER = (
     r"has no known dtype",  # one spelled as an object
     r"claims more elements",
     r"half of a float4 pair",
-    r"which torch lacks",
+    r"which torch does not have",
 )
 
 

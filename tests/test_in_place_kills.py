@@ -148,7 +148,7 @@ def test_a_journal_may_have_been_torn_anywhere(scene: Scene, journal: bytes) -> 
                 assert scene.is_settled()
                 assert scene.path.read_bytes() == scene.old
                 scene.reset(half, torn)
-                with pytest.raises(InputError, match="its journal is"):
+                with pytest.raises(InputError, match=r"its journal (is|belongs)"):
                     ckptmove.recover(scene.path)
                 assert (scene.path.read_bytes(), scene.journal.read_bytes()) == (half, torn)
 

@@ -125,7 +125,7 @@ def test_a_storage_of_another_length_is_refused(numel: int, tmp_path: Path) -> N
 
 def test_bytes_where_elements_are_counted_are_refused(tmp_path: Path) -> None:
     made = laid()
-    refused(write(tmp_path, made._replace(tail=[(24, made.tail[0][1])]).joined()), "should have 24 bytes")
+    refused(write(tmp_path, made._replace(tail=[(24, made.tail[0][1])]).joined()), "should have 24")
 
 
 @pytest.mark.parametrize(

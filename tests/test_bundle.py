@@ -369,9 +369,12 @@ def test_no_record_of_bytes_runs_what_safetensors_could_not(
     run = start + b"cos\ngetpid\n(tR."
     torch.save({"a.pth": policy(), "hyper": run + bytes(follows)}, source := tmp_path / "a.pt")
     convert(source, there := tmp_path / "there.safetensors")
-    with pytest.raises(RefusedError, match=r"known to be harmless: os\.getpid"):
+    with pytest.raises(RefusedError, match=r"known to be harmless: os\.getpid at 'hyper'"):
         convert(there, tmp_path / "back.zip")
     assert not (tmp_path / "back.zip").exists()
+    report = convert(there, tmp_path / "less.zip", drop="hyper")
+    assert [loss.name for loss in report.dropped] == ["hyper"]
+    assert inspect(tmp_path / "less.zip").unknown_callables == ()
     assert "os.getpid" in run_cli("convert", source, tmp_path / "told.zip", exit=0).stderr
     assert inspect(tmp_path / "told.zip").unknown_callables == ("os.getpid",)
 
@@ -403,7 +406,7 @@ def test_stable_baselines3_loads_what_came_back(tmp_path: Path) -> None:
     agent.save(path)
     for via in ("there.safetensors", "there.pt"):
         convert(path, tmp_path / via)
-        convert(tmp_path / via, back, force=True)
+        convert(tmp_path / via, back, force=True, trust_objects=True)
         again = library.PPO.load(back, device="cpu")
         assert_same_tree(again.policy.state_dict(), agent.policy.state_dict())
         assert again.num_timesteps == agent.num_timesteps
@@ -415,7 +418,7 @@ def test_stable_baselines3_loads_what_came_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", corpus_files("zip-container"))
 def test_a_public_bundle_comes_back(path: Path, tmp_path: Path) -> None:
     convert(path, tmp_path / "there.safetensors")
-    convert(tmp_path / "there.safetensors", tmp_path / "back.zip")
+    convert(tmp_path / "there.safetensors", tmp_path / "back.zip", trust_objects=True)
     assert diff(path, tmp_path / "back.zip").equal
     before, after = records_of(path), records_of(tmp_path / "back.zip")
     assert list(before) == list(after)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove import UntrustedError, inspect
+from ckptmove import RefusedError, UntrustedError, inspect
 from tests.conftest import RunCli
 
 
@@ -97,6 +97,51 @@ def test_their_callables_are_listed_and_refused(
         ckptmove.relocate(path, tmp_path / "out.zip", to="cuda:0", strict=True)
     with pytest.raises(UntrustedError, match="eval"):
         ckptmove.convert(path, tmp_path / "out.pt", strict=True)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_they_count_after_white_space_of_any_length(method: int, tmp_path: Path) -> None:
+    text = " \t\n\r" * 2000 + spelled(pickle.dumps(Runs()))
+    assert unpickled(text) == [1]
+    path = agent(tmp_path / "agent.zip", text, method)
+    assert inspect(path).unknown_callables == ("builtins.eval",)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("spell", [spelled, escaped, spaced, deep, bare])
+def test_safetensors_become_no_bundle_that_runs_them(
+    spell: Callable[[bytes], str], protocol: int, tmp_path: Path, run_cli: RunCli
+) -> None:
+    if spell is bare and protocol < 2:
+        pytest.skip("text that nothing tells from any other")
+    text = " " * 600 + spell(pickle.dumps(Runs(), protocol))
+    source, out = agent(tmp_path / "agent.zip", text), tmp_path / "out.zip"
+    there = tmp_path / "there.safetensors"
+    ckptmove.convert(source, there)
+    done = run_cli("convert", there, out, "--format", "zip-bundle", exit=4)
+    assert ".eval at 'data'" in done.stderr
+    assert "--trust-objects" in done.stderr
+    with pytest.raises(RefusedError, match=r"\.eval at 'data'"):
+        ckptmove.save(ckptmove.load(there), out)
+    assert not out.exists()
+    report = ckptmove.convert(there, out, drop="data")
+    assert [loss.name for loss in report.dropped] == ["data"]
+    assert inspect(out).unknown_callables == ()
+    for trusted in (
+        lambda: ckptmove.convert(there, out, trust_objects=True, force=True),
+        lambda: ckptmove.convert(source, out, force=True),
+    ):
+        report = trusted()
+        assert [name.rpartition(".")[2] for name in report.unknown_callables] == ["eval"]
+        assert inspect(out).unknown_callables == report.unknown_callables
+    ckptmove.save(ckptmove.load(there), out, trust_objects=True, force=True)
+
+
+def test_a_bundle_with_plain_data_as_text_needs_no_leave(tmp_path: Path) -> None:
+    path = agent(tmp_path / "agent.zip", spelled(pickle.dumps({"a": [1, 2.5, torch.Size([1])]})))
+    ckptmove.convert(path, tmp_path / "there.safetensors")
+    ckptmove.convert(tmp_path / "there.safetensors", tmp_path / "back.zip")
+    assert ckptmove.diff(path, tmp_path / "back.zip").equal
 
 
 def test_nested_bytes_count_too(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def save(
         raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
     writing = target.format.plan_write(draft, manner)
     if writing.pickle and not trust_objects:
-        refuse_places(places, hint=_HINT)
+        refuse_places([*places, *writing.places], hint=_HINT)
     target.write(writing, [], force=force, progress=progress)
 
 

@@ -49,7 +49,7 @@ def plan_trusted(
     if trusted or not draft.inert or not unknown:
         return writing, [], unknown
     places = list[Place]()
-    left = _without(drop, places_of(draft.graph.root, formats.judge(draft.path)), places)
+    left = _without(drop, _places(writing, draft), places)
     refuse_places(left)
     leave_out(places)
     tensors = writing.tensors
@@ -87,6 +87,15 @@ def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
 
 def _unknown(writing: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
     return formats.unknown_callables(writing.pickle, draft.path) if writing.pickle else ()
+
+
+def _places(writing: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
+    """The places where unknown callables are, each once."""
+    yield from writing.places
+    known = {(id(each.holder), each.slot) for each in writing.places}
+    for place in places_of(draft.graph.root, formats.judge(draft.path)):
+        if (id(place.holder), place.slot) not in known:
+            yield place
 
 
 def _without(drop: Sequence[str], places: Iterable[Place], dropped: list[Place]) -> Iterator[Place]:

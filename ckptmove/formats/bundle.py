@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from ..errors import InputError
+from ..errors import InputError, UnsupportedError
 from ..graph.draft import CheckpointGraph
 from ..manifest.other_records import HeldRecord, RecordKind
 from ..phrases import plural
-from ..pickles.base64_text import is_json_like, pickles_in
+from ..pickles.base64_text import pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
@@ -116,7 +116,7 @@ class BundleContainer(RecordsContainer):
             if record.nbytes and record.name not in self.parts:
                 self.reached += names_reached(content_of(archive, record))
                 self._look_into_text(record)
-        for name, count in self.texts.items():
+        for name, count in (+self.texts).items():
             self.warnings.append(
                 f"the record {name!r} keeps {plural(count, 'pickle')} as base64 text: these stay "
                 "as they are, and the library that wrote them unpickles them"
@@ -129,12 +129,13 @@ class BundleContainer(RecordsContainer):
 
     def _look_into_text(self, record: Record) -> None:
         """Note the pickles that JSON keeps as text: a library unpickles them."""
-        if not is_json_like(_head(self.archive, record)):
+        try:
+            pickles = list(pickles_in(content_of(self.archive, record)))
+        except UnsupportedError:
+            self.reached.append(f"(in the record {record.name!r})")
             return
-        source = content_of(self.archive, record)
-        for content in pickles_in(source.read(0, source.nbytes)):
-            pickle = Memory(content, self.source.path)
-            self.texts[record.name] += 1
+        self.texts[record.name] += len(pickles)
+        for pickle in (Memory(each, self.source.path) for each in pickles):
             try:
                 self.in_text.append(self.opening.stream(pickle))
             except Excess:

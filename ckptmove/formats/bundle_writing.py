@@ -22,7 +22,10 @@ from ..errors import RefusedError, WriteError
 from ..graph.canonical import nodes_of
 from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edges import bytes_of, is_mutable
+from ..graph.edit.callables import Place, misused
 from ..graph.fill import fill, stored_blob
+from ..manifest.paths import spell
+from ..pickles.base64_text import pickles_in
 from ..pickles.emit import emit
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
@@ -135,7 +138,8 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         _check(files[name], parts)
 
     tensors = sum(part.writing.tensors for part in parts if part.writing is not None)
-    return WritePlan({name: plan}, tensors, {}, (), check, _unpickled(draft, records))
+    pickle, places = _unpickled(draft, records)
+    return WritePlan({name: plan}, tensors, {}, (), check, pickle, tuple(places))
 
 
 def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]]) -> None:
@@ -147,26 +151,44 @@ def _fill_checkpoints(draft: CheckpointGraph, records: Sequence[tuple[str, Node]
                 node.content = window.read(0, window.nbytes)
 
 
-def _unpickled(draft: CheckpointGraph, records: Sequence[tuple[str, Node]]) -> bytes:
+def _unpickled(
+    draft: CheckpointGraph, records: Sequence[tuple[str, Node]]
+) -> tuple[bytes, list[Place]]:
     """A pickle that names what loading the records would import, whichever is loaded.
 
-    A library may unpickle a record of bytes, too, be it short, or in an old protocol.
+    A library may unpickle a record of bytes, too, be it short, in an old protocol, or base64 text.
+
+    Returns:
+        The pickle, and the records of bytes that name a callable not known to be harmless.
     """
-    held = list[Node]()
-    for _, node in records:
+    assert isinstance(draft.graph.root, Dict)
+    held, places = list[Node](), list[Place]()
+    for slot, (name, node) in enumerate(records):
         if is_bytes(node):
-            held += (Call(name, None, "REDUCE", 0) for name in _reached(draft, node))
+            calls = [Call(each, None, "REDUCE", 0) for each in _reached(draft, node)]
+            held += calls
+            wrong = next(filter(None, map(misused, (*calls, *(e.function for e in calls)))), None)
+            if wrong is not None:
+                places.append(Place(spell((name,)), wrong, draft.graph.root.pairs, slot))
         if not (isinstance(node, Blob) and node.content is None):
             held.append(node)
-    return emit(List(held))
+    return emit(List(held)), places
 
 
 def _reached(draft: CheckpointGraph, node: Node) -> list[Global]:
     """What unpickling a record of bytes would import, and may misuse."""
     content = node.content if isinstance(node, Blob) else bytes_of(node)
+    source: Readable
     if content is not None:
-        return globals_reached(Memory(content, draft.path))
-    return globals_reached(draft.blobs[id(node)]) if id(node) in draft.blobs else []
+        source = Memory(content, draft.path)
+    elif id(node) in draft.blobs:
+        source = draft.blobs[id(node)]
+    else:
+        return []
+    found = globals_reached(source)
+    for each in pickles_in(source):
+        found = [*found, *globals_reached(Memory(each, draft.path))]
+    return found
 
 
 def _records_of(draft: CheckpointGraph) -> list[tuple[str, Node]]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from ..graph.draft import Pieces
+from ..graph.edit.callables import Place
 from ..graph.tree_text import TREE
 from ..plans.plan import Plan
 from ..sources.source import Readable
@@ -49,6 +50,8 @@ class WritePlan(NamedTuple):
         duplicates: names under which shared bytes are written once more.
         check: raises WriteError unless files, read again, hold what the draft does.
         pickle: what loading it unpickles; empty where that runs nothing.
+        places: values that are bytes here, and that a library may unpickle, with a callable in each
+            that is not known to be harmless; the pickle names all of these.
     """
 
     files: Mapping[str, Plan]
@@ -57,6 +60,7 @@ class WritePlan(NamedTuple):
     duplicates: tuple[str, ...]
     check: Check
     pickle: bytes = b""
+    places: tuple[Place, ...] = ()
 
 
 def assembled(nbytes: int, pieces: Pieces) -> Plan:

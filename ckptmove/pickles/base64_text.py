@@ -15,30 +15,46 @@ import json
 import re
 from collections.abc import Iterator
 
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
+from ..errors import UnsupportedError
+from ..sources.source import MAX_NBYTES, Readable
+
+_CHUNK = 4096  # bytes that are looked at together for what is no white space
+_SPACE = b" \t\n\r"  # that JSON may start with
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?', re.DOTALL)
 _KEY = ":serialized:"
 _LIKE_PICKLE = re.compile(r"gA[I-X]")  # base64 of PROTO and a number from 2 to 5
 
 
-def is_json_like(head: bytes) -> bool:
-    """Whether a text begins like a JSON object or list."""
-    return head.lstrip()[:1] in (b"{", b"[")
-
-
-def pickles_in(text: bytes) -> Iterator[bytes]:
-    """The pickles that a JSON text keeps as base64.
+def pickles_in(source: Readable) -> Iterator[bytes]:
+    """The pickles that a JSON text keeps as base64; none where it is no JSON object or list.
 
     No tree is made of the text: it may be written to take much memory.
+
+    Raises:
+        UnsupportedError: the text is too long to be looked into.
     """
+    if not _is_json_like(source):
+        return
+    if source.nbytes > MAX_NBYTES:
+        raise UnsupportedError(f"a JSON text within it is longer than {MAX_NBYTES:,} bytes")
     key = ""
-    for found in _STRING.finditer(text.decode("utf-8", "replace")):
-        value = _plain(found[1])
+    for found in _STRING.finditer(source.read(0, source.nbytes)):
+        value = _plain(found[1].decode("utf-8", "replace"))
         if found[2] is not None:
             key = value
         elif key == _KEY or _LIKE_PICKLE.match(value):
             content = _decoded(value)
             if content:
                 yield content
+
+
+def _is_json_like(source: Readable) -> bool:
+    """Whether a text begins like a JSON object or list, after white space of any length."""
+    for at in range(0, source.nbytes, _CHUNK):
+        start = source.read(at, min(_CHUNK, source.nbytes - at)).lstrip(_SPACE)
+        if start:
+            return start[:1] in (b"{", b"[")
+    return False
 
 
 def _plain(text: str) -> str:

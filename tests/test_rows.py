@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckptmove.errors import InputError
 from ckptmove.pickles.fetch import fetch
 from ckptmove.pickles.machine import Machine
-from ckptmove.pickles.nodes import Node
+from ckptmove.pickles.nodes import Node, Text
 from ckptmove.sources.source import Memory
 from tests.building import CODES
 
@@ -121,7 +121,7 @@ def _spelled(root: Node) -> str:
             todo += reversed(node)
         elif not slots:
             text.append(repr(node))
-        elif isinstance(node, str):
+        elif isinstance(node, Text):
             text.append(f"{node!r} at {node.at}")
         elif id(node) in met:
             text.append(f"#{met[id(node)]}")

@@ -415,3 +415,17 @@ def test_what_was_saved_to_one_file_again_is_read_too(tmp_path: Path) -> None:
         assert file.read() == b""
     assert set(restored.tags.values()) == {"mps"}
     assert_same_tree(saved, loaded)
+
+
+def test_a_frame_hides_no_pickle(tmp_path: Path) -> None:
+    """An unpickler in C reads a frame whole, and goes on after it, wherever its pickle ended."""
+    protocol, machine = pickle.dumps(1001, 2), pickle.dumps({"little_endian": True}, 2)
+    magic, *others = laid().pickles
+    shown = magic[2:] + b"".join(others) + bytes(1 << 18)
+    hidden = protocol + machine + b"cos\ngetpid\n)R." + pickle.dumps([], 2)
+    data = b"\x80\4\x95" + struct.pack("<Q", len(shown)) + shown + hidden
+    path = tmp_path / "x.pt"
+    path.write_bytes(data)
+    assert isinstance(torch.load(path, weights_only=False), int)
+    with pytest.raises(InputError, match="frame longer than itself"):
+        inspect(path)

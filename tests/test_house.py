@@ -522,6 +522,28 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
     assert ast.get_docstring(ast.parse(file_of(module).read_text()))
 
 
+#: Words that a reader has to read twice, and what the code says no more.
+RIDDLES = re.compile(r"\b(anew|so called|[Nn]obody|[Ss]omebody|[Rr]ehears\w*|played)\b")
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_a_module_says_in_its_first_line_what_it_does(module: str) -> None:
+    text = ast.get_docstring(ast.parse(file_of(module).read_text())) or ""
+    first = text.split("\n\n")[0]
+    assert "\n" not in first
+    assert first.endswith(".")
+    assert not RIDDLES.search(first)
+
+
+@pytest.mark.parametrize("name", ckptmove.__all__)
+def test_public_names_are_described_in_plain_words(name: str) -> None:
+    found = getattr(ckptmove, name)
+    if inspect.isclass(found) or inspect.isfunction(found):
+        text = inspect.getdoc(found) or ""
+        assert "\n" not in text.split("\n\n")[0]
+        assert not RIDDLES.search(text)
+
+
 def test_public_surface_is_sorted_and_there() -> None:
     assert sorted(ckptmove.__all__) == list(ckptmove.__all__)
     for name in ckptmove.__all__:

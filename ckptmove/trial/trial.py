@@ -1,4 +1,4 @@
-"""Try a checkpoint: does a model take it, and does a step run where it should?
+"""Try a checkpoint: check that a model takes it and that a step runs where it should.
 
 found = rehearse("run.pt", model="train.py:Net", inputs=["float32[8,3,32,32]"], step="train")
 found.ok, found.of("step").title

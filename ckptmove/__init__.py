@@ -203,12 +203,14 @@ _GIVES: dict[str, tuple[str, ...]] = {
 _MODULES = {name: module for module, names in _GIVES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    """A public name, from the module that gives it."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value
+if not TYPE_CHECKING:  # which would take every name for a public one
+
+    def __getattr__(name: str) -> object:
+        """A public name, from the module that gives it."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

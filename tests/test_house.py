@@ -591,3 +591,10 @@ def test_the_project_speaks_of_itself_alone() -> None:
     for name in listed.stdout.split():
         text = (PROJECT / name).read_text(errors="replace") if (PROJECT / name).exists() else ""
         assert not re.search(r"(?<![\w.])/(work|home|root|farm)/", text), name
+
+
+def test_a_type_checker_does_not_take_every_name_for_a_public_one() -> None:
+    """A `__getattr__` that it sees makes `from ckptmove import Misspelled` right."""
+    top = ast.parse(Path(ckptmove.__file__).read_text()).body
+    functions = {each.name for each in top if isinstance(each, ast.FunctionDef)}
+    assert functions == {"__dir__"}

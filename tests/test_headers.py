@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from safetensors.torch import save_file
 
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
@@ -510,3 +512,11 @@ def test_a_broken_header_is_refused_when_the_library_refuses_it(
     content: bytes, tmp_path: Path
 ) -> None:
     assert_like_the_library(content, tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("prefix", ["", "optimizer.state."])
+def test_many_scalars_of_the_library_pass(prefix: str) -> None:
+    """However short their names."""
+    one = np.zeros((), np.int8)
+    data = save({f"{prefix}{n:x}": one for n in range(60_000)})
+    assert len(read_header(Memory(data, "x")).entries) == 60_000

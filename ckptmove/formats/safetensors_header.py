@@ -46,7 +46,8 @@ _LEAST_ROOM = 1 << 16  # brackets that any header may open
 _NBYTES_OF_BRACKET = 8  # of a header, for each more; an entry opens three in 50 bytes at least
 _LEAST_QUOTES = 1 << 18  # that any header may have
 NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
-_LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 13, 96  # of a file, for each more; a header takes 80
+#: Bytes of a file for each more; the library writes 62 for a byte with the shortest of names.
+_LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 13, 64
 _LEAST_EMPTY, _NBYTES_OF_EMPTY = 1 << 12, 512  # of a file, for each more tensor without a byte
 _CHUNK = 1 << 20
 _FLOAT4 = "float4_e2m1fn_x2"

@@ -133,7 +133,7 @@ ROWS = {
     ),
     2: Row(
         "Memory is bounded by the metadata, bombs included",
-        "≤ 150 MB + 2 × the pickle; of 10 MB of plain numbers convert and diff take up to 330 MB",
+        "≤ 150 MB + 2 × the pickle; up to 280 MB for 10 MB of numbers of more than 16 bits",
         "tests/test_memory.py tests/test_bombs.py",
     ),
     3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),

@@ -13,7 +13,9 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
-from ckptmove.pickles.nodes import List, Text, Tuple
+from ckptmove.graph.edges import plainly_same
+from ckptmove.pickles.nodes import List, Node, Text, Tuple
+from ckptmove.pickles.terms import parsed, to_terms
 from ckptmove.pickles.walk import walk
 from tests.bombs import headed, zipped
 
@@ -63,6 +65,15 @@ def _taken(work: Callable[[], object]) -> int:
     return nbytes
 
 
+def _most_taken(work: Callable[[], object]) -> int:
+    work()
+    tracemalloc.start()
+    work()
+    nbytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return nbytes
+
+
 @pytest.mark.parametrize(
     "again",
     [
@@ -75,6 +86,34 @@ def test_what_is_met_again_takes_a_reference(again: bytes) -> None:
     data = b"\x80\2]\x8c\5labelq\0a(" + again * count + b"e."
     walk(data[:20] + b".")
     assert _taken(lambda: walk(data)) < 12 * count + 4_000_000
+
+
+def test_equal_short_numbers_of_a_long_tree_are_one() -> None:
+    """Read from JSON as well, where each is text."""
+    count = 300_000
+    text = f"[{'768,' * count}-1]"
+    assert parsed(text) == [*[768] * count, -1]
+    assert _taken(lambda: parsed(text)) < 16 * count
+
+
+def test_a_row_of_numbers_is_its_own_term() -> None:
+    graph = List([768] * 600_000)
+    assert _most_taken(lambda: to_terms(graph, lambda node: None)) < 3_000_000
+
+
+def test_rows_are_compared_in_parts() -> None:
+    old: list[Node] = [768] * 600_000
+    new = old[:]
+    assert plainly_same(old, new)
+    assert _most_taken(lambda: plainly_same(old, new)) < 5_000_000
+    assert plainly_same([], [])
+    assert not plainly_same(old, new[:-1])
+    for kind, other in ((768, 769), (1, True), (0.0, -0.0), (0, 0.0), (None, 0)):
+        for at in (0, 1 << 16, len(old) - 1):
+            old[at], new[at] = kind, other
+            assert not plainly_same(old, new)
+            new[at] = kind
+            old[at] = new[at] = 768
 
 
 def test_a_device_is_a_string_of_its_own_wherever_it_is() -> None:

@@ -417,7 +417,7 @@ def nodes_of(
         yield node
         if known not in skip:
             held = held_by(node)
-            todo += [each for each in held[::-1] if type(each) in _COMPOSITE]
+            todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
 
 
 def held_by(node: Composite) -> Sequence[Node]:

@@ -1,19 +1,23 @@
-"""A text that describes what a graph means: equal graphs have equal text, whatever their format.
+"""A hash of what a graph means: equal graphs have equal hashes, whatever their format.
 
-Tensors count by their elements, not by how their storages are divided among files.
+The text of one graph is gone when that of the next is made. Tensors count by their elements, not by
+how their storages are divided among files.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..pickles.terms import spelled, to_terms
 from .canonical import Graph, flags_of, is_plain, is_untouched
 
+_PART = 1 << 20  # characters that are hashed at once
 
-def fingerprint(graph: Graph) -> str:
-    """The graph as terms, with each plain tensor by its dtype, shape and device alone.
+
+def fingerprint(graph: Graph) -> bytes:
+    """The hash of a graph as terms, with each plain tensor by its dtype, shape and device alone.
 
     Raises:
         UnsupportedError: the graph is nested too deeply.
@@ -41,4 +45,7 @@ def fingerprint(graph: Graph) -> str:
             }
         return None
 
-    return spelled(to_terms(graph.root, leaf))
+    text, hashed = spelled(to_terms(graph.root, leaf)), sha256()
+    for at in range(0, len(text), _PART):
+        hashed.update(text[at : at + _PART].encode("ascii"))
+    return hashed.digest()

@@ -26,6 +26,7 @@ _CHARACTERS_OF_AGAIN, _CHARACTERS_OF_TUPLE = (
     20,
 )  # of what stands around a number, and around items
 _LONG = 64  # characters or bytes; what is longer is shared
+_PART = 1 << 16  # numbers of a row that are looked at together
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -37,6 +38,9 @@ def to_terms(root: Node, leaf: Leaf, most_characters: int | None = None) -> Term
         leaf: asked for each call, persistent id and blob, once and in order. What it gives is the
             term, and what is below is left alone; at None it is spelled like everything else.
         most_characters: how much text there may be in the term, or None.
+
+    Returns:
+        The term. It is only to be read: rows of numbers are those of the graph, not copies.
 
     Raises:
         TooLong: there is more.
@@ -63,8 +67,13 @@ def are_terms(nodes: Sequence[Node]) -> bool:
     """Whether these are all terms themselves; soon told even of millions."""
     if not are_plain(nodes):
         return False
-    ints = [each for each in nodes if type(each) is int]
-    floats = [each for each in nodes if type(each) is float]
+    # In parts: a list of the integers of a long row would be as large as the row.
+    return all(_are_in_range(nodes[at : at + _PART]) for at in range(0, len(nodes), _PART))
+
+
+def _are_in_range(numbers: Sequence[Node]) -> bool:
+    ints = [each for each in numbers if type(each) is int]
+    floats = [each for each in numbers if type(each) is float]
     longest = max(max(ints, default=0).bit_length(), min(ints, default=0).bit_length())
     return longest <= MAX_BITS and all(map(isfinite, floats))
 
@@ -160,9 +169,9 @@ class _Spelling:
             elif node is not None:
                 yield node, place, key
 
-    def row(self, nodes: Sequence[Node]) -> list[Term]:
+    def row(self, nodes: list[Node]) -> list[Term]:
         if are_terms(nodes):
-            return list(nodes)
+            return nodes  # a row of numbers is its own term: a copy of a long one takes much memory
         terms: list[Term] = [None] * len(nodes)
         self.todo.append(self.spelled((node, terms, n) for n, node in enumerate(nodes)))
         return terms

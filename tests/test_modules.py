@@ -303,7 +303,7 @@ def test_patterns_speak_of_these_names(tmp_path: Path) -> None:
     tried: list[tuple[dict[str, Any], list[str]]] = [
         ({"root": "net.last"}, ["0.bias", "0.weight"]),
         ({"select": "net.last.0"}, ["last.0.bias", "last.0.weight"]),
-        ({"select": "net.last", "exclude": "net.last.2"}, ["last.0.bias", "last.0.weight"]),
+        ({"select": "net.last", "exclude_tensors": "net.last.2"}, ["last.0.bias", "last.0.weight"]),
         ({"select": "net.last.0.*", "strip_prefix": "last"}, ["0.bias", "0.weight"]),
     ]
     for options, wanted in tried:

@@ -138,7 +138,7 @@ def test_a_device_that_is_not_there_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("loader", [5, None, "batches", b"x", DataLoader, nn.Sequential(), 1.5])
 def test_what_is_no_loader_is_refused_at_once(loader: Any) -> None:
-    with pytest.raises(UsageError, match="no loader") as caught:
+    with pytest.raises(UsageError, match="is not a loader of batches") as caught:
         prefetch(loader, "meta")
     is_model = isinstance(loader, nn.Module)
     assert ("ckptmove.move" in str(caught.value.hint)) == is_model

@@ -36,8 +36,8 @@ def converted(path: Path, **options: Any) -> Any:
         {"select": ["a", "b.x"]},
         {"select": ["a.x", "b"]},
         {"select": ["a.x", "b.y"]},
-        {"exclude": ["a.y"]},
-        {"exclude": ["b.y"]},
+        {"exclude_tensors": ["a.y"]},
+        {"exclude_tensors": ["b.y"]},
     ],
 )
 def test_what_is_kept_in_one_place_is_not_lost_by_the_other(

@@ -97,7 +97,7 @@ def test_damage_is_seen_where_blocks_are_shared(kind: str, source: Path) -> None
 
 def test_a_disk_that_is_too_small_is_seen_before_anything_is_written(source: Path) -> None:
     with mounted(source.parent / "small", "-t", "tmpfs", "-o", "size=100k", "none") as small:
-        with pytest.raises(RefusedError, match="no room") as caught:
+        with pytest.raises(RefusedError, match="not enough free space") as caught:
             moved(source, small / "out.pt")
         assert caught.value.exit_code == 4
         assert list(small.iterdir()) == []

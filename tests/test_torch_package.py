@@ -165,7 +165,7 @@ def test_a_script_is_told_and_not_moved(tmp_path: Path, run_cli: RunCli) -> None
     ("said", "old", "new"),
     [
         ("the storage '7' is missing", b"K\0X\3\0\0\0cpu", b"K\7X\3\0\0\0cpu"),
-        ("should be 16 bytes long", b"cpuq\x03K\3", b"cpuq\x03K\4"),
+        ("should have 16 bytes and has 12", b"cpuq\x03K\3", b"cpuq\x03K\4"),
         ("reaches outside its storage", b"K\3\x85", b"K\4\x85"),
         ("truncated", b"Rq\n.", b"Rq\n}"),
         ("not a storage", b"storage", b"shelves"),

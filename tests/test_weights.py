@@ -473,7 +473,7 @@ def test_bytes_that_nobody_asks_for_stay_bytes(tmp_path: Path) -> None:
     inner = in_bytes({"w": torch.arange(1000.0)})
     content = {"net": state(1), "part": {"kept": inner, "t": torch.ones(1)}}
     path = saved(content, tmp_path)
-    asked: list[Saved] = [{"select": "part"}, {"root": "part"}, {"exclude": "net"}]
+    asked: list[Saved] = [{"select": "part"}, {"root": "part"}, {"exclude_tensors": "net"}]
     for options in asked:
         convert(path, out := tmp_path / "out.pt", force=True, **options)
         loaded = torch.load(out)

@@ -527,3 +527,30 @@ def test_casting_casts_averages_too(tmp_path: Path) -> None:
     convert(path, out := tmp_path / "out.pt", dtype="bf16")
     floating = {e.dtype for e in inspect(out).tensors if e.nbytes > 1 and e.dtype != "int64"}
     assert floating == {"bfloat16"}
+
+
+def _normalized() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    return {"model": model.state_dict(), "epoch": 3}
+
+
+@pytest.mark.parametrize("options", [{"weights": "model"}, {"root": "model"}, {"preset": "hf"}])
+def test_a_part_below_a_root_is_a_part_with_its_values(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.save(_normalized(), tmp_path / "whole.pt")
+    convert(tmp_path / "whole.pt", tmp_path / "part.safetensors", **options)
+    found = ckptmove.validate(
+        tmp_path / "part.safetensors", against=tmp_path / "whole.pt", subset=True
+    )
+    found.raise_if_failed()
+
+
+@pytest.mark.parametrize("value", [2, True, "1", 1.0])
+def test_another_value_below_a_root_is_no_part(value: object, tmp_path: Path) -> None:
+    whole = _normalized()
+    whole["model"] = {**whole["model"], "version": 1}
+    torch.save(whole, tmp_path / "whole.pt")
+    torch.save({**whole["model"], "version": value}, tmp_path / "part.pt")
+    found = ckptmove.validate(tmp_path / "part.pt", against=tmp_path / "whole.pt", subset=True)
+    assert not found.ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_TOLD = 8  # differences
 _WITHOUT_STRICT = "without --strict it is checked all the same"
 _LONGEST_EXCERPT = 160  # characters of the lines that differ
+_LONGEST_VALUE = 4096  # characters of a text that is compared
 #: In what a part of a checkpoint may differ from the whole.
 _LEFT_OUT = (
     Kind.REMOVED,
@@ -328,7 +330,10 @@ def _against(
         if _is_unreachable(error, against):
             raise
         return Finding("against", FAILED, f"it can't be compared: {error}")
-    unlike = [each for each in found.differences if not (subset and _may_lack(each))]
+    unlike = list(found.differences)
+    if subset:
+        moved = _moved_values(found.differences)
+        unlike = [each for each in unlike if not _may_lack(each) and each.name not in moved]
     if subset and not found.tensors and found.of(Kind.REMOVED):
         title = f"none of the tensors of {found.a} is in it"
         return Finding("against", FAILED, title, (), found.to_json())
@@ -349,6 +354,44 @@ def _may_lack(difference: Difference) -> bool:
     if difference.kind is Kind.NOT_COMPARED:
         return difference.new is None
     return difference.kind in _LEFT_OUT
+
+
+def _moved_values(differences: Sequence[Difference]) -> set[str]:
+    """Return the names of the added values that the whole has below the root of the part.
+
+    The root is what the names of all renamed tensors lost in front. Only plain values count: a
+    difference shortens others.
+    """
+    roots = {
+        each.old.removesuffix(each.new)
+        for each in differences
+        if each.kind is Kind.RENAMED and each.old.endswith(each.new)
+    }
+    if len(roots) != 1:
+        return set()
+    root = roots.pop()
+    counts = Counter(each.name for each in differences)
+    left_out = {
+        each.name: each.old
+        for each in differences
+        if each.kind is Kind.VALUE_REMOVED and counts[each.name] == 1 and _is_whole(each.old)
+    }
+    return {
+        each.name
+        for each in differences
+        if each.kind is Kind.VALUE_ADDED
+        and counts[each.name] == 1
+        and root + each.name in left_out
+        and type(left_out[root + each.name]) is type(each.new)
+        and left_out[root + each.name] == each.new
+    }
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a difference holds all of a value."""
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_VALUE
+    return isinstance(value, (bool, int, float))
 
 
 def _told(differences: Sequence[Difference]) -> list[str]:

@@ -6,7 +6,6 @@ how their storages are divided among files.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
@@ -22,6 +21,7 @@ def fingerprint(graph: Graph) -> bytes:
     Raises:
         UnsupportedError: the graph is nested too deeply.
     """
+    from hashlib import sha256  # here, since only conversions need it
 
     def leaf(node: Node) -> dict[str, Any] | None:
         if isinstance(node, Blob):

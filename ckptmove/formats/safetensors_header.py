@@ -48,7 +48,7 @@ _LEAST_QUOTES = 1 << 18  # that any header may have
 NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes at least
 #: Bytes of a file for each more; the library writes 62 for a byte with the shortest of names.
 _LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 13, 64
-_LEAST_EMPTY, _NBYTES_OF_EMPTY = 1 << 12, 512  # of a file, for each more tensor without a byte
+_LEAST_EMPTY, _NBYTES_OF_EMPTY = 5 << 12, 512  # of a file, for each more tensor without a byte
 _CHUNK = 1 << 20
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")

@@ -76,7 +76,7 @@ def test_what_is_sealed_before_it_is_measured_takes_a_second_time(
         assert assembled.settled
         assert assembled.read(0, 4) == crc32
         (tmp_path / "in-0").write_bytes(bytes(300_000))
-        with pytest.raises(CorruptError, match="was changed while it was read"):
+        with pytest.raises(CorruptError, match="changed while it was read"):
             taken(assembled, nbytes)
 
 

@@ -119,6 +119,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "reports.data.verdict",
         "reports.data.loss",
         "reports.data.difference",
+        "reports.data.device_values",
         "reports.text",
         "reports.groups",
         "reports.blocks",

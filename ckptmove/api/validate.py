@@ -19,6 +19,7 @@ from ..errors import (
     UntrustedError,
     accept_former_names,
 )
+from ..graph.compare.side import LONGEST_TERM
 from ..manifest.manifest import Manifest
 from ..phrases import join_names, plural
 from ..reports.data.difference import Difference, Kind
@@ -35,7 +36,6 @@ CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_TOLD = 8  # differences
 _WITHOUT_STRICT = "without --strict it is checked all the same"
 _LONGEST_EXCERPT = 160  # characters of the lines that differ
-_LONGEST_VALUE = 4096  # characters of a text that is compared
 #: In what a part of a checkpoint may differ from the whole.
 _LEFT_OUT = (
     Kind.REMOVED,
@@ -390,7 +390,7 @@ def _moved_values(differences: Sequence[Difference]) -> set[str]:
 def _is_whole(value: object) -> bool:
     """Whether a difference holds all of a value."""
     if isinstance(value, str):
-        return len(value) <= _LONGEST_VALUE
+        return len(value) <= LONGEST_TERM
     return isinstance(value, (bool, int, float))
 
 

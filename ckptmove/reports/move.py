@@ -10,6 +10,7 @@ from ..manifest.manifest import NamedDevice
 from ..phrases import plural
 from ..placement.place import Kept, Moved
 from .blocks import Block, html_of, text_of
+from .data.device_values import device_values_json
 from .text import listed, size
 
 SCHEMA = 1
@@ -64,15 +65,7 @@ class MoveReport:
             "moved": {name: moved._asdict() for name, moved in self.moved.items()},
             "kept": [kept._asdict() for kept in self.kept],
             "unregistered": dict(self.unregistered),
-            "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
-            "values_rewritten": [
-                {**value.to_json(), "to": device}
-                for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
-            ],
-            "values_rewritable": [value.to_json() for value in self.values_rewritable],
-            "values_unchanged": [value.to_json() for value in self.values_unchanged],
-            "values_could_follow": [value.to_json() for value in self.values_rewritable],  # former
-            "values_left_behind": [value.to_json() for value in self.values_unchanged],  # names
+            **device_values_json(self),
             "warnings": list(self.warnings),
             "nbytes": self.nbytes,
             "seconds": round(self.seconds, 3),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..manifest.manifest import NamedDevice
 from ..placement.place import Kept, Moved
+from .data.device_values import device_values_json
 from .text import listed, printable, size
 
 SCHEMA = 1
@@ -94,15 +95,7 @@ class RelocateReport:
                 for name, moved in self.moved.items()
             },
             "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
-            "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
-            "values_rewritten": [
-                {**value.to_json(), "to": device}
-                for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
-            ],
-            "values_rewritable": [value.to_json() for value in self.values_rewritable],
-            "values_unchanged": [value.to_json() for value in self.values_unchanged],
-            "values_could_follow": [value.to_json() for value in self.values_rewritable],  # former
-            "values_left_behind": [value.to_json() for value in self.values_unchanged],  # names
+            **device_values_json(self),
             "unknown_callables": list(self.unknown_callables),
             "warnings": list(self.warnings),
             "nbytes": self.nbytes,

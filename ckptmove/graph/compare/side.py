@@ -18,7 +18,8 @@ from ..edges import COMPOSITE, bytes_of, type_of
 from .difference import Held, Shown, is_left_out
 
 _LARGEST_TERM = 100  # nodes of a value that is told as a whole
-_LONGEST_TERM = 4096  # characters, bytes or bits of a scalar that is
+#: Characters, bytes or bits of a scalar that is; a longer one is shortened.
+LONGEST_TERM = 4096
 
 
 class Side:
@@ -76,14 +77,14 @@ class Side:
 
     def term(self, node: Node) -> Term:
         """A value as plain data, shortened where it is long."""
-        if isinstance(node, str) and len(node) > _LONGEST_TERM:
-            return to_terms(f"{node[:_LONGEST_TERM]}…", self.leaf)
-        if isinstance(node, int) and node.bit_length() > _LONGEST_TERM:
+        if isinstance(node, str) and len(node) > LONGEST_TERM:
+            return to_terms(f"{node[:LONGEST_TERM]}…", self.leaf)
+        if isinstance(node, int) and node.bit_length() > LONGEST_TERM:
             return {"$": "int", "bits": node.bit_length()}
         if isinstance(node, Global):
-            return {"$": "name", "of": f"{node.module}:{node.name}"[:_LONGEST_TERM]}
+            return {"$": "name", "of": f"{node.module}:{node.name}"[:LONGEST_TERM]}
         content = self.bytes_of(node)
-        if content is not None and content.nbytes > _LONGEST_TERM:
+        if content is not None and content.nbytes > LONGEST_TERM:
             return {"$": "bytes", "nbytes": content.nbytes}
         if content is not None:
             return to_terms(content.read(0, content.nbytes), self.leaf)
@@ -117,4 +118,4 @@ class Side:
 
 
 def _is_long(node: Node) -> bool:
-    return isinstance(node, (str, bytes)) and len(node) > _LONGEST_TERM
+    return isinstance(node, (str, bytes)) and len(node) > LONGEST_TERM

@@ -215,21 +215,21 @@ MUTANTS = (
     # -- safetensors
     Mutant(
         "gap between tensors accepted",
-        "formats/safetensors_header.py",
+        "formats/safetensors/header.py",
         "        if entry.start != at:\n",
         "        if entry.start < at:\n",
         "tests/test_headers.py",
     ),
     Mutant(
         "key said twice accepted",
-        "formats/safetensors_header.py",
+        "formats/safetensors/header.py",
         "    if len(found) != len(pairs):\n",
         "    if False:\n",
         "tests/test_headers.py",
     ),
     Mutant(
         "index leads out of its folder",
-        "formats/shard_index.py",
+        "formats/folders/shard_index.py",
         "        if not is_plain_name(file):\n",
         "        if False:\n",
         "tests/test_sharded.py tests/test_folders.py",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove import CorruptError
-from ckptmove.formats.documents import Document
+from ckptmove.formats.archives.documents import Document
 
 leaves = (
     st.none()

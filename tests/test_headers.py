@@ -20,7 +20,7 @@ from safetensors.numpy import save
 from safetensors.torch import save_file
 
 from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedError
-from ckptmove.formats.safetensors_header import Header, Sized, lay_out, read_header
+from ckptmove.formats.safetensors.header import Header, Sized, lay_out, read_header
 from ckptmove.manifest.dtypes import SAFETENSORS
 from ckptmove.sources.source import File, Memory
 

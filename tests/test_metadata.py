@@ -14,7 +14,7 @@ from safetensors.torch import load_model, save_file, save_model
 
 import ckptmove
 from ckptmove import CorruptError, UnsupportedError, convert, diff, inspect, relocate, validate
-from ckptmove.formats.metadata import RECORD
+from ckptmove.formats.safetensors.metadata import RECORD
 from tests.conftest import RunCli
 from tests.making.saving import save
 from tests.oracles import assert_sound_zip, loads_with_computed_offsets

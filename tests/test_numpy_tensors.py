@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from ckptmove import Opaque, RefusedError, convert, diff, formats, inspect, load, save, validate
 from ckptmove.cli import run
 from ckptmove.errors import CheckFailed, CkptmoveError, CorruptError
-from ckptmove.formats.safetensors import SafetensorsFile
+from ckptmove.formats.safetensors.file import SafetensorsFile
 from ckptmove.formats.writing import WriteOptions
 from ckptmove.graph.array_order import Latest, Order, Reordered
 from ckptmove.manifest.manifest import Role

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import formats
 from ..errors import RefusedError, StrPath, UsageError, accept_former_names
-from ..formats.model_folder import Weights, weights_of
+from ..formats.folders.model_folder import Weights, weights_of
 from ..formats.writing import WriteOptions, WritePlan
 from ..graph.draft import CheckpointGraph
 from ..graph.edit.cast import Casts, Dtype, cast, casts_of

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats import WritableFormat
-from ..formats.model_folder import is_weights
+from ..formats.folders.model_folder import is_weights
 from ..formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
 from ..sources import is_url, joined
 from ..sources.source import Source

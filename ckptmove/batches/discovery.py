@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
-from ..formats.model_folder import has_weights
-from ..formats.shard_index import is_json, read_index
+from ..formats.folders.model_folder import has_weights
+from ..formats.folders.shard_index import is_json, read_index
 from ..reports.data.batch_items import Item
 from ..sources import folder_of, is_folder, is_url, joined, open_source
 from .selection import ItemFilter

@@ -28,19 +28,19 @@ from ..zips.archive import LOCAL_MAGIC, Archive
 from .base import Carries, Checkpoint, Format, Nestable, Probe, WritableFormat
 from .bundle import ZipBundle
 from .checkpoint import PickledCheckpoint
-from .model_folder import weights_of
+from .folders.model_folder import weights_of
+from .folders.shard_index import Index, is_json, open_shards, read_index
+from .folders.sharded import SafetensorsSharded, Shard, TorchSharded
 from .opening import ReadSession
 from .pickle import PlainPickle
-from .safetensors import SafetensorsFile
-from .shard_index import Index, is_json, open_shards, read_index
-from .sharded import SafetensorsSharded, Shard, TorchSharded
-from .torch_export import TorchExport
-from .torch_legacy import TorchLegacy
-from .torch_package import TorchPackage
-from .torch_tar import TorchTar
-from .torch_zip import TorchZip
-from .torchscript import TorchScript
-from .torchscript_v1 import TorchScriptV1
+from .programs.torch_export import TorchExport
+from .programs.torchscript import TorchScript
+from .programs.torchscript_v1 import TorchScriptV1
+from .safetensors.file import SafetensorsFile
+from .torch.legacy import TorchLegacy
+from .torch.package import TorchPackage
+from .torch.tar import TorchTar
+from .torch.zip import TorchZip
 
 __all__ = [
     "FORMATS",

@@ -37,15 +37,15 @@ from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless
 from ..torch_pickle.streams import Stream
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
+from .archives.records import RecordsContainer
+from .archives.zip_container import content_of
 from .base import Carries, Probe
 from .bundle_writing import is_bytes, is_of_torch, losses_of, planned
 from .checkpoint import PickledFormat
 from .opening import ReadSession
-from .records import RecordsContainer
-from .torch_legacy import TorchLegacy
-from .torch_zip import TorchZip
+from .torch.legacy import TorchLegacy
+from .torch.zip import TorchZip
 from .writing import WriteOptions, WritePlan
-from .zip_container import content_of
 
 _HEAD_NBYTES = 512
 _PROTO, _NEWEST_PROTOCOL = b"\x80", b"\5"

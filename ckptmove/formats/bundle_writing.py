@@ -36,7 +36,7 @@ from ..reports.data.loss import Loss
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
-from .torch_zip import TorchZip
+from .torch.zip import TorchZip
 from .writing import WriteOptions, WritePlan, assembled
 
 _STEM = "archive"  # of what torch.save writes into an open file

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ...formats.safetensors_header import unique
+from ...formats.safetensors.header import unique
 from .magnitudes import is_bounded, is_literal
 
 _LONGEST = 1 << 14  # characters of an expression

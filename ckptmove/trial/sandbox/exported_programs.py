@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import InputError, StrPath
-from ...formats.documents import Document
-from ...formats.zip_container import content_of
+from ...formats.archives.documents import Document
+from ...formats.archives.zip_container import content_of
 from ...sources.source import File
 from ...zips.archive import Archive, Record
 from . import exported_graphs

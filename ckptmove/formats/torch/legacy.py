@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.dtypes import storage_element_nbytes
-from ..manifest.manifest import Extent
-from ..pickles.nodes import Dict, List, Text
-from ..pickles.reach import names_reached
-from ..torch_pickle.callables.uses import not_surely_harmless
-from ..torch_pickle.streams import Container, LocationEdits, Stream
-from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from .base import Carries, Probe
-from .checkpoint import PickledFormat
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.dtypes import storage_element_nbytes
+from ...manifest.manifest import Extent
+from ...pickles.nodes import Dict, List, Text
+from ...pickles.reach import names_reached
+from ...torch_pickle.callables.uses import not_surely_harmless
+from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
+from ..base import Carries, Probe
+from ..checkpoint import PickledFormat
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001

@@ -22,24 +22,24 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 
-from ..errors import UnsupportedError, WriteError
-from ..graph.canonical import nodes_of
-from ..graph.draft import CheckpointGraph, Pieces, StorageBytes
-from ..graph.fill import fill
-from ..manifest.other_records import RecordKind
-from ..pickles.emit import emit
-from ..pickles.nodes import Persistent, Tuple
-from ..plans.plan import CrcRange, Write
-from ..reports.data.loss import Loss
-from ..sources.source import Readable
-from ..zips.archive import STORED, Archive
-from ..zips.layout import LaidOut, Member, directory, lay_out
-from .base import Carries, Probe
-from .checkpoint import PickledFormat
-from .metadata import RECORD, metadata_record, read_metadata, still_true
-from .opening import ReadSession
-from .writing import WriteOptions, WritePlan, assembled
-from .zip_container import ZipContainer, prefix_of
+from ...errors import UnsupportedError, WriteError
+from ...graph.canonical import nodes_of
+from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
+from ...graph.fill import fill
+from ...manifest.other_records import RecordKind
+from ...pickles.emit import emit
+from ...pickles.nodes import Persistent, Tuple
+from ...plans.plan import CrcRange, Write
+from ...reports.data.loss import Loss
+from ...sources.source import Readable
+from ...zips.archive import STORED, Archive
+from ...zips.layout import LaidOut, Member, directory, lay_out
+from ..archives.zip_container import ZipContainer, prefix_of
+from ..base import Carries, Probe
+from ..checkpoint import PickledFormat
+from ..opening import ReadSession
+from ..safetensors.metadata import RECORD, metadata_record, read_metadata, still_true
+from ..writing import WriteOptions, WritePlan, assembled
 
 #: The small records, as torch 2.13 has them, before and after the storages.
 _BEFORE = {".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}

@@ -22,22 +22,22 @@ Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.
 
 from __future__ import annotations
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import Extent
-from ..manifest.other_records import RecordKind
-from ..pickles.fetch import fetch
-from ..pickles.nodes import Global, Persistent, Tuple
-from ..pickles.walk import walk
-from ..plans.plan import Plan
-from ..sources.budget import Excess
-from ..sources.source import Memory
-from ..torch_pickle.streams import LocationEdits
-from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from ..zips.archive import STORED, Archive, Record
-from .base import Carries, Probe
-from .checkpoint import PickledFormat
-from .opening import ReadSession
-from .zip_container import ZipContainer, prefix_of
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.manifest import Extent
+from ...manifest.other_records import RecordKind
+from ...pickles.fetch import fetch
+from ...pickles.nodes import Global, Persistent, Tuple
+from ...pickles.walk import walk
+from ...plans.plan import Plan
+from ...sources.budget import Excess
+from ...sources.source import Memory
+from ...torch_pickle.streams import LocationEdits
+from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
+from ...zips.archive import STORED, Archive, Record
+from ..archives.zip_container import ZipContainer, prefix_of
+from ..base import Carries, Probe
+from ..checkpoint import PickledFormat
+from ..opening import ReadSession
 
 _STORAGES = ".data/"
 _CODE = (f"{_STORAGES}extern_modules", f"{_STORAGES}ts_code/")

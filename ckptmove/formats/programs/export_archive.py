@@ -8,17 +8,17 @@ from __future__ import annotations
 import posixpath
 from typing import NamedTuple
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.dtypes import nbytes_of
-from ..manifest.manifest import Section, TensorEntry
-from ..manifest.other_records import RecordKind
-from ..manifest.paths import Path, spell
-from ..zips.archive import Archive, Record
-from .documents import Changes, Json, member
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.dtypes import nbytes_of
+from ...manifest.manifest import Section, TensorEntry
+from ...manifest.other_records import RecordKind
+from ...manifest.paths import Path, spell
+from ...zips.archive import Archive, Record
+from ..archives.documents import Changes, Json, member
+from ..archives.records import RecordsContainer, View
+from ..archives.zip_container import prefix_of
+from ..opening import ReadSession
 from .export_graph import Place, device_text, walk
-from .opening import ReadSession
-from .records import RecordsContainer, View
-from .zip_container import prefix_of
 
 OLD_PROGRAM = "serialized_exported_program.json"
 _OLD_PARTS: tuple[tuple[str, Path], ...] = (

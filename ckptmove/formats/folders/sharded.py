@@ -17,18 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..errors import CorruptError, UnsupportedError
-from ..graph.tree_text import TREE
-from ..manifest.manifest import Section
-from ..pickles.nodes import Call, Dict, Global, Node, Text, Tuple
-from ..pickles.nodes import Mapping as MappingNode
-from ..plans.plan import Plan
-from ..sources.source import Source
-from ..torch_pickle.streams import Container, LocationEdits
-from .base import Carries
-from .checkpoint import PickledCheckpoint
-from .safetensors import Placed, SafetensorsContainer, TensorsContainer
-from .safetensors_header import Entry
+from ...errors import CorruptError, UnsupportedError
+from ...graph.tree_text import TREE
+from ...manifest.manifest import Section
+from ...pickles.nodes import Call, Dict, Global, Node, Text, Tuple
+from ...pickles.nodes import Mapping as MappingNode
+from ...plans.plan import Plan
+from ...sources.source import Source
+from ...torch_pickle.streams import Container, LocationEdits
+from ..base import Carries
+from ..checkpoint import PickledCheckpoint
+from ..safetensors.file import Placed, SafetensorsContainer, TensorsContainer
+from ..safetensors.header import Entry
 from .shard_index import Index, check_shards
 
 _ORDERED = "collections.OrderedDict"

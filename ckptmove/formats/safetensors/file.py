@@ -4,7 +4,7 @@
     header    JSON: name → dtype, shape, and where its bytes are; `__metadata__`: str → str
     the rest  the tensors, contiguous, each with bytes of its own
 
-`safetensors_header` reads the header. Such a file names no devices and no shared memory: each
+`header` reads the header. Such a file names no devices and no shared memory: each
 tensor has its own storage, with the same name, on the CPU. Its tree is a dict of tensors, as
 `torch.save` would write them.
 
@@ -17,26 +17,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..errors import UnsupportedError
-from ..graph.array_order import Latest, Order, Reordered
-from ..graph.canonical import Graph
-from ..graph.draft import CheckpointGraph
-from ..graph.edit.callables import callables_in, misused
-from ..graph.tensor_terms import Reader
-from ..graph.tree_text import TREE, read_tree
-from ..manifest.dtypes import CARRIERS
-from ..manifest.manifest import Extent, Section, Storage
-from ..plans.plan import Plan
-from ..reports.data.loss import Loss
-from ..sources.source import Readable
-from ..torch_pickle.streams import Container, LocationEdits
-from ..torch_pickle.values.strided import MOST_DIMENSIONS
-from .base import Carries, Probe
-from .checkpoint import PickledCheckpoint, PickledFormat
+from ...errors import UnsupportedError
+from ...graph.array_order import Latest, Order, Reordered
+from ...graph.canonical import Graph
+from ...graph.draft import CheckpointGraph
+from ...graph.edit.callables import callables_in, misused
+from ...graph.tensor_terms import Reader
+from ...graph.tree_text import TREE, read_tree
+from ...manifest.dtypes import CARRIERS
+from ...manifest.manifest import Extent, Section, Storage
+from ...plans.plan import Plan
+from ...reports.data.loss import Loss
+from ...sources.source import Readable
+from ...torch_pickle.streams import Container, LocationEdits
+from ...torch_pickle.values.strided import MOST_DIMENSIONS
+from ..base import Carries, Probe
+from ..checkpoint import PickledCheckpoint, PickledFormat
+from ..writing import WriteOptions, WritePlan
+from .header import LENGTH_NBYTES, Entry, read_header, shown
 from .metadata import other_names
-from .safetensors_header import LENGTH_NBYTES, Entry, read_header, shown
-from .safetensors_writing import planned
-from .writing import WriteOptions, WritePlan
+from .writing import planned
 
 _SPACE = b" \t\n\r"  # that JSON may start with
 #: What libraries say under `format`, and what they are for.

@@ -24,19 +24,19 @@ import struct
 from collections.abc import Iterator
 from functools import partial
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
-from ..manifest.manifest import Extent
-from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ..pickles.nodes import Global, List, Node, Text, Tuple, named
-from ..plans.plan import Plan, edited
-from ..sources.source import Readable
-from ..torch_pickle.streams import Container, LocationEdits, Stream
-from ..torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
-from ..torch_pickle.values.strided import tensor_at
-from .base import Carries, Probe
-from .checkpoint import PickledFormat
-from .tar_archive import BLOCK, Member, has_checksum, members_of, resized
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ...manifest.manifest import Extent
+from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
+from ...pickles.nodes import Global, List, Node, Text, Tuple, named
+from ...plans.plan import Plan, edited
+from ...sources.source import Readable
+from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
+from ...torch_pickle.values.strided import tensor_at
+from ..archives.tar_archive import BLOCK, Member, has_checksum, members_of, resized
+from ..base import Carries, Probe
+from ..checkpoint import PickledFormat
 
 _NEEDED = ("storages", "tensors", "pickle")
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
-from ..errors import CorruptError, InputError
-from ..manifest.dtypes import nbytes_of
-from ..manifest.manifest import Extent, Storage
-from ..manifest.paths import Path
-from ..plans.plan import Plan, apply_plan
-from ..sources.source import Memory, Readable
-from ..torch_pickle.streams import Container, LocationEdits
-from ..torch_pickle.values.strided import MOST_DIMENSIONS, reach_of
-from ..zips.amend import amend
-from ..zips.archive import STORED, Archive, Record
-from ..zips.content import Content
-from ..zips.layout import ALIGNMENT
-from ..zips.rewrite import rewrite
+from ...errors import CorruptError, InputError
+from ...manifest.dtypes import nbytes_of
+from ...manifest.manifest import Extent, Storage
+from ...manifest.paths import Path
+from ...plans.plan import Plan, apply_plan
+from ...sources.source import Memory, Readable
+from ...torch_pickle.streams import Container, LocationEdits
+from ...torch_pickle.values.strided import MOST_DIMENSIONS, reach_of
+from ...zips.amend import amend
+from ...zips.archive import STORED, Archive, Record
+from ...zips.content import Content
+from ...zips.layout import ALIGNMENT
+from ...zips.rewrite import rewrite
+from ..opening import ReadSession
 from .documents import Changes, Document
-from .opening import ReadSession
 from .zip_container import ArchiveContainer, content_of
 
 

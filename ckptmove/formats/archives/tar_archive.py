@@ -13,9 +13,9 @@ import re
 import struct
 from typing import NamedTuple
 
-from ..errors import CorruptError, UnsupportedError
-from ..plans.plan import Edit
-from ..sources.source import Readable
+from ...errors import CorruptError, UnsupportedError
+from ...plans.plan import Edit
+from ...sources.source import Readable
 
 BLOCK = 512
 _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header

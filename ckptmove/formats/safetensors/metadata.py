@@ -14,9 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping
 
-from ..errors import CorruptError, UnsupportedError
-from ..zips.archive import Archive
-from .safetensors_header import LONGEST, read_json
+from ...errors import CorruptError, UnsupportedError
+from ...zips.archive import Archive
+from .header import LONGEST, read_json
 
 #: The record, without the folder that all records are in.
 RECORD = ".data/ckptmove_metadata.json"

@@ -24,19 +24,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ..device import kind_of
-from ..errors import UnsupportedError, WriteError
-from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
-from ..manifest.paths import spell
-from ..placement.place import Moves
-from ..plans.plan import Plan
-from ..torch_pickle.sections.tensor_names import with_shared
-from .base import Carries, Checkpoint, Probe
-from .checkpoint import PickledCheckpoint
-from .documents import Changes, Json
+from ...device import kind_of
+from ...errors import UnsupportedError, WriteError
+from ...manifest.manifest import Manifest, NamedDevice, TensorEntry
+from ...manifest.paths import spell
+from ...placement.place import Moves
+from ...plans.plan import Plan
+from ...torch_pickle.sections.tensor_names import with_shared
+from ..archives.documents import Changes, Json
+from ..archives.zip_container import prefix_of
+from ..base import Carries, Checkpoint, Probe
+from ..checkpoint import PickledCheckpoint
 from .export_archive import OLD_PROGRAM, ExportContainer
 from .export_graph import Place
-from .zip_container import prefix_of
 
 _MOST_REASONS = 3
 

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from ..errors import CorruptError, InputError, UnsupportedError
-from ..graph.tree_text import TREE
-from ..sources import Missing, check_link, folder_of, joined, open_source
-from ..sources.source import Source
-from ..writing.in_place.change import recover_if_interrupted
-from .safetensors_header import LONGEST, read_json, shown
+from ...errors import CorruptError, InputError, UnsupportedError
+from ...graph.tree_text import TREE
+from ...sources import Missing, check_link, folder_of, joined, open_source
+from ...sources.source import Source
+from ...writing.in_place.change import recover_if_interrupted
+from ..safetensors.header import LONGEST, read_json, shown
 
 _SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name

@@ -24,20 +24,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import NamedDevice, Section
-from ..manifest.other_records import RecordKind
-from ..manifest.paths import Path
-from ..pickles.nodes import Global, Node, Tuple
-from ..sources.source import Memory, Readable
-from ..torch_pickle.streams import LocationEdits
-from ..torch_pickle.torchscript_code import Literal, literals, rewritten
-from ..torch_pickle.values.persistent_ids import StorageId
-from ..zips.archive import Archive, Record
-from .base import Carries, Probe
-from .checkpoint import PickledFormat
-from .opening import ReadSession
-from .zip_container import ZipContainer, prefix_of
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.manifest import NamedDevice, Section
+from ...manifest.other_records import RecordKind
+from ...manifest.paths import Path
+from ...pickles.nodes import Global, Node, Tuple
+from ...sources.source import Memory, Readable
+from ...torch_pickle.streams import LocationEdits
+from ...torch_pickle.torchscript_code import Literal, literals, rewritten
+from ...torch_pickle.values.persistent_ids import StorageId
+from ...zips.archive import Archive, Record
+from ..archives.zip_container import ZipContainer, prefix_of
+from ..base import Carries, Probe
+from ..checkpoint import PickledFormat
+from ..opening import ReadSession
 
 _BYTECODE = "bytecode"
 _PICKLES = ("data", "constants", "traced_inputs", _BYTECODE)

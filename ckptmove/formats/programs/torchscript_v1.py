@@ -21,26 +21,26 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ..device import names_device
-from ..errors import CorruptError, UnsupportedError, WriteError
-from ..manifest.dtypes import nbytes_of
-from ..manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
-from ..manifest.other_records import RecordKind
-from ..manifest.paths import Path, spell
-from ..pickles.nodes import Call, Dict, List, Node, Tuple
-from ..placement.place import Moves
-from ..plans.plan import Plan
-from ..sources.source import Memory
-from ..torch_pickle.sections.tensor_names import with_shared
-from ..torch_pickle.streams import LocationEdits
-from ..torch_pickle.torchscript_code import literals
-from ..zips.archive import Archive, Record
-from .base import Carries, Checkpoint, Probe
-from .checkpoint import PickledCheckpoint
-from .documents import Changes, Json, member
-from .opening import ReadSession
-from .records import RecordsContainer, View
-from .zip_container import prefix_of
+from ...device import names_device
+from ...errors import CorruptError, UnsupportedError, WriteError
+from ...manifest.dtypes import nbytes_of
+from ...manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
+from ...manifest.other_records import RecordKind
+from ...manifest.paths import Path, spell
+from ...pickles.nodes import Call, Dict, List, Node, Tuple
+from ...placement.place import Moves
+from ...plans.plan import Plan
+from ...sources.source import Memory
+from ...torch_pickle.sections.tensor_names import with_shared
+from ...torch_pickle.streams import LocationEdits
+from ...torch_pickle.torchscript_code import literals
+from ...zips.archive import Archive, Record
+from ..archives.documents import Changes, Json, member
+from ..archives.records import RecordsContainer, View
+from ..archives.zip_container import prefix_of
+from ..base import Carries, Checkpoint, Probe
+from ..checkpoint import PickledCheckpoint
+from ..opening import ReadSession
 
 #: caffe2/proto/caffe2.proto, `TensorProto.DataType`, by name.
 _DTYPES = {

@@ -12,19 +12,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UnsupportedError, WriteError
-from ..graph.draft import CheckpointGraph, Pieces
-from ..graph.edit.numpy_arrays import bytes_of_arrays
-from ..graph.fill import stored_blob
-from ..graph.fingerprint import fingerprint
-from ..graph.names import names_of
-from ..graph.parts import Part, parts_of
-from ..graph.tree_text import TREE, read_tree, tree_text
-from ..plans.plan import Plan
-from ..sources.source import Readable
+from ...errors import UnsupportedError, WriteError
+from ...graph.draft import CheckpointGraph, Pieces
+from ...graph.edit.numpy_arrays import bytes_of_arrays
+from ...graph.fill import stored_blob
+from ...graph.fingerprint import fingerprint
+from ...graph.names import names_of
+from ...graph.parts import Part, parts_of
+from ...graph.tree_text import TREE, read_tree, tree_text
+from ...plans.plan import Plan
+from ...sources.source import Readable
+from ..writing import WriteOptions, WritePlan, assembled
+from .header import Entry, Sized, lay_out, read_header
 from .metadata import still_true
-from .safetensors_header import Entry, Sized, lay_out, read_header
-from .writing import WriteOptions, WritePlan, assembled
 
 #: What every tool looks for that reads safetensors for PyTorch.
 _FOR_TORCH = {"format": "pt"}

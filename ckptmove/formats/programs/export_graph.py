@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..device import names_device
-from ..manifest.paths import Path, spell
-from .documents import Json
+from ...device import names_device
+from ...manifest.paths import Path, spell
+from ..archives.documents import Json
 
 _MAJOR = 8
 

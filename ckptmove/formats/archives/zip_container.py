@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import Extent
-from ..manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ..plans.plan import Plan, apply_plan, edited
-from ..sources.source import MAX_NBYTES, Memory, Readable
-from ..torch_pickle.streams import Container, LocationEdits, Stream
-from ..torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from ..zips.archive import DEFLATED, STORED, Archive, Record
-from ..zips.checking import damage
-from ..zips.layout import ALIGNMENT
-from ..zips.rewrite import rewrite
-from .opening import ReadSession
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.manifest import Extent
+from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
+from ...plans.plan import Plan, apply_plan, edited
+from ...sources.source import MAX_NBYTES, Memory, Readable
+from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
+from ...zips.archive import DEFLATED, STORED, Archive, Record
+from ...zips.checking import damage
+from ...zips.layout import ALIGNMENT
+from ...zips.rewrite import rewrite
+from ..opening import ReadSession
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 #: What only says how the file is laid out.

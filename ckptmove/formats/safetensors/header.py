@@ -24,9 +24,9 @@ from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from ..errors import CorruptError, RefusedError, UnsupportedError
-from ..manifest.dtypes import SAFETENSORS, nbytes_of
-from ..sources.source import Readable
+from ...errors import CorruptError, RefusedError, UnsupportedError
+from ...manifest.dtypes import SAFETENSORS, nbytes_of
+from ...sources.source import Readable
 
 #: What the length of a header takes, in bytes.
 LENGTH_NBYTES = 8

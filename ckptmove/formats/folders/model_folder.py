@@ -21,8 +21,8 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ..errors import StrPath, UnsupportedError
-from ..sources import inside, joined
+from ...errors import StrPath, UnsupportedError
+from ...sources import inside, joined
 
 _INDEX = ".index.json"
 #: The weights as one file each, in order of preference: those of a line are the same weights.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, TypeAlias
 
-from ..errors import CorruptError, UnsupportedError
-from .safetensors_header import Twice, unique
+from ...errors import CorruptError, UnsupportedError
+from ..safetensors.header import Twice, unique
 
 #: What `json.loads` gives.
 Json: TypeAlias = Any

@@ -1,0 +1,1 @@
+"""Zips and tars whose records are checkpoints or describe tensors."""

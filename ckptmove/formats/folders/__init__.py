@@ -1,0 +1,1 @@
+"""Checkpoints of several files: indexes, and the folders of models."""

@@ -1,0 +1,1 @@
+"""Models that are saved with their code: TorchScript and torch.export."""

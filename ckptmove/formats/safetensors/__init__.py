@@ -1,0 +1,1 @@
+"""Safetensors files: tensors by name."""

@@ -129,97 +129,102 @@ ROWS = {
     1: Row(
         "Damaged files: an answer, or one line and an exit code",
         "10,000 files, 0 tracebacks, 0 hangs",
-        "tests/test_fuzz.py tests/test_mutations.py tests/test_walk_faults.py",
+        "tests/whole/test_fuzz.py tests/whole/test_mutations.py tests/pickles/test_walk_faults.py",
     ),
     2: Row(
         "Memory is bounded by the metadata, bombs included",
         "≤ 150 MB + 2 × the pickle; up to 280 MB for 10 MB of numbers of more than 16 bits, "
         "210 MB for 1 MB of empty tensors",
-        "tests/test_memory.py tests/test_bombs.py",
+        "tests/whole/test_memory.py tests/whole/test_bombs.py",
     ),
     3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),
     5: Row(
         "Nothing in a file is executed; callables are listed",
         "≥ 60 families, 0 executed",
-        "tests/test_payloads.py",
+        "tests/whole/test_payloads.py",
     ),
     6: Row(
         "Killed at any system call: the source is as it was, the output absent or whole",
         "0 exceptions",
-        "tests/test_sink_faults.py tests/test_in_place_kills.py tests/test_batch_kills.py",
+        "tests/writing/test_staged_file_faults.py tests/writing/test_in_place_kills.py "
+        "tests/batches/test_batch_kills.py",
     ),
     7: Row(
         "Power cut: the output is absent or whole; what was done stays",
         "0 exceptions",
-        "tests/test_sink_power.py tests/test_in_place_power.py",
+        "tests/writing/test_staged_file_power.py tests/writing/test_in_place_power.py",
     ),
     8: Row(
         "Full disks, quotas, limits",
         "one line, nothing left behind",
-        "tests/test_sink_disks.py tests/test_in_place_faults.py",
+        "tests/writing/test_staged_file_disks.py tests/writing/test_in_place_faults.py",
     ),
     9: Row(
         "Errors, interrupts and short writes at any system call",
         "right output, or an error",
-        "tests/test_sink_faults.py tests/test_in_place_faults.py",
+        "tests/writing/test_staged_file_faults.py tests/writing/test_in_place_faults.py",
     ),
     10: Row(
         "Bit rot is found where there is a checksum",
         "100 %",
-        "tests/test_validate_faults.py tests/test_convert_damage.py",
+        "tests/trial/test_validate_faults.py tests/api/test_convert_damage.py",
     ),
     11: Row(
         "Several writers of one destination",
         "100 rounds, one winner, always whole",
-        "tests/test_concurrency.py -k writers",
+        "tests/whole/test_concurrency.py -k writers",
     ),
     12: Row(
         "Readers while a file is changed in place",
         "100 changes there and back, no wrong tensor",
-        "tests/test_concurrency.py -k reads",
+        "tests/whole/test_concurrency.py -k reads",
     ),
     13: Row(
         "A source that changes meanwhile is noticed",
         "no output",
-        "tests/test_sink.py tests/test_folder.py tests/test_in_place.py -k meanwhile",
+        "tests/writing/test_staged_file.py tests/writing/test_staged_folder.py "
+        "tests/writing/test_in_place.py -k meanwhile",
     ),
     14: Row(
         "Destinations that can't be written",
         "one line, exit code 4",
-        "tests/test_sink_disks.py tests/test_cli.py",
+        "tests/writing/test_staged_file_disks.py tests/cli/test_cli.py",
     ),
     15: Row(
         "Names that lead elsewhere",
         "0 files opened or written outside",
-        "tests/test_sharded.py tests/test_folders.py tests/test_folder.py "
-        "tests/test_batch_traps.py",
+        "tests/formats/test_sharded.py tests/formats/test_model_folder.py "
+        "tests/writing/test_staged_folder.py "
+        "tests/batches/test_batch_traps.py",
     ),
     16: Row(
         "A batch that was killed goes on where it was",
         "finished items stay, same result",
-        "tests/test_batch_kills.py tests/test_batch_ledger.py",
+        "tests/batches/test_batch_kills.py tests/batches/test_batch_ledger.py",
     ),
     17: Row(
         "Object stores with faults",
         "no object in part",
-        "tests/test_stores_faults.py tests/test_uploads.py tests/test_uploads_transacted.py",
+        "tests/sources/test_stores_faults.py tests/writing/test_uploads.py "
+        "tests/writing/test_uploads_transacted.py",
     ),
     18: Row(
         "Signals",
         "nothing left behind, ends by the signal",
-        "tests/test_uploads_signals.py tests/test_cli.py tests/test_sink_faults.py "
+        "tests/writing/test_uploads_signals.py tests/cli/test_cli.py "
+        "tests/writing/test_staged_file_faults.py "
         "-k 'signal or interrupt'",
     ),
-    19: Row("Streams that are closed or full", "data on stdout alone", "tests/test_cli.py"),
+    19: Row("Streams that are closed or full", "data on stdout alone", "tests/cli/test_cli.py"),
     20: Row(
         "There and back again is the same",
         "bit for bit",
-        "tests/test_round_trips.py tests/test_emit.py",
+        "tests/api/test_round_trips.py tests/pickles/test_emit.py",
     ),
     21: Row(
         "The same input gives the same bytes",
         "equal digests",
-        "tests/test_relocate.py tests/test_convert.py",
+        "tests/api/test_relocate.py tests/api/test_convert.py",
     ),
     22: Row("Planted faults are noticed", "≥ 24 planted, none survives", planted),
 }

@@ -18,7 +18,7 @@ from measuring import CKPTMOVE, FOLDER, TRAINING, Contender, compare, make
 SERVE = """
 import sys
 from pathlib import Path
-from tests.fronts import Files
+from tests.servers.fronts import Files
 front = Files(Path(sys.argv[1]))
 print(front.url, flush=True)
 front.serve_forever()

@@ -23,7 +23,7 @@ def make(folder: Path) -> None:
     """Write a checkpoint of each kind that the tests know, in several formats."""
     import torch
 
-    from tests.checkpoints import MAKERS, save
+    from tests.making.checkpoints import MAKERS, save
 
     for name, maker in MAKERS.items():
         try:

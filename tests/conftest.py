@@ -14,7 +14,7 @@ from typing import Protocol
 import pytest
 from hypothesis import settings
 
-from tests.object_store import s3_server, store, web
+from tests.servers.object_store import s3_server, store, web
 
 __all__ = ["s3_server", "store", "web"]  # fixtures for all
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckptmove import DeviceError, UsageError, inspect, relocate
 from ckptmove.device import TagMap, kind_of, names_device, parse
-from tests.checkpoints import save
-from tests.oracles import labels, pid_locations
+from tests.making.checkpoints import save
+from tests.oracles.readers import labels, pid_locations
 
 KINDS = ("cpu", "cuda", "mps", "meta", "xpu", "hpu", "mtia", "privateuseone")
 TAGS = (

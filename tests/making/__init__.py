@@ -1,1 +1,1 @@
-"""Makers of real checkpoints, a module a noun; `tests.checkpoints` is the door to them."""
+"""Makers of real checkpoints, a module a noun; `tests.making.checkpoints` is the door to them."""

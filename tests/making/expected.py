@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch.serialization import _package_registry, register_package
 
-from tests.census import parts, storage_of
 from tests.making.saving import keep_none, kept_on_cpu, tagging
 from tests.making.walking import named_tensors
+from tests.oracles.census import parts, storage_of
 
 Storage = torch.UntypedStorage
 

@@ -1,0 +1,61 @@
+"""`python -m tests.faults.staged_job KIND FORCE OUT SOURCE...`: stages something and is killed."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from ckptmove.errors import CkptmoveError
+from ckptmove.plans.plan import Copy, CrcRange, Gather, Plan, Write
+from ckptmove.sources.source import File, Source
+from ckptmove.writing.staged_file import Staged
+from ckptmove.writing.staged_folder import StagedFolder
+
+
+def joined(*sources: Source) -> Plan:
+    """All sources one after another, under a head and a sum that is known last."""
+    copies, at = [], 12
+    for n, source in enumerate(sources):
+        copies.append(Copy(0, source.nbytes, at, n))
+        at += source.nbytes
+
+    def seal(crcs: Sequence[int]) -> list[Write]:
+        return [Write(8, struct.pack("<I", crcs[0]))]
+
+    measure = CrcRange(12, at - 12)
+    return Plan("relay", at, tuple(copies), (Write(0, b"a head: "),), (), (), (measure,), seal)
+
+
+def turned(source: Source) -> Plan:
+    """The last bytes of a source, from the second column on row by row."""
+    gather = Gather(5, 4000, 0, 0, 4000, "int16", (40, 50), (1, 40), 0)
+    return Plan("relay", 4005, (), (Write(0, b"first"),), gathers=(gather,))
+
+
+def main(kind: str, force: str, out: str, *paths: str) -> None:
+    """Stage it, verify it, commit it."""
+    with ExitStack() as stack:
+        sources = [stack.enter_context(File.open(path)) for path in paths]
+        if kind == "folder":
+            folder = stack.enter_context(StagedFolder(out, sources, force=bool(force)))
+            for name, plan in {
+                "joined": joined(*sources),
+                "a/b/first": Plan("clone", sources[0].nbytes, (Copy(0, sources[0].nbytes, 0),), ()),
+                "a/settings.json": Plan("relay", 2, (), (Write(0, b"{}"),)),
+            }.items():
+                with folder.file(name) as file:
+                    file.write(plan)
+            folder.commit()
+            return
+        staged = stack.enter_context(Staged(out, sources, force=bool(force)))
+        staged.write(turned(sources[0]) if kind == "turned" else joined(*sources))
+        staged.commit()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except CkptmoveError as error:
+        sys.exit(error.exit_code)

@@ -1,0 +1,45 @@
+"""What is slow is left out by default: never all that there is of something."""
+
+from __future__ import annotations
+
+import ast
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, spread
+
+FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def marks_of(test: ast.FunctionDef) -> set[str]:
+    """What a test is marked with."""
+    return {ast.unparse(each).partition("(")[0] for each in test.decorator_list}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[f"{path.parent.name}/{path.stem}" for path in FILES])
+def test_every_file_has_a_test_that_is_not_slow(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    tests = [each for each in found if each.name.startswith("test_")]
+    assert tests
+    assert any("pytest.mark.slow" not in marks_of(each) for each in tests)
+
+
+@pytest.mark.parametrize("total", [1, 2, 7, 100])
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_a_sample_is_spread_over_all_cases(count: int, total: int) -> None:
+    found = sorted(spread(total, count))
+    assert len(found) == min(count, total)
+    assert found[0] == 0
+    assert found[-1] < total
+    gaps = {later - earlier for earlier, later in pairwise(found)}
+    assert len(gaps) < 3
+
+
+def test_ci_runs_all() -> None:
+    ci = ROOT / ".ci" / "run"
+    if not ci.exists():
+        pytest.skip("not a checkout of git")
+    assert "scripts/test --all" in ci.read_text(encoding="utf-8")

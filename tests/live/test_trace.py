@@ -1,0 +1,151 @@
+"""Watching a model: what is told of it, and in which words; `tracing_there` has most of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptmove
+from ckptmove import UsageError
+from tests.conftest import ROOT
+from tests.devices.second_device import needs_second_device
+from tests.live.watched import Net, causes, line_of
+
+# -- what is told ----------------------------------------------------------------------------------
+
+
+def test_a_step_where_it_should_be_is_told_and_nothing_is_wrong() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ckptmove.trace(model, optimizer, device="cpu") as watch:
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert watch.verdicts == ()
+    assert watch.transfers == watch.created == []
+    assert watch.diagnosis is not None
+    assert watch.diagnosis.ok
+    assert (watch.trace.calls, watch.trace.steps) == (1, 1)
+    assert set(watch.trace.phases) >= {"forward", "backward", "optimizer"}
+    assert set(watch.trace.operations) == {"cpu"}
+    assert str(watch).splitlines()[0] == "Net on cpu: nothing is wrong; 1 step was watched"
+
+
+def test_the_best_device_of_the_machine_is_meant_if_none_is_named() -> None:
+    watch = ckptmove.trace(Net())
+    assert watch.device == ("cuda:0" if torch.cuda.is_available() else watch.device)
+    assert watch.device.partition(":")[0] in ("cpu", "cuda", "mps", "xpu")
+
+
+def test_an_optimizer_that_steps_is_found() -> None:
+    model, other = Net(), Net()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with ckptmove.trace(model, device="cpu") as watch:
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert causes(watch) == ["optimizer-of-old-parameters"]
+    assert "inner.weight, inner.bias, outer.weight, outer.bias" in watch.verdicts[0].title
+
+
+def test_an_optimizer_of_other_modules_too_is_right() -> None:
+    """Two heads are trained, and the model below is not, though it could be."""
+    model, head, beside = Net(), nn.Linear(2, 1), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*head.parameters(), *beside.parameters()], lr=0.1)
+    with ckptmove.trace(nn.Sequential(model, head), optimizer, device="cpu") as watch:
+        out = model(torch.ones(3, 4))
+        (head(out).sum() + beside(out).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert causes(watch) == []
+
+
+# -- exceptions ------------------------------------------------------------------------------------
+
+
+def test_what_has_nothing_to_do_with_devices_is_said_to() -> None:
+    model = Net()
+    watch = ckptmove.trace(model, device="cpu")
+    with pytest.raises(RuntimeError), watch:
+        model(torch.ones(3, 5))
+    assert causes(watch) == ["step-failed"]
+    assert "has nothing to do with devices" in watch.verdicts[0].title
+    assert line_of("# inner") in watch.verdicts[0].evidence[0]
+
+
+# -- leaving no trace ------------------------------------------------------------------------------
+
+
+def test_values_are_those_that_there_are_without() -> None:
+    torch.manual_seed(0)
+    models = [Net() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(3, 4)
+    for watched, model in enumerate(models):
+        optimizer = torch.optim.Adam(model.parameters())
+        with ckptmove.trace(model, device="cpu") if watched else torch.enable_grad():
+            model(x).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# -- use and misuse --------------------------------------------------------------------------------
+
+
+def test_a_block_is_watched_once() -> None:
+    watch = ckptmove.trace(Net(), device="cpu")
+    assert watch.verdicts == ()
+    assert str(watch) == "nothing has been watched yet"
+    with watch:
+        pass
+    with pytest.raises(UsageError, match="already watched"), watch:
+        pass
+
+
+def test_watches_may_be_nested() -> None:
+    model = Net()
+    with ckptmove.trace(model, device="cpu") as outer:
+        model(torch.ones(3, 4))
+        with ckptmove.trace(model, device="cpu") as inner:
+            model(torch.ones(3, 4))
+    assert (outer.trace.calls, inner.trace.calls) == (2, 1)
+    assert outer.trace.operations["cpu"] > inner.trace.operations["cpu"]
+    assert outer.verdicts == inner.verdicts == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({"a": 1},), "is not a torch.nn.Module"),
+        ((Net(), "adam"), "is not a torch.optim.Optimizer"),
+        ((Net(), None, "gpu"), "gpu"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    model, optimizer, device = (*arguments, None, None)[:3]
+    with pytest.raises(UsageError, match=message):
+        ckptmove.trace(model, optimizer, device=device)
+
+
+# -- a device with values --------------------------------------------------------------------------
+
+
+@needs_second_device
+def test_all_there_is_on_a_second_device() -> None:
+    """The device is for a whole process."""
+    quietly = ("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", *quietly, "tests/live/tracing_there.py"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        pytest.fail(done.stdout, pytrace=False)

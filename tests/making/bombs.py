@@ -1,0 +1,538 @@
+"""Files that ask for far more than they are: each is a few megabytes at most, and must take little.
+
+`python -m tests.making.bombs FOLDER` measures every verb on every bomb and prints a table; with a
+number behind it, each bomb is about that many bytes long.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import struct
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+MODULUS = (1 << 61) - 1  # of the hashes of Python's numbers
+ROOM = 1 << 30  # bytes of address space
+FLOOR, PER_BYTE = 150_000_000, 2  # bytes of memory: for any file, and for each of its own
+HANGING = 60  # seconds of processor time
+
+Maker = Callable[[int], bytes]
+BOMBS: dict[str, Maker] = {}
+
+
+def bomb(suffix: str) -> Callable[[Maker], Maker]:
+    """Have a maker of about so many bytes in the gallery, under its name and this suffix."""
+
+    def add(maker: Maker) -> Maker:
+        BOMBS[maker.__name__ + suffix] = maker
+        return maker
+
+    return add
+
+
+def zipped(data: bytes, *, deflate: bool = False, more: dict[str, bytes] | None = None) -> bytes:
+    """A checkpoint as torch.save lays it out, of a pickle that need not be one."""
+    out = io.BytesIO()
+    method = zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, content in {"data.pkl": data, "version": b"3\n", **(more or {})}.items():
+            archive.writestr(f"archive/{name}", content)
+    return out.getvalue()
+
+
+def counted(content: bytes) -> bytes:
+    """Bytes as an opcode that pushes them."""
+    return b"B" + struct.pack("<I", len(content)) + content
+
+
+#: Pickles of whatever length: what comes first, what is repeated, what comes last.
+FLOODS: dict[str, tuple[bytes, bytes, bytes]] = {
+    "lists": (b"(", b"]", b"l."),
+    "dicts": (b"(", b"}", b"l."),
+    "sets": (b"(", b"\x8f", b"l."),
+    "filled_lists": (b"(", b"]Na", b"l."),
+    "filled_dicts": (b"(", b"}K\0Ns", b"l."),
+    "lists_in_lists": (b"(", b"]]Naa", b"l."),
+    "empty_tuples": (b"(", b")", b"l."),
+    "tuples": (b"(", b"N\x85", b"l."),
+    "texts": (b"(", b"\x8c\0", b"l."),
+    "nones": (b"(", b"N", b"l."),
+    "numbers": (b"(", b"K\1", b"l."),
+    "wide_numbers": (b"(", b"M\0\3", b"l."),
+    "large_numbers": (b"(", b"J\0\0\0\3", b"l."),
+    "floats": (b"(", b"G" + struct.pack(">d", 0.5), b"l."),
+    "pairs": (b"}(", b"NN", b"u."),
+    "numbered_pairs": (b"}(", b"M\0\3K\1", b"u."),
+    "calls": (b"ca\nb\nq\0(", b"h\0)R", b"l."),
+    "names": (b"(", b"ca\nb\n", b"l."),
+    "recalled_text": (b"\x8c\4cpu:q\0(", b"h\0", b"l."),
+    "recalled_device": (b"\x8c\3cpuq\0(", b"h\0", b"l."),
+    "recalled_list": (b"]q\0(", b"h\0", b"l."),
+    "duplicates": (b"](", b"]2222222", b"l."),
+    "marks": (b"", b"(", b"."),
+    "marks_popped": (b"N", b"(1", b"."),
+    "pops": (b"N", b"N0", b"."),
+    "protocols": (b"N", b"\x80\2", b"."),
+    "puts": (b"]", b"q\0", b"."),
+    "memoized": (b"]", b"\x94", b"."),
+    "doubled_tuples": (b")q\0", b"h\0h\0\x86q\0", b"."),
+    "doubled_lists": (b"]Naq\0", b"](h\0h\0eq\0", b"."),
+    "storages": (
+        b"((\x8c\7storagectorch\nFloatStorage\n\x8c\x010\x8c\3cpuK\0tq\0Q",
+        b"h\0Q",
+        b"l.",
+    ),
+    "blobs": (b"(", counted(b"\x80\2" + b"]" * 30), b"l."),
+}
+
+
+def _flood(name: str) -> Maker:
+    first, again, last = FLOODS[name]
+
+    def make(nbytes: int) -> bytes:
+        return b"\x80\2" + first + again * (nbytes // len(again)) + last
+
+    make.__name__ = name
+    return make
+
+
+for each in FLOODS:
+    bomb(".pkl")(_flood(each))
+
+
+@bomb(".pkl")
+def scattered_memo(nbytes: int) -> bytes:
+    return b"\x80\2]" + b"".join(b"r" + struct.pack("<I", 7 * n) for n in range(nbytes // 5)) + b"."
+
+
+@bomb(".pkl")
+def memo_with_gaps(nbytes: int) -> bytes:
+    return (
+        b"\x80\2]" + b"".join(b"r" + struct.pack("<I", n) for n in range(0, nbytes // 5, 2)) + b"."
+    )
+
+
+@bomb(".pkl")
+def several_pickles(nbytes: int) -> bytes:
+    one = b"\x80\2(" + b"]" * (nbytes // 64) + b"l."
+    return one * 64
+
+
+@bomb(".pkl")
+def bytes_in_bytes(nbytes: int) -> bytes:
+    content = b"\x80\2(" + b"]" * (nbytes // 2) + b"l."
+    for _ in range(6):
+        content = b"\x80\3(" + counted(content) + b"l."
+    return content
+
+
+@bomb(".pkl")
+def shared_bytes(nbytes: int) -> bytes:
+    inner = pickle.dumps([{} for _ in range(5000)], 2)
+    return b"\x80\3(" + counted(inner) + b"q\0" + b"h\0" * (nbytes // 2) + b"l."
+
+
+@bomb(".pkl")
+def recalled_long_bytes(nbytes: int) -> bytes:
+    content = counted(bytes(nbytes // 2))
+    return b"\x80\3(" + content + b"q\0" + b"h\0" * (nbytes // 4) + b"l."
+
+
+@bomb(".pkl")
+def recalled_long_text(nbytes: int) -> bytes:
+    content = b"X" + struct.pack("<I", nbytes // 2) + b"a" * (nbytes // 2)
+    return b"\x80\3(" + content + b"q\0" + b"h\0" * (nbytes // 4) + b"l."
+
+
+@bomb(".pkl")
+def recalled_coded_bytes(nbytes: int) -> bytes:
+    """Bytes as protocol 2 spells them, as a value of many keys."""
+    content = b"X" + struct.pack("<I", nbytes // 2) + b"a" * (nbytes // 2)
+    coded = b"c_codecs\nencode\n" + content + b"X\6\0\0\0latin1\x86Rq\0"
+    pairs = b"".join(b"\x8c\6%06dh\0" % n for n in range(nbytes // 20))
+    return b"\x80\2(" + coded + b"}(" + pairs + b"ul."
+
+
+@bomb(".pkl")
+def zips_in_bytes(nbytes: int) -> bytes:
+    content = zipped(b"\x80\2(" + b"]" * (nbytes * 20) + b"l.", deflate=True)
+    for _ in range(2):
+        content = b"\x80\3(" + counted(content) * 20 + b"l."
+    return content
+
+
+@bomb(".pkl")
+def deep_paths(nbytes: int) -> bytes:
+    down = b"".join(b"}\x8c\1%c" % (97 + n % 26) for n in range(900))
+    wide = b"(" + b"](]Naael"[:0] + b"]]ca\nb\n)Raa" * (nbytes // 11) + b"l"
+    return b"\x80\2" + down + wide + b"s" * 900 + b"."
+
+
+def _tensors(again: bytes, nbytes: int) -> bytes:
+    """A tensor, and something that is repeated; in the memo 0 is it, 1 a function, 2 arguments."""
+    head = (
+        b"\x80\2(ctorch._utils\n_rebuild_tensor_v2\nq\1"
+        b"((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0\x30X\3\0\0\0cpuK\1tQ"
+        b"K\0K\1\x85K\1\x85\x89ccollections\nOrderedDict\n)Rtq\2Rq\0"
+    )
+    return zipped(head + again * (nbytes // len(again)) + b"l.", more={"data/0": b"\0\0\0\0"})
+
+
+@bomb(".pt")
+def one_tensor_often(nbytes: int) -> bytes:
+    return _tensors(b"h\0", nbytes)
+
+
+@bomb(".pt")
+def tensors_of_the_same(nbytes: int) -> bytes:
+    return _tensors(b"h\1h\2R", nbytes)
+
+
+@bomb(".pt")
+def deflated_lists(nbytes: int) -> bytes:
+    return zipped(b"\x80\2(" + b"]" * nbytes + b"l.", deflate=True)
+
+
+@bomb(".pt")
+def deflated_far(nbytes: int) -> bytes:
+    return zipped(b"\x80\2(" + b"]" * (20 * nbytes) + b"l.", deflate=True)
+
+
+@bomb(".zip")
+def deflated_records(nbytes: int) -> bytes:
+    out = io.BytesIO()
+    inner = zipped(b"\x80\2(" + b"]N" * 100_000 + b"l.")
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for n in range(nbytes // 2000):
+            archive.writestr(f"{n}.pth", inner)
+    return out.getvalue()
+
+
+@bomb(".zip")
+def zip_in_zip(nbytes: int) -> bytes:
+    content = zipped(b"\x80\2(" + b"]" * (20 * nbytes) + b"l.", deflate=True)
+    for n in range(4):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{n}.pth", content)
+        content = out.getvalue()
+    return content
+
+
+def _empty_records(count: int) -> bytes:
+    local, central = bytearray(), bytearray()
+    for n in range(count):
+        name = b"a/%x" % n
+        at = len(local)
+        local += struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0) + name
+        fields = (20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, at)
+        central += struct.pack("<4s6H3I5H2I", b"PK\1\2", *fields) + name
+    end = struct.pack(
+        "<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(central), len(local)
+    )
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(local) + len(central), 1)
+    last = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 65535, 65535, 2**32 - 1, 2**32 - 1, 0)
+    return bytes(local + central) + end + locator + last
+
+
+@bomb(".pt")
+def empty_records(nbytes: int) -> bytes:
+    return _empty_records(nbytes // 90)
+
+
+@bomb(".pt")
+def legacy_keys(nbytes: int) -> bytes:
+    start = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
+    keys = b"\x80\2](" + b"".join(b"\x8c\7%07d" % n for n in range(nbytes // 9)) + b"e."
+    return start + pickle.dumps({}, 2) + keys
+
+
+@bomb(".pt")
+def legacy_many(nbytes: int) -> bytes:
+    start = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps({}, 2)
+    one = start + pickle.dumps([], 2) + pickle.dumps([], 2)
+    return one * (nbytes // len(one))
+
+
+@bomb(".tar")
+def tar_storages(nbytes: int) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        count = pickle.dumps(nbytes // 64, 2)
+        for name, content in {
+            "sys_info": pickle.dumps({}, 2),
+            "pickle": b"\x80\2(" + b"]" * nbytes + b"l.",
+            "storages": count + pickle.dumps(("0", "cpu", "FloatStorage"), 2) * (nbytes // 64),
+            "tensors": count + b"\x80\2(" + b"]" * nbytes + b"l.",
+        }.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    return out.getvalue()
+
+
+def headed(header: bytes, data: bytes = b"") -> bytes:
+    """A safetensors file of this header."""
+    return struct.pack("<Q", len(header)) + header + data
+
+
+@bomb(".safetensors")
+def tiny_tensors(nbytes: int) -> bytes:
+    one = '"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    return headed(("{" + ",".join(one % n for n in range(nbytes // 56)) + "}").encode())
+
+
+@bomb(".safetensors")
+def small_tensors(nbytes: int) -> bytes:
+    one = '"%x":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}'
+    count = nbytes // 60
+    header = "{" + ",".join(one % (n, n, n + 1) for n in range(count)) + "}"
+    return headed(header.encode(), bytes(count))
+
+
+@bomb(".safetensors")
+def deep_header(nbytes: int) -> bytes:
+    return headed(b'{"a":' + b"[" * nbytes + b"]" * nbytes + b"}")
+
+
+@bomb(".safetensors")
+def wide_header(nbytes: int) -> bytes:
+    return headed(b'{"a":[' + b"[]," * (nbytes // 3) + b"[]]}")
+
+
+@bomb(".safetensors")
+def header_of_objects(nbytes: int) -> bytes:
+    return headed(b'{"a":[' + b'{"a":0},' * (nbytes // 8) + b"{}]}")
+
+
+@bomb(".safetensors")
+def header_of_numbers(nbytes: int) -> bytes:
+    return headed(b'{"a":[' + b"0," * (nbytes // 2) + b"0]}")
+
+
+@bomb(".safetensors")
+def header_of_texts(nbytes: int) -> bytes:
+    return headed(b'{"a":[' + b'"",' * (nbytes // 3) + b'""]}')
+
+
+@bomb(".safetensors")
+def giant_number(nbytes: int) -> bytes:
+    return headed(b'{"a":' + b"9" * nbytes + b"}")
+
+
+@bomb(".safetensors")
+def same_key(nbytes: int) -> bytes:
+    return headed(b"{" + b'"a":0,' * (nbytes // 6) + b'"a":0}')
+
+
+def tree(text: str) -> bytes:
+    """A safetensors file with one tensor, and a tree that says what it likes."""
+    about = {"ckptmove": f'{{"version":1,"root":{text}}}'}
+    said = {"__metadata__": about, "w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    header = json.dumps(said, separators=(",", ":")).encode()
+    return headed(header, b"\0")
+
+
+@bomb(".safetensors")
+def tree_of_lists(nbytes: int) -> bytes:
+    return tree("[" + "[]," * (nbytes // 3) + "[]]")
+
+
+@bomb(".safetensors")
+def tree_of_dicts(nbytes: int) -> bytes:
+    return tree('{"a":[' + "{}," * (nbytes // 3) + "{}]}")
+
+
+@bomb(".safetensors")
+def tree_of_texts(nbytes: int) -> bytes:
+    return tree("[" + '"",' * (nbytes // 5) + '""]')
+
+
+@bomb(".safetensors")
+def tree_of_references(nbytes: int) -> bytes:
+    doubled = '{"$":"shared","as":0,"of":[0]}'
+    for n in range(1, 200):
+        doubled = f'{{"$":"shared","as":{n},"of":[{doubled},{{"$":"again","as":{n - 1}}}]}}'
+        if n == 60:
+            break
+    return tree("[" + doubled + ',{"$":"again","as":59}' * (nbytes // 30) + "]")
+
+
+@bomb(".safetensors")
+def tree_of_tensors(nbytes: int) -> bytes:
+    return tree("[" + ",".join(['{"$":"tensor","of":"w"}'] * (nbytes // 31)) + "]")
+
+
+@bomb(".index.json")
+def long_index(nbytes: int) -> bytes:
+    where = {f"{n:x}": "w.safetensors" for n in range(nbytes // 30)}
+    return json.dumps({"metadata": {}, "weight_map": where}).encode()
+
+
+@bomb(".index.json")
+def many_shards(nbytes: int) -> bytes:
+    where = {f"{n:x}": f"{n:x}" for n in range(nbytes // 20)}
+    return json.dumps({"metadata": {}, "weight_map": where}).encode()
+
+
+def _exported(name: str, text: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("m/archive_format", "pt2")
+        archive.writestr("m/archive_version", "0")
+        archive.writestr("m/byteorder", "little")
+        archive.writestr(f"m/{name}", text)
+        archive.writestr("m/.data/version", "3")
+    return out.getvalue()
+
+
+@bomb(".pt2")
+def export_of_lists(nbytes: int) -> bytes:
+    return _exported("models/model.json", b'{"a":[' + b"[]," * (nbytes // 3) + b"[]]}")
+
+
+@bomb(".pt2")
+def export_deep(nbytes: int) -> bytes:
+    return _exported("models/model.json", b"[" * nbytes)
+
+
+@bomb(".pt2")
+def export_of_weights(nbytes: int) -> bytes:
+    one = b'"%x":{"path_name":"weight_0","is_param":true,"tensor_meta":{}}'
+    config = b",".join(one % n for n in range(nbytes // 70))
+    return _exported("data/weights/model_weights_config.json", b'{"config":{' + config + b"}}")
+
+
+@bomb(".pt")
+def packaged(nbytes: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("m/.data/version", "6")
+        archive.writestr("m/.data/extern_modules", "")
+        archive.writestr("m/.data/python_version", "3.10")
+        for n in range(8):
+            archive.writestr(f"m/p/{n}.pkl", b"\x80\2(" + b"]" * (nbytes // 8) + b"l.")
+    return out.getvalue()
+
+
+@bomb(".pt")
+def scripted_old(nbytes: int) -> bytes:
+    out = io.BytesIO()
+    text = b'{"protoVersion":"2","tensors":[' + b"{}," * (nbytes // 3) + b"{}]}"
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("m/version", "1\n")
+        archive.writestr("m/model.json", text)
+    return out.getvalue()
+
+
+@bomb(".pkl")
+def colliding_numbers(nbytes: int) -> bytes:
+    return pickle.dumps({n * MODULUS: None for n in range(1, nbytes // 14)}, 2)
+
+
+@bomb(".pt")
+def colliding_numbers_saved(nbytes: int) -> bytes:
+    return zipped(pickle.dumps({n * MODULUS: None for n in range(1, nbytes // 14)}, 2))
+
+
+@bomb(".pt")
+def colliding_floats(nbytes: int) -> bytes:
+    keys = [float(n * MODULUS * 4) for n in range(1, nbytes // 12)]
+    return zipped(pickle.dumps(dict.fromkeys(keys), 2))
+
+
+@bomb(".pt")
+def colliding_tuples(nbytes: int) -> bytes:
+    return zipped(pickle.dumps({(n * MODULUS,): None for n in range(1, nbytes // 20)}, 2))
+
+
+@bomb(".pt")
+def colliding_set(nbytes: int) -> bytes:
+    return zipped(pickle.dumps({n * MODULUS for n in range(1, nbytes // 14)}, 4))
+
+
+VERBS: dict[str, tuple[str, ...]] = {
+    "inspect": ("inspect", "{}"),
+    "relocate": ("relocate", "{}", "--to", "cuda:0", "--dry-run"),
+    "convert": ("convert", "{}", "{}.out.safetensors"),
+    "convert back": ("convert", "{}", "{}.out.pt"),
+    "diff": ("diff", "{}", "{}"),
+    "validate": ("validate", "{}"),
+}
+
+
+class Taken(NamedTuple):
+    """What a verb took of a file: how it ended, bytes of memory (RSS) at most, and seconds."""
+
+    verb: str
+    code: int
+    nbytes: int
+    seconds: float
+    said: str
+
+
+def measure(path: str, verbs: tuple[str, ...] = tuple(VERBS)) -> list[Taken]:
+    """Have the command line do each verb, in a process of its own, with little address space."""
+    from ckptmove.cli import run
+
+    found = []
+    for verb in verbs:
+        arguments = [each.replace("{}", path) for each in VERBS[verb]]
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.dup2(writing, 2)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM))
+            resource.setrlimit(resource.RLIMIT_CPU, (HANGING, HANGING))
+            code = 71
+            with suppress(BaseException):
+                code = run(arguments)
+            os._exit(code)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as stream:
+            said = stream.read().decode(errors="replace")
+        _, status, usage = os.wait4(child, 0)
+        seconds = usage.ru_utime + usage.ru_stime
+        code = os.waitstatus_to_exitcode(status)
+        found.append(Taken(verb, code, usage.ru_maxrss * 1024, seconds, said))
+        for left in (f"{path}.out.safetensors", f"{path}.out.pt"):
+            Path(left).unlink(missing_ok=True)
+    return found
+
+
+def main() -> None:
+    """Measure, and print what was measured."""
+    folder, nbytes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10_000_000
+    wanted = sys.argv[3:]
+    for name, maker in BOMBS.items():
+        if wanted and name.partition(".")[0] not in wanted:
+            continue
+        path = folder / name
+        made = os.fork()  # of its own, for the memory of this process is also that of a verb
+        if not made:
+            path.write_bytes(maker(nbytes))
+            os._exit(0)
+        os.waitpid(made, 0)
+        size = path.stat().st_size
+        for taken in measure(str(path)):
+            files = 2 if taken.verb == "diff" else 1
+            over = "OVER" if taken.nbytes > FLOOR + PER_BYTE * files * size else ""
+            said = " ".join(taken.said.split())[-100:]
+            facts = f"{taken.code:3} {taken.nbytes / 1e6:5.0f} MB {taken.seconds:5.2f} s {over:4}"
+            sys.stdout.write(f"{name:28} {size / 1e6:5.1f} MB {taken.verb:13} {facts} {said}\n")
+            sys.stdout.flush()
+        path.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Sources to be relocated, and what happens meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.plans.plan import Write
+from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
+from tests.making.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
+
+LONG_AGO = (1_000_000_000, 1_000_000_000)
+
+
+def small_source(folder: Path) -> Path:
+    """A checkpoint on the CPU that was written a while ago."""
+    saved = {"a": torch.arange(70_000.0), "b": [torch.ones(3), torch.ones(0)], "device": "cpu"}
+    path = save(folder / "in.pt", saved, "cpu")
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def sparse_source(folder: Path, gib: float = 0.07) -> Path:
+    """Three parts with holes between, copied in several steps; without checksums."""
+    path = sparse_zip64(folder / "sparse.pt", gib, "cuda:1")
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def moved(source: Path, out: str | os.PathLike[str], **options: Any) -> ckptmove.RelocateReport:
+    """Relocated to cuda:0; a small source must stay as it was."""
+    before = source.read_bytes() if source.stat().st_size < 1 << 24 else b""
+    try:
+        return ckptmove.relocate(source, out, to="cuda:0", all=True, **options)
+    finally:
+        assert not before or source.read_bytes() == before
+
+
+def overwritten(path: Path) -> None:
+    """Some bytes in the middle of a file are others now."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"changed")
+
+
+class Once:
+    """A progress callback that does something the first time that it is called."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act, self.called = act, False
+
+    def __call__(self, nbytes: int) -> None:
+        """Progress was made."""
+        if not self.called:
+            self.called = True
+            self.act()
+
+
+@contextmanager
+def leaving_nothing(folder: Path) -> Iterator[None]:
+    """Afterwards there are as many open files as before, and no temporary file in the folder."""
+    descriptors = Path("/dev/fd")
+    if "s3fs" in sys.modules:  # what tests before have let go of is closed now, not meanwhile
+        gc.collect()
+    before = len(list(descriptors.iterdir()))
+    yield
+    assert len(list(descriptors.iterdir())) == before
+    assert list(folder.rglob("*.ckptmove-tmp")) == []
+
+
+def journal_of(path: Path) -> Path:
+    """Where the journal of a file lies."""
+    return path.with_name(journal_name(path.name))
+
+
+def unfinished_of(path: Path) -> Path:
+    """Where the journal of a file lies until it is whole."""
+    return path.with_name(journal_name(path.name) + UNFINISHED)
+
+
+def interrupted(path: Path, to: str = "cpu") -> bytes:
+    """Leave a change in place half done, as a crash does; gives the file as it was."""
+    out = path.with_name("other.tmp")
+    ckptmove.relocate(path, out, to=to)
+    old, new = path.read_bytes(), out.read_bytes()
+    out.unlink()
+    inode = path.stat().st_ino
+    writes = [Write(0, new)]
+    journal = Journal.of(len(old), inode, writes, lambda at, nbytes: old[at : at + nbytes])
+    journal_of(path).write_bytes(journal.to_bytes())
+    with path.open("r+b") as file:
+        for change in journal.changes:
+            file.seek(change.at)
+            file.write(change.new[: len(change.new) // 2 + 1])
+    assert path.read_bytes() != old
+    return old
+
+
+def journals(folder: Path) -> list[str]:
+    """The journals that lie in a folder, or below; with those that were not finished."""
+    return [path.name for path in folder.rglob(f".*{SUFFIX}*")]
+
+
+def or_skip(*command: str | Path) -> None:
+    """Run a command of the system, or skip the test where we can't or mayn't."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"needs {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"can't {command[0]}: {done.stderr.strip()}")
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """A file system of its own, if we may."""
+    folder.mkdir()
+    or_skip("mount", *options, folder)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(folder)], check=True)
+
+
+def training_source(folder: Path) -> Path:
+    """A training checkpoint from cuda:1 that was written a while ago."""
+    saved = MAKERS["adamw_training"]()
+    path = save(folder / "run.pt", saved, "cuda:1", keep_cpu=kept_on_cpu(saved))
+    os.utime(path, LONG_AGO)
+    return path
+
+
+def in_place(path: Path, **options: Any) -> ckptmove.RelocateReport:
+    """Changed in place, to the CPU if nothing else is said."""
+    return ckptmove.relocate(path, in_place=True, **{"to": "cpu", **options})
+
+
+def untouched(path: Path, run: Callable[[], object], error: type[Exception], match: str) -> str:
+    """It is refused, and nothing has changed; gives the hint."""
+    before = path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns
+    beside = sorted(path.parent.rglob("*"))
+    with pytest.raises(error, match=match) as raised:
+        run()
+    assert before == (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns)
+    assert beside == sorted(path.parent.rglob("*"))
+    hint = getattr(raised.value, "hint", None)
+    return hint or ""

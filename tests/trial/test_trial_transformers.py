@@ -1,0 +1,185 @@
+"""Rehearsals of transformers' models, from their configurations alone, really and simulated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.serialization import skip_data
+
+import ckptmove
+from ckptmove.errors import UnsupportedError, UsageError
+from ckptmove.trial.trial import rehearse
+from tests.making import trial_models as rehearsing
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        {"vocab_size": 99, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
+    ),
+    "LlamaForCausalLM": ("LlamaConfig", {**SMALL, "intermediate_size": 32}),
+    "BertForMaskedLM": ("BertConfig", {**SMALL, "intermediate_size": 32}),
+    "T5ForConditionalGeneration": (
+        "T5Config",
+        {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+    ),
+    "ViTForImageClassification": (
+        "ViTConfig",
+        {**SMALL, "intermediate_size": 32, "image_size": 8, "patch_size": 4},
+    ),
+}
+
+
+def saved(kind: str, folder: Path) -> tuple[Path, Path]:
+    """A folder with a config.json, and a checkpoint of a training as its Trainer groups it."""
+    config_kind, options = CONFIGS[kind]
+    torch.manual_seed(0)
+    extra = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = getattr(transformers, config_kind)(**options, **extra, architectures=[kind])
+    config.save_pretrained(folder)
+    model = getattr(transformers, kind)._from_config(config)
+    plain = [n for n, _ in model.named_parameters() if "bias" in n or "norm" in n.lower()]
+    own = dict(model.named_parameters())
+    groups = [
+        {"params": [p for n, p in own.items() if n not in plain], "weight_decay": 0.1},
+        {"params": [p for n, p in own.items() if n in plain], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
+    for parameter in own.values():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    path = folder / "run.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return folder, path
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models_from_their_configurations_pass(kind: str, tmp_path: Path) -> None:
+    folder, path = saved(kind, tmp_path)
+    found = rehearse(path, model=folder, step="train", against=path)
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+    step = found.of("step")
+    assert step.data["loss"] == "the model's own loss"
+    assert step.data["against"]["equal"]
+    assert "with labels" in step.data["input"]
+
+
+def test_models_from_their_configurations_pass_simulated(tmp_path: Path) -> None:
+    requests = {}
+    for kind in CONFIGS:
+        folder = tmp_path / kind
+        folder.mkdir()
+        _, path = saved(kind, folder)
+        moved = folder / "moved.pt"
+        ckptmove.relocate(path, moved, to="cuda:0")
+        requests[kind] = {"path": str(moved), "model": str(folder), "inputs": []}
+    for kind, findings in rehearsing.simulated(requests).items():
+        assert [each["outcome"] for each in findings.values()] == ["passed"] * 3, (kind, findings)
+        trace = findings["trace"]["data"]
+        assert trace["operations"]["cuda:0"] > 50
+        assert not [each for each in trace["happenings"] if each["kind"] == "stray"]
+
+
+BILLION = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+_WATCHED = """
+import json, resource, sys
+from ckptmove.trial.trial import rehearse
+found = rehearse(sys.argv[1], model=sys.argv[2], step="train", device="cuda:0", simulate=True)
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+print(json.dumps([[each.outcome for each in found.findings], peak]))
+"""
+
+
+@pytest.mark.slow
+def test_a_billion_parameters_are_simulated_in_little_memory(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**BILLION, architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "run.pt"
+    with FakeTensorMode(), skip_data(materialize_fake_tensors=True):
+        model = transformers.LlamaForCausalLM._from_config(config)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    assert path.stat().st_size > 16 * 10**9  # of which the disk holds next to nothing
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCHED, path, tmp_path],
+        cwd=rehearsing.PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    outcomes, peak = json.loads(done.stdout)
+    assert outcomes == ["passed"] * 3
+    assert peak < 2 * 10**9
+
+
+@pytest.mark.slow
+def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
+    folder, path = saved("GPT2LMHeadModel", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    ckptmove.convert(path, weights, preset="hf")
+    found = rehearse(weights, model=str(folder), step="train", optimizer="torch.optim:SGD")
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+
+
+def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
+    folder, path = saved("LlamaForCausalLM", tmp_path)
+    model = transformers.LlamaForCausalLM.from_pretrained(
+        None,
+        config=transformers.AutoConfig.from_pretrained(folder),
+        state_dict=torch.load(path)["model"],
+    )
+    path.unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    for named in (folder, None):
+        found = rehearse(folder, model=named, step="train")
+        assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+
+
+def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
+    folder, path = saved("BertForMaskedLM", tmp_path)
+    model = transformers.BertForMaskedLM._from_config(
+        transformers.AutoConfig.from_pretrained(folder)
+    )
+    optimizer = transformers.optimization.Adafactor(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    found = rehearse(path, model=folder, step="train")
+    assert [each.outcome for each in found.findings] == ["passed"] * 3, found
+    assert "clip_threshold" in found.of("step").data["optimizer"]
+
+
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    folder, path = saved("BertForMaskedLM", tmp_path)
+    file = folder / "config.json"
+    said = json.loads(file.read_bytes())
+    said |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.M"}}
+    file.write_text(json.dumps(said))
+    (folder / "mine.py").write_text("raise SystemExit('run')")
+    with pytest.raises(UnsupportedError, match="never run"):
+        rehearse(path, model=folder)
+    file.unlink()
+    with pytest.raises(UsageError, match=r"without a config\.json"):
+        rehearse(path, model=folder)

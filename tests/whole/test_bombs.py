@@ -1,0 +1,92 @@
+"""Files that ask for far more than they are take little memory, and end in one clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.making.bombs import BOMBS, FLOOR, PER_BYTE
+
+NBYTES = 600_000
+VERBS = ("inspect", "relocate", "convert", "diff")
+#: What a verb takes beside: bytes, for what is real data all the same.
+EXEMPT: dict[tuple[str, str], int] = {}
+CODES = {0, 1, 3, 4}
+
+_MEASURE = """
+import json, sys
+from tests.making.bombs import measure
+print(json.dumps(measure(sys.argv[1], tuple(sys.argv[2:]))))
+"""
+
+
+@pytest.mark.sample(6)
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_takes_little(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(BOMBS[name](NBYTES))
+    size = path.stat().st_size
+    done = subprocess.run(  # of its own, since a child has the memory of its parent to begin with
+        [sys.executable, "-c", _MEASURE, os.fspath(path), *VERBS],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        check=True,
+    )
+    for verb, code, nbytes, _, said in json.loads(done.stdout):
+        assert code in CODES, (verb, code, said)
+        files = 2 if verb == "diff" else 1
+        assert nbytes < FLOOR + files * PER_BYTE * size + EXEMPT.get((name, verb), 0), (
+            verb,
+            nbytes,
+        )
+        if code in (3, 4):
+            (line,) = said.splitlines()
+            assert line.startswith("ckptmove: ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
+def test_memory_that_does_not_suffice_is_the_file_s_fault(tmp_path: Path) -> None:
+    """Without exit code 70, and the same in the library and in a batch."""
+    path = tmp_path / "runs" / "numbers.pt"
+    path.parent.mkdir()
+    path.write_bytes(BOMBS["large_numbers.pkl"](12_000_000))
+    limit = (
+        "import resource, ckptmove, ckptmove.cli, ckptmove.batches.executors.worker\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "room = pages * resource.getpagesize() + (50 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
+    )
+    library = (
+        "import sys, ckptmove\n"
+        "try:\n    ckptmove.inspect(sys.argv[1])\n"
+        "except ckptmove.CorruptError as error:\n    print(error)\n"
+    )
+    command = "import sys; from ckptmove.cli import run; sys.exit(run(sys.argv[1:]))"
+    worker = (
+        "import sys, ckptmove\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(1) as executor:\n"
+        "    for result in ckptmove.batch('validate', sys.argv[1], executor=executor):\n"
+        "        print(result.outcome, result.reason)\n"
+    )
+    for code, argument, exit in (
+        (library, path, 0),
+        (command, path, 3),
+        (worker, path.parent, 0),
+    ):
+        arguments = ["inspect"] if code == command else []
+        done = subprocess.run(
+            [sys.executable, "-c", limit + code, *arguments, os.fspath(argument)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.fspath(ROOT), "MALLOC_ARENA_MAX": "1"},
+        )
+        assert done.returncode == exit, done.stderr
+        assert "needs more memory than this process can get" in done.stdout + done.stderr

@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "fsync of the directory dropped",
-        "writing/destination.py",
+        "writing/final_name.py",
         "            os.fsync(self.folder)\n        except OSError as error:\n",
         "            pass\n        except OSError as error:\n",
         "tests/writing/test_staged_file_power.py",
@@ -276,7 +276,7 @@ MUTANTS = (
     # -- verdicts and trust
     Mutant(
         "link out of its folder followed",
-        "sources/links.py",
+        "sources/place.py",
         "    if not allowed or (source is not None and not source.same_file(leads_to)):\n",
         "    if False:\n",
         "tests/sources/test_links.py",

@@ -26,7 +26,7 @@ from ..placement.place import Kept, place
 from ..placement.rules import Device, rules_of
 from ..reports.convert import ConvertReport
 from ..reports.data.loss import Loss
-from ..sources import is_folder
+from ..sources import place_of
 from ..torch_pickle.values.tensors import Recogniser
 from ..writing.verify import Progress
 from .folder_files import Companion, check_apart, companions_of
@@ -159,7 +159,7 @@ def convert(
     bare = bool(preset_.get("bare") if bare is None else bare)
     if weights is not None:
         section_asked(weights)
-    folder = weights_of(src) if is_folder(src) else None
+    folder = weights_of(src) if place_of(src).is_folder() else None
     limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
     target = target_of(dst, format, sharded=limit is not None, stem=folder and folder.stem)
     whole = folder if target.is_folder else None

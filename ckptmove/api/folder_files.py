@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ..plans.plan import Copy, Plan
-from ..sources import check_link, is_url, open_source
-from ..writing.in_place.change import recover_if_interrupted
-from ..writing.staged_folder import StagedFolder
+from ..sources import place_of
+from ..sources.place import EntryKind, FolderEntry
+from ..writing import StagedFolder
+from ..writing.in_place.change import journaled_files, recover_if_interrupted
 from ..writing.verify import Progress
-
-if TYPE_CHECKING:
-    from ..writing.upload.staged_prefix import StagedPrefix
 
 _MOST = 100_000  # files, and folders
 
@@ -40,7 +37,7 @@ class Companion(NamedTuple):
         """Whether it is a folder, in which nothing is."""
         return self.name.endswith("/")
 
-    def copy_into(self, folder: StagedFolder | StagedPrefix, progress: Progress | None) -> None:
+    def copy_into(self, folder: StagedFolder, progress: Progress | None) -> None:
         """Write a copy of it, and verify that.
 
         Raises:
@@ -50,9 +47,10 @@ class Companion(NamedTuple):
         if self.is_folder:
             folder.make(self.name.rstrip("/"))
             return
-        with open_source(self.path) as source, folder.file(self.name, [source]) as file:
+        place = place_of(self.path)
+        with place.open() as source, folder.file(self.name, [source]) as file:
             if self.within is not None:
-                check_link(self.path, self.within, source)
+                place.check_link(place_of(self.within), source)
             if source.nbytes != self.nbytes:
                 raise CorruptError("the file was changed while it was read", path=self.path)
             copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
@@ -78,85 +76,38 @@ def companions_of(
         UnsupportedError: something is no file, or a link that leads out of the folder.
         RefusedError: there is too much.
     """
-    if is_url(folder):
-        return _in_store(folder, weights)
-    found, todo = list[Companion](), [""]
-    while todo:
-        inside = todo.pop()
-        names = _settled(folder, inside, warnings)
-        if inside and not names:
-            found.append(Companion(inside, os.path.join(folder, inside), 0))
-        for name in names:
-            if not inside and name in weights:
-                continue
-            within = inside + name
-            path = os.path.join(folder, within)
-            about = _about(path)
-            if stat.S_ISDIR(about.st_mode) and os.path.islink(path):
-                warnings.append(f"{within} is a link to a folder and was not followed")
-            elif stat.S_ISDIR(about.st_mode):
-                todo.append(f"{within}/")
-            elif stat.S_ISREG(about.st_mode):
-                if not follow_links:
-                    check_link(path, folder)
-                stays = None if follow_links else folder
-                found.append(Companion(within, path, about.st_size, stays))
-            else:
-                raise UnsupportedError("is no file, and can't be copied", path=path)
-            if len(found) + len(todo) > _MOST:
-                raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
+    place, found = place_of(folder), list[Companion]()
+    for path in filter(os.path.lexists, journaled_files(folder)):
+        notes = recover_if_interrupted(path)
+        warnings += (f"{os.path.relpath(path, folder)}: {note}" for note in notes)
+    for each in place.files_below():
+        if each.name in weights:
+            continue
+        if each.kind is EntryKind.FOLDER_LINK:
+            warnings.append(f"{each.name} is a link to a folder and was not followed")
+            continue
+        if each.kind is EntryKind.FILE:
+            if not follow_links:
+                place_of(each.path).check_link(place)
+        elif each.kind is not EntryKind.FOLDER:
+            raise _not_copied(each)
+        found.append(Companion(each.name, each.path, each.nbytes, None if follow_links else folder))
+        if len(found) > _MOST:
+            raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
     return sorted(found)
 
 
-def _in_store(folder: str, weights: Collection[str]) -> list[Companion]:
-    from ..sources.listing import tree
-
-    found = [
-        Companion(each.name, each.path, each.nbytes)
-        for each in tree(folder)
-        if each.name not in weights
-    ]
-    if len(found) > _MOST:
-        raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
-    return found
-
-
-def _settled(folder: str, inside: str, warnings: list[str]) -> list[str]:
-    """The names in a folder, once no journal is among them."""
-    path = os.path.join(folder, inside)
-    for name in _names(path):
-        for note in recover_if_interrupted(os.path.join(path, name)):
-            warnings.append(f"{inside}{name}: {note}")
-    return _names(path)
-
-
-def _names(folder: str) -> list[str]:
+def _not_copied(entry: FolderEntry) -> InputError:
     try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path=folder) from error
-
-
-def _about(path: str) -> os.stat_result:
-    try:
-        return os.stat(path)
-    except OSError as error:
-        raise InputError(f"can't be read: {error.strerror}", path=path) from error
-
-
-def _where(folder: str) -> str:
-    """Where a folder is, however it was named, with a slash at its end."""
-    if not is_url(folder):
-        return os.path.join(os.path.realpath(folder), "")
-    from ..sources.filesystem import place_of  # what has no URL needs none of this
-
-    place = place_of(folder)
-    return f"{place.fs.protocol}:{place.path.strip('/')}/"
+        place_of(entry.path).size_and_stamp()
+    except InputError as error:  # such as a link that leads nowhere
+        return error
+    return UnsupportedError("is no file, and can't be copied", path=entry.path)
 
 
 def check_apart(source: str, destination: str) -> None:
     """Raises RefusedError if one of two folders is, or lies in, the other."""
-    ours, theirs = (_where(each) for each in (source, destination))
+    ours, theirs = (place_of(each).folder_identity() for each in (source, destination))
     if ours == theirs:
         raise RefusedError("the destination is the source itself", path=destination)
     if theirs.startswith(ours):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
 from ..reports.recover import RecoverReport
-from ..sources import is_url
-from ..writing.in_place.change import undo
-from ..writing.in_place.journal import SUFFIX, UNFINISHED, journal_name
+from ..sources import place_of
+from ..writing.in_place.change import journaled_files, undo
+from ..writing.in_place.journal import SUFFIX, UNFINISHED
 
 
 def recover(path: StrPath) -> RecoverReport:
@@ -31,7 +30,7 @@ def recover(path: StrPath) -> RecoverReport:
         WriteError: undoing failed; it can be tried again.
     """
     path = os.fspath(path)
-    if is_url(path):
+    if not place_of(path).changes_in_place:
         raise RefusedError(
             "is in an object store, where files are never changed in place", path=path
         )
@@ -43,7 +42,7 @@ def recover(path: StrPath) -> RecoverReport:
             raise InputError("can't be read: there is no such file", path=path)
         return RecoverReport(path, (recovered,))
     files, failed = [], list[CkptmoveError]()
-    for name in _files_with_journals(path):
+    for name in journaled_files(path):
         try:
             recovered = undo(name)
             if recovered.outcome != "nothing":  # but for a journal that was not finished
@@ -53,20 +52,3 @@ def recover(path: StrPath) -> RecoverReport:
     if failed:
         raise failed[0]
     return RecoverReport(path, tuple(files))
-
-
-def _files_with_journals(root: str) -> Iterator[str]:
-    def unreadable(error: OSError) -> None:
-        raise InputError(f"can't be read: {error.strerror}", path=error.filename)
-
-    for folder, folders, names in os.walk(root, onerror=unreadable):
-        folders.sort()
-        journals = sorted(name for name in names if name.endswith(SUFFIX))
-        unfinished = [name for name in names if name.endswith(SUFFIX + UNFINISHED)]
-        files = {journal_name(name): name for name in names} if journals or unfinished else {}
-        for journal in journals:  # without its file, it is named after the journal
-            yield os.path.join(folder, files.get(journal, journal[1 : -len(SUFFIX)]))
-        for name in unfinished:
-            journal = name.removesuffix(UNFINISHED)
-            if journal in files and journal not in journals:
-                yield os.path.join(folder, files[journal])

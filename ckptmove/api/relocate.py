@@ -15,9 +15,9 @@ from ..placement.place import place as place_tensors
 from ..placement.rules import Device, rules_of
 from ..plans.plan import Plan
 from ..reports.relocate import RelocateReport
-from ..sources import folder_of, is_folder, is_url, joined, open_source
+from ..sources import open_source, place_of
 from ..sources.source import File, Source
-from ..writing import check_destination, check_room, staged
+from ..writing import destination_of
 from ..writing.in_place.change import InPlace, check_in_place, recover_if_interrupted
 from ..writing.verify import Progress
 from .strict import refuse_unknown
@@ -88,7 +88,7 @@ def relocate(
     if in_place and dst is not None:
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
-    if is_folder(src):
+    if place_of(src).is_folder():
         raise UnsupportedError(
             "is a directory", path=src, hint="relocate each file separately in it"
         )
@@ -112,8 +112,8 @@ def relocate(
             else:
                 bytes_written = _change(source, before, moves, plan, force)
         elif dry_run:
-            check_destination(target, [source], force=force)
-            check_room(target, [plan], [source])
+            destination_of(target).check_file([source], force=force)
+            destination_of(target).check_room([plan], [source])
         else:
             recover_if_interrupted(target)
             copied = _write(source, before, moves, plan, target, force, progress)
@@ -152,7 +152,7 @@ def _write(
     progress: Progress | None,
 ) -> str:
     """Write, verify, commit; gives how the bytes were copied."""
-    with staged(target, [source], force=force) as made:
+    with destination_of(target).new_file([source], force=force) as made:
         copied = made.write(plan, progress)
         _check(made.reopen(), before, moves)
         made.commit()
@@ -190,7 +190,7 @@ def _target(
 
 def _beside(source: str, to: Device | None) -> str:
     """The default destination: `in.pt` for cuda:0 → `in.cuda-0.pt`."""
-    path = PurePath(source)
+    place = place_of(source)
+    path = PurePath(place.name)
     label = "relocated" if to is None else parse(to).replace(":", "-")
-    name = f"{path.stem}.{label}{path.suffix}"
-    return joined(folder_of(source), name) if is_url(source) else str(path.with_name(name))
+    return place.parent.child(f"{path.stem}.{label}{path.suffix}").path

@@ -15,17 +15,9 @@ from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats import WritableFormat
 from ..formats.folders.model_folder import is_weights
 from ..formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
-from ..sources import is_url, joined
+from ..sources import place_of
 from ..sources.source import Source
-from ..writing import (
-    check_destination,
-    check_folder,
-    check_room,
-    is_folder_there,
-    names_in,
-    staged,
-    staged_folder,
-)
+from ..writing import destination_of
 from ..writing.verify import Progress
 from .folder_files import Companion
 
@@ -51,9 +43,7 @@ class Target(NamedTuple):
 
     def file(self, name: str) -> str:
         """The path of a file that is written."""
-        if not name:
-            return self.path
-        return joined(self.path, name) if is_url(self.path) else str(PurePath(self.path) / name)
+        return place_of(self.path).child(name).path if name else self.path
 
     def manner(
         self,
@@ -83,13 +73,14 @@ class Target(NamedTuple):
         force: bool,
     ) -> None:
         """Raises RefusedError where writing would be refused."""
+        destination = destination_of(self.path)
         if self.is_folder:
-            check_folder(self.path, sources, force=force)
+            destination.check_folder(sources, force=force)
             self._check_replaced(writing, companions)
         else:
-            check_destination(self.path, sources, force=force)
+            destination.check_file(sources, force=force)
         besides = sum(each.nbytes for each in companions)
-        check_room(self.path, list(writing.files.values()), sources, besides)
+        destination.check_room(list(writing.files.values()), sources, besides)
 
     def write(
         self,
@@ -110,16 +101,17 @@ class Target(NamedTuple):
             progress: as `convert` has it.
 
         Raises:
-            RefusedError, WriteError: as `staged_file` and `staged_folder` say.
+            RefusedError, WriteError: as `StagedFile` and `StagedFolder` say.
         """
+        destination = destination_of(self.path)
         if not self.is_folder:
-            with staged(self.path, sources, force=force) as made:
+            with destination.new_file(sources, force=force) as made:
                 made.write(writing.files[""], progress)
                 with made.reopen() as written:
                     _check(writing, {"": written})
                 made.commit()
             return
-        with staged_folder(self.path, sources, force=force) as folder, ExitStack() as stack:
+        with destination.new_folder(sources, force=force) as folder, ExitStack() as stack:
             self._check_replaced(writing, companions)
             files: dict[str, Source] = {}
             for name, plan in writing.files.items():
@@ -134,7 +126,7 @@ class Target(NamedTuple):
     def _check_replaced(self, writing: WritePlan, companions: Sequence[Companion]) -> None:
         """Raises RefusedError if a folder has files that are neither weights nor written again."""
         again = {*writing.files, *(each.name for each in companions)}
-        for name in names_in(self.path):
+        for name in destination_of(self.path).names_below():
             if name not in again and ("/" in name or not is_weights(name)):
                 raise RefusedError(
                     f"{name!r} in it would be gone",
@@ -169,7 +161,7 @@ def target_of(
     suffix = PurePath(path).suffix.lower()
     writable = {each.name: each for each in formats.WRITABLE}
     known = any(suffix in each.suffixes for each in writable.values())
-    is_folder = path.endswith("/") or is_folder_there(path)
+    is_folder = path.endswith("/") or destination_of(path).is_folder()
     if sharded and known and not is_folder:
         raise UsageError(
             f"{path!r} is called like a file, and --max-shard-size makes a folder",

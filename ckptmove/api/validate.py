@@ -15,7 +15,6 @@ from ..errors import (
     InputError,
     RefusedError,
     StrPath,
-    UnsupportedError,
     UntrustedError,
     accept_former_names,
 )
@@ -25,7 +24,7 @@ from ..phrases import join_names, plural
 from ..reports.data.difference import Difference, Kind
 from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, TrialResult
 from ..reports.validate import ValidationReport
-from ..sources import exists, is_folder, is_url
+from ..sources import place_of
 from ..sources.downloads import Copies
 from ..writing.verify import Progress
 from .diff import diff
@@ -218,14 +217,14 @@ def _container(
             files: Sequence[str] | RefusedError = [source.path for source in found.files]
             for source in found.sources:
                 source.check_unchanged()
-            if is_url(path):
+            if not place_of(path).opens_by_path:
                 files = _fetched(path, found, copies, rehearsed)
             if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
                 faults += [fault for file in files for fault in _second_opinion(file)]
     except UntrustedError:
         raise
     except InputError as error:
-        if _is_unreachable(error, path):
+        if place_of(path).is_unreachable(error):
             raise
         return Finding("container", FAILED, str(error)), None, ()
     count = len(manifest.tensors)
@@ -239,12 +238,6 @@ def _container(
     return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
 
 
-def _is_unreachable(error: InputError, path: StrPath) -> bool:
-    """Whether nothing is known of a file, rather than nothing good."""
-    known = isinstance(error, (CorruptError, UnsupportedError))
-    return not known if is_url(path) else not exists(path)
-
-
 def _fetched(
     path: str, found: formats.Opened, copies: Copies, rehearsed: bool
 ) -> Sequence[str] | RefusedError:
@@ -255,7 +248,9 @@ def _fetched(
         return ()
     del reload  # whoever opens the files imports it again
     try:
-        taken = copies.take(path, found.sources, folder=is_folder(path), beside=rehearsed)
+        taken = copies.take(
+            path, found.sources, folder=place_of(path).is_folder(), beside=rehearsed
+        )
     except RefusedError as error:
         if rehearsed:
             raise
@@ -265,9 +260,9 @@ def _fetched(
 
 def _here(against: StrPath | None, copies: Copies) -> str | None:
     """What can be opened for what it is compared with."""
-    if against is not None and is_url(against):
+    if against is not None and not place_of(against).opens_by_path:
         with formats.opened(against) as found:
-            folder = is_folder(against)
+            folder = place_of(against).is_folder()
             copies.take(os.fspath(against), found.sources, folder=folder, beside=True)
     return None if against is None else copies.here(against)
 
@@ -327,7 +322,7 @@ def _against(
     except UntrustedError:
         raise
     except InputError as error:
-        if _is_unreachable(error, against):
+        if place_of(against).is_unreachable(error):
             raise
         return Finding("against", FAILED, f"it can't be compared: {error}")
     unlike = list(found.differences)

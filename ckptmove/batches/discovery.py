@@ -14,7 +14,7 @@ from ..errors import InputError, UnsupportedError
 from ..formats.folders.model_folder import has_weights
 from ..formats.folders.shard_index import is_json, read_index
 from ..reports.data.batch_items import Item
-from ..sources import folder_of, is_folder, is_url, joined, open_source
+from ..sources import place_of
 from .selection import ItemFilter
 from .trees.local_tree import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
 from .trees.tree import at
@@ -127,7 +127,7 @@ def _folders(root: str, wanted: ItemFilter, found: Found) -> list[_Folder]:
 
 def _kinds(root: str, folders: Iterable[_Folder]) -> Callable[[str], _Kind]:
     """What says what a file is; of those in a store, all are looked at now, several at once."""
-    if not is_url(root):
+    if place_of(root).opens_by_path:
         return _kind_of
     paths = [each.path for folder in folders for each in folder.files]
     return dict(zip(paths, at(root).each(_kind_of, paths), strict=True)).__getitem__
@@ -175,18 +175,22 @@ def parts_of(path: str) -> tuple[str, ...]:
     Raises:
         InputError: a folder can't be read.
     """
-    return tuple(at(path).files_of(path)) if is_folder(path) else _kind_of(path)[1] or (path,)
+    return (
+        tuple(at(path).files_of(path))
+        if place_of(path).is_folder()
+        else _kind_of(path)[1] or (path,)
+    )
 
 
 def _kind_of(path: str) -> _Kind:
     """What a file is, as `Item.kind` has it; of an index also its files, itself the last."""
     named, head = path.endswith(_NAMED), b""
     try:
-        with open_source(path) as source:
+        with place_of(path).open() as source:
             head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
             if is_json(head):
-                folder, names = folder_of(path), read_index(source).files
-                return "index", (*(joined(folder, each) for each in names), path)
+                folder, names = place_of(path).parent, read_index(source).files
+                return "index", (*(folder.child(each).path for each in names), path)
             known = bool(head) and formats.sniffed(source) is not None
     except UnsupportedError:
         known = False

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import RefusedError
 from ..reports.data.batch_items import Task
-from ..sources.urls import is_url
-from ..writing.destination import NO_ROOM, failure_of, free_nbytes
+from ..sources import place_of
 from ..writing.execute import FICLONE
+from ..writing.final_name import NO_ROOM, failure_of, free_nbytes
 
 _LONGEST_NAME = 255  # bytes
 
@@ -30,7 +30,7 @@ def free_in(dst: str) -> int | None:
     Raises:
         RefusedError, WriteError: that can't be told, or it can't be written at all.
     """
-    if is_url(dst):
+    if not place_of(dst).opens_by_path:
         return None
     try:
         _check_writable(dst)
@@ -54,7 +54,7 @@ def _check_writable(folder: str) -> None:
 def refuse_long_name(output: str) -> None:
     """Raises RefusedError if no file system has such names."""
     nbytes = len(os.fsencode(os.path.basename(output)))
-    if nbytes > _LONGEST_NAME and not is_url(output):
+    if nbytes > _LONGEST_NAME and place_of(output).opens_by_path:
         raise RefusedError(
             f"its name would have {nbytes} bytes in the destination, and {_LONGEST_NAME} is the "
             "most"
@@ -78,7 +78,7 @@ def obstacles(outputs: Iterable[str]) -> list[str]:
 
 
 def _folder_obstacle(folder: str) -> str:
-    if is_url(folder):
+    if not place_of(folder).opens_by_path:
         return ""
     try:
         _check_writable(folder)

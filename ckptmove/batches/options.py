@@ -13,7 +13,7 @@ from ..api.relocate import relocate
 from ..api.validate import validate
 from ..errors import InputError, StrPath, UsageError, with_current_names
 from ..placement.rules import rules_of
-from ..sources import folder_of, inside, is_url, joined
+from ..sources import place_of
 from .outputs import bare_name
 
 VERBS: Mapping[str, Callable[..., Any]] = {
@@ -90,7 +90,7 @@ def code_of(model: object) -> str | None:
 
 def absolute(path: StrPath) -> str:
     """A path from the root, such that it can be found from any folder; a URL is one."""
-    return str(path) if is_url(path) else os.path.abspath(path)
+    return place_of(path).absolute()
 
 
 def from_root(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,12 +113,12 @@ class ReferenceTree:
 
     def of(self, name: str) -> str:
         """What has the same name there, or else that with another suffix if it is the only one."""
-        path = joined(self._root, name)
-        folder, last = folder_of(path), name.rpartition("/")[2]
-        if folder not in self._alike:
-            alike = self._alike[folder] = dict[str, list[str]]()
+        place, last = place_of(self._root).child(name), name.rpartition("/")[2]
+        folder = place.parent
+        if folder.path not in self._alike:
+            alike = self._alike[folder.path] = dict[str, list[str]]()
             with contextlib.suppress(InputError):
-                for each in inside(folder):
+                for each in folder.entries():
                     alike.setdefault(bare_name(each.name), []).append(each.name)
-        found = self._alike[folder].get(bare_name(last), [])
-        return joined(folder, found[0]) if len(found) == 1 and last not in found else path
+        found = self._alike[folder.path].get(bare_name(last), [])
+        return folder.child(found[0]).path if len(found) == 1 and last not in found else place.path

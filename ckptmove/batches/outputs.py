@@ -10,7 +10,7 @@ from typing import Any
 from .. import formats
 from ..errors import RefusedError
 from ..reports.data.batch_items import Item
-from ..sources import joined
+from ..sources import place_of
 
 _REPORT = ".validation.json"
 _SUFFIXES = sorted({each for format in formats.FORMATS for each in format.suffixes}, key=len)
@@ -38,7 +38,7 @@ def naming(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[
                 name = bare_name(name)
             elif not name.endswith(suffixes):
                 name = bare_name(name) + suffixes[0]
-        return joined(root, name)
+        return place_of(root).child(name).path
 
     return named
 

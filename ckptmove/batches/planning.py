@@ -10,9 +10,9 @@ from ..api.folder_files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..reports.batch import BatchPlan
 from ..reports.data.batch_items import Item, Task
-from ..sources import is_folder, is_url, joined
-from ..writing import check_store
-from ..writing.destination import failure_of
+from ..sources import place_of
+from ..writing import destination_of
+from ..writing.final_name import failure_of
 from .discovery import Found, dedupe_hard_links, find
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .free_space import free_in, obstacles, refuse_if_full
@@ -52,7 +52,7 @@ def plan_batch(
     source = os.fspath(src)
     options = checked_options(verb, dst, options)
     in_place = bool(options.get("in_place"))
-    if in_place and is_url(source):
+    if in_place and not place_of(source).changes_in_place:
         raise RefusedError(
             "is in an object store, where files cannot be changed in place", path=source
         )
@@ -60,12 +60,12 @@ def plan_batch(
         raise UsageError("--copy-rest needs a destination")
     shard = share_of(shard_of)
     only = None if retry is None else names_to_retry(retry)
-    if not is_folder(source):
+    if not place_of(source).is_folder():
         raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:
         check_apart(source, os.fspath(dst))
-        check_store(dst)
-        if not is_url(dst) and os.path.lexists(dst) and not os.path.isdir(dst):
+        destination_of(dst).check_writable()
+        if place_of(dst).opens_by_path and os.path.lexists(dst) and not os.path.isdir(dst):
             raise RefusedError("exists, and is not a directory", path=dst)
     root = os.fspath(dst) if dst is not None else source if in_place else None
     found = find(source, ItemFilter(include, exclude), whole=verb != "relocate")
@@ -75,7 +75,7 @@ def plan_batch(
     left = len(found.others) - len(copied)
     named = naming(verb, root, options)
     items = [item._replace(output=named(item)) for item in found.items]
-    items += [item._replace(output=joined(root or "", item.name)) for item in copied]
+    items += [item._replace(output=place_of(root or "").child(item.name).path) for item in copied]
     if dst is not None:
         refuse_clashes(items)
     items = [item for item in items if shard is None or is_in_share(item.name, *shard)]

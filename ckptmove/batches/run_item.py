@@ -16,9 +16,9 @@ from ..errors import CkptmoveError, InputError, RefusedError
 from ..plans.plan import Copy, Plan, Write
 from ..reports.convert import ConvertReport
 from ..reports.data.batch_items import Entry, Item, Task
-from ..sources import folder_of, is_folder, is_url, open_source
-from ..writing import staged
-from ..writing.destination import EXISTS_HINT, NO_ROOM, hidden_name
+from ..sources import place_of
+from ..writing import destination_of
+from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
 from .fingerprints import is_ours
 from .free_space import existing_of, refuse_long_name
@@ -65,10 +65,10 @@ def made_or_there(task: Task, known: Entry | None) -> ItemOutcome | None:
     place = at(item.output)
     if item.output and not task.in_place:
         refuse_long_name(item.output)
-        place.make_folder(folder_of(item.output))
+        place.make_folder(place_of(item.output).parent.path)
     if task.verb == "validate":
         return _validated(task, known, force=force)
-    if not task.in_place and not _is_folder(task) and is_folder(item.output):
+    if not task.in_place and not _is_folder(task) and place_of(item.output).is_folder():
         raise RefusedError("the destination is a directory", path=item.output)
     if task.in_place or force or not place.is_taken(item.output):
         try:
@@ -106,7 +106,11 @@ def written_nbytes(task: Task) -> int:
             folder, name = os.path.split(item.output)  # which need not be there yet
             there = os.path.join(existing_of(folder), hidden_name("") + name)
             return sum(_converted(task, there, force=False, dry_run=True).files.values())
-        return item.nbytes if is_url(item.path) else min(item.nbytes, allocated_nbytes(item.path))
+        return (
+            min(item.nbytes, allocated_nbytes(item.path))
+            if place_of(item.path).opens_by_path
+            else item.nbytes
+        )
     except RefusedError as error:  # it alone is too large, or else nothing will be written
         return item.nbytes if NO_ROOM in str(error) else 0
     except (CkptmoveError, OSError):
@@ -172,7 +176,7 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
         if not taken or not at(output).holds(output, data):
             if taken and not force and not is_ours(known, output):
                 raise _other(task)
-            with staged(output, [], force=taken) as file:
+            with destination_of(output).new_file([], force=taken) as file:
                 file.write(Plan("relay", len(data), (), (Write(0, data),)))
                 file.commit()
             nbytes = len(data)
@@ -190,10 +194,10 @@ def _timeless(report: Mapping[str, Any]) -> bytes:
 
 def _copied(item: Item, output: str, force: bool) -> ItemOutcome:
     """A file as it is."""
-    with open_source(item.path) as source:
+    with place_of(item.path).open() as source:
         nbytes = source.nbytes
         copies = (Copy(0, nbytes, 0),) if nbytes else ()
-        with staged(output, [source], force=force) as file:
+        with destination_of(output).new_file([source], force=force) as file:
             file.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
             file.commit()
     return ItemOutcome(None, nbytes)
@@ -205,7 +209,7 @@ def _unreadable(item: Item) -> InputError:
         if os.path.isdir(item.path):
             os.listdir(item.path)
         else:
-            with open_source(item.path) as source:
+            with place_of(item.path).open() as source:
                 source.read(0, min(source.nbytes, 1))
     except InputError as error:
         return error

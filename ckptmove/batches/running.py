@@ -22,7 +22,7 @@ from ..reports.data.batch_items import (
     Task,
     result_of,
 )
-from ..writing.destination import sync_folder
+from ..writing.final_name import sync_folder
 from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers

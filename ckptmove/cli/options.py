@@ -13,7 +13,7 @@ import click
 
 from ..errors import StrPath
 from ..reports.text import printable
-from ..sources import masked, nbytes_of
+from ..sources import masked, place_of
 from ..writing.verify import Progress
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -145,7 +145,7 @@ def progress_bar(label: str, src: str, *, shown: bool) -> Iterator[Progress | No
         return
     from tqdm import tqdm  # only here: it takes a while to import
 
-    total = nbytes_of(src)
+    total = place_of(src).nbytes()
     with tqdm(
         total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, leave=False
     ) as bar:

@@ -17,7 +17,7 @@ from ..graph.edit.callables import Judge, misused
 from ..manifest.manifest import Manifest
 from ..pickles.nodes import Blob, Node
 from ..pickles.reach import names_reached
-from ..sources import check_link, is_folder, open_source
+from ..sources import place_of
 from ..sources.source import Fetched, Memory, Readable, Source
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
@@ -291,19 +291,19 @@ def opened(path: StrPath, *, follow_links: bool = False) -> Iterator[Opened]:
         InputError: as `read`, or it can't be opened.
     """
     notes: list[str] = []
-    folder: StrPath | None = None
-    if is_folder(path):
-        folder = None if follow_links else path
+    place, folder = place_of(path), None
+    if place.is_folder():
+        folder = None if follow_links else place
         weights = weights_of(path)
-        path = weights.path
+        place = place_of(weights.path)
         if folder is not None:
-            check_link(path, folder)
+            place.check_link(folder)
         notes += weights.warnings
-    notes += recover_if_interrupted(path)
+    notes += recover_if_interrupted(place.path)
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(open_source(path))
+        source = stack.enter_context(place.open())
         if folder is not None:
-            check_link(path, folder, source)
+            place.check_link(folder, source)
         if is_json(_head(source)):
             index = read_index(source)
             shards, more = open_shards(index, stack, follow_links=follow_links)

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from ..errors import InputError, RefusedError, StrPath
-from .folders import inside
-from .remote_object import Object
+from .place import EntryKind
+from .remote_place import RemotePlace
 from .source import Source
-from .urls import folder_of, joined, name_of
 
 _MOST_BESIDE = 16 << 20  # bytes of a file that is no weights, such as a model's configuration
 
@@ -70,22 +69,24 @@ class Copies:
             needed, free = sum(each.nbytes for each in sources), shutil.disk_usage(room).free
             if needed > free:
                 raise _no_room(url, f"{needed:,} bytes are needed, {free:,} are free")
-            self._origins[room] = url.rstrip("/") if folder else folder_of(url)
+            place = RemotePlace(url)
+            self._origins[room] = url.rstrip("/") if folder else place.parent.path
             copies = tuple(_copied(each, room) for each in sources)
             if folder and beside:
                 names = {os.path.basename(each) for each in copies}
-                for each in inside(url):
-                    if each.is_file and each.name not in names and each.nbytes <= _MOST_BESIDE:
-                        with Object(joined(url, each.name)) as source:
+                for each in place.entries():
+                    is_small = each.kind is EntryKind.FILE and each.nbytes <= _MOST_BESIDE
+                    if is_small and each.name not in names:
+                        with place.child(each.name).open() as source:
                             _copied(source, room)
         except OSError as error:
             raise _no_room(url, str(error.strerror)) from error
-        self._here[url] = room if folder else os.path.join(room, name_of(url))
+        self._here[url] = room if folder else os.path.join(room, place.name)
         return copies
 
 
 def _copied(source: Source, room: str) -> str:
-    name = name_of(source.path)
+    name = RemotePlace(source.path).name
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise InputError("has a name that is not valid for a file here", path=source.path)
     path = os.path.join(room, name)

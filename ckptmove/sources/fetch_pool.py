@@ -6,12 +6,16 @@ The threads of `concurrent.futures` are joined at the end of a process, however 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
+_AT_ONCE = 16  # requests
 
 
 class Fetchers(Generic[_T]):
@@ -66,3 +70,21 @@ def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:
         for each in done:
             each.result()
     return first.result()
+
+
+def many(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
+    """What a call gives for each, in their order; several run at a time.
+
+    Raises:
+        Exception: what any call raised, at once: no call that is on its way is waited for.
+    """
+    fetchers, coming = Fetchers[_R](_AT_ONCE), deque[Future[_R]]()
+    try:
+        for each in given:
+            coming.append(fetchers.submit(partial(call, each)))
+            if len(coming) > 2 * _AT_ONCE:
+                yield result_of(coming.popleft(), coming)
+        while coming:
+            yield result_of(coming.popleft(), coming)
+    finally:
+        fetchers.close()

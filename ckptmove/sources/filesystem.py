@@ -70,7 +70,7 @@ class Missing(InputError):
     """There is no such object, or nothing that could hold it."""
 
 
-class Place(NamedTuple):
+class StorePath(NamedTuple):
     """Where a URL leads.
 
     Attributes:
@@ -84,7 +84,7 @@ class Place(NamedTuple):
     path: str
 
 
-def place_of(url: str) -> Place:
+def open_store(url: str) -> StorePath:
     """Open the store that a URL names.
 
     Raises:
@@ -113,7 +113,7 @@ def place_of(url: str) -> Place:
     if is_s3(fs):
         # `asked` tries again, and nobody else: s3fs would send a part from where it was read to
         fs.retries = 1
-    return Place(url, fs, path)
+    return StorePath(url, fs, path)
 
 
 def _options(protocol: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def refusal(error: BaseException, url: str) -> InputError:
     return InputError(f"can't be read: {said}", path=url)
 
 
-def info_of(place: Place) -> Mapping[str, Any]:
+def info_of(place: StorePath) -> Mapping[str, Any]:
     """What the store says of an object now, past all caches.
 
     Raises:

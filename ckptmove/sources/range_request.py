@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..errors import CorruptError, UnsupportedError
-from .filesystem import PATIENCE, Place, is_s3, is_web
+from .filesystem import PATIENCE, StorePath, is_s3, is_web
 
 _PIECE = 1 << 20  # bytes read at once
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 CHANGED = "the object was changed while it was read"
 
 
-def part_of(place: Place, start: int, nbytes: int, total: int, etag: str) -> bytes:
+def part_of(place: StorePath, start: int, nbytes: int, total: int, etag: str) -> bytes:
     """Bytes of an object, at least one.
 
     Args:
@@ -52,7 +52,7 @@ def part_of(place: Place, start: int, nbytes: int, total: int, etag: str) -> byt
 class _Wanted:
     """A range, and what is known of the object."""
 
-    def __init__(self, place: Place, start: int, nbytes: int, total: int, etag: str) -> None:
+    def __init__(self, place: StorePath, start: int, nbytes: int, total: int, etag: str) -> None:
         self.place, self.start, self.nbytes = place, start, nbytes
         self.total, self.etag = total, etag
 

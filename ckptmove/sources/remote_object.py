@@ -12,7 +12,7 @@ from functools import partial
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from .cache import Spans
 from .fetch_pool import Fetchers, result_of
-from .filesystem import Missing, info_of, place_of, stamp_of, with_retries
+from .filesystem import Missing, info_of, open_store, stamp_of, with_retries
 from .range_request import CHANGED, part_of
 from .source import Fetched, Source, check_range
 from .sparse_copy import Holed
@@ -51,7 +51,7 @@ class Object(Source):
     def __init__(self, url: str) -> None:
         """Raises InputError if there is no such object, or it can't be read by ranges."""
         self.path = url
-        self.place = place_of(url)
+        self.place = open_store(url)
         about = info_of(self.place)
         if about.get("type") == "directory":
             raise UnsupportedError(

@@ -1,223 +1,163 @@
-"""The destination of a new file: may it be written, does it fit, and its temporary name."""
+"""Destinations: where new files and folders are written, on this machine or in a store.
+
+`RemoteDestination` of `upload.destination` is the implementation for URLs.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextvars import ContextVar
-from functools import reduce
-from operator import and_
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, TypeVar
 
-from ..errors import RefusedError, StrPath, WriteError
 from ..plans.plan import Plan
 from ..sources.source import Source
+from .final_name import check_file, check_room
+from .staged_file import LocalFile
+from .staged_folder import LocalFolder, check_folder
+from .verify import Progress
 
-HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
-NO_ROOM = "not enough free space"
-EXISTS_HINT = "--force replaces it; or choose another name"
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-_later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
+_Self = TypeVar("_Self")
 
 
-class Destination:
-    """A name to be taken, in a directory that is held open: whoever renames it, it stays the same.
+class _Context(Protocol):
+    def __enter__(self: _Self) -> _Self: ...
 
-    Attributes:
-        path: as it was given.
-        folder: the open directory.
-        name: in it.
-        hidden: the name until then, beside it.
-    """
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
-    def __init__(self, path: str) -> None:
-        """Raises RefusedError or WriteError if the directory can't be opened."""
-        self.path = path
-        folder, self.name = os.path.split(path)
-        try:
-            self.folder = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise failure_of(error, path) from error
-        self.hidden = hidden_name(self.name)
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename within the directory."""
-        os.rename(old, new, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+class StagedPart(_Context, Protocol):
+    """A file in the making, in a folder in the making."""
 
-    def sync(self) -> None:
-        """Put the names on disk.
+    def write(self, plan: Plan, progress: Progress | None = None) -> str:
+        """Carry out the plan and verify every byte; see `execute.PlanFile.write`."""
+
+    def reopen(self) -> Source:
+        """Open what was written, to be read like any other file."""
+
+
+class StagedFile(StagedPart, Protocol):
+    """A file in the making. Used as a context, nothing of it is left unless it was committed."""
+
+    def commit(self) -> None:
+        """Have the file appear, complete, at once and for good.
 
         Raises:
-            WriteError: that failed, when what is named is in its place already.
+            RefusedError: something appeared there meanwhile.
+            WriteError: it failed.
         """
-        try:
-            os.fsync(self.folder)
-        except OSError as error:
-            raise WriteError(
-                f"is complete and in place, but may not survive a power failure: {error.strerror}",
-                path=self.path,
-            ) from error
-
-    def sync_in_time(self) -> None:
-        """The same, but where somebody gathers such directories, only tell which it is."""
-        later = _later.get()
-        if later is None:
-            self.sync()
-        else:
-            later.add(os.path.dirname(os.path.abspath(self.path)))
-
-    def close(self) -> None:
-        """Let go of the directory."""
-        folder, self.folder = self.folder, -1
-        if folder >= 0:
-            os.close(folder)
 
 
-@contextlib.contextmanager
-def syncing_later() -> Iterator[set[str]]:
-    """A context in which new names of files may be lost with the power until they are synced.
+class StagedFolder(_Context, Protocol):
+    """A folder in the making. Used as a context, nothing of it is left unless it was committed."""
 
-    What is in the files is not: that is on disk before they get their names. Gives the directories
-    that are to be synced, as they become known.
-    """
-    folders = set[str]()
-    token = _later.set(folders)
-    try:
-        yield folders
-    finally:
-        _later.reset(token)
+    def file(self, name: str, sources: Sequence[Source] | None = None) -> StagedPart:
+        """A new file in it, to be written.
 
+        Args:
+            name: relative to the folder, with `/` between its parts.
+            sources: what its plan copies from, if that is not what the others do.
 
-def sync_folder(path: str) -> None:
-    """Put the names in a directory on disk, or raise OSError."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        Raises:
+            RefusedError: the name leads elsewhere, or nowhere.
+            WriteError: the file can't be created, or is there already.
+        """
+
+    def make(self, name: str) -> None:
+        """Make a folder in it. Raises as `file`."""
+
+    def commit(self) -> None:
+        """Have all files appear. Raises as `StagedFile.commit`."""
 
 
-def hidden_name(name: str) -> str:
-    """A name that nothing has, for what is to get the name, or had it."""
-    return f".{_stem(name)}.{os.urandom(4).hex()}{HIDDEN}"
+class Destination(ABC):
+    """Where a file or folder is to be written."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path  #: as it was given: a path, or a URL
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Raises RefusedError if nothing can ever be written there, whatever it is called."""
+
+    @abstractmethod
+    def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
+        """Raises RefusedError if a file must not be written, before anything is."""
+
+    @abstractmethod
+    def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
+        """Raises RefusedError if a folder must not be written, before anything is."""
+
+    @abstractmethod
+    def check_room(
+        self, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
+    ) -> None:
+        """Raises RefusedError where writing would fail for want of room.
+
+        Args:
+            plans: what is to be written.
+            sources: what they copy from.
+            besides: bytes that are copied as well.
+        """
+
+    @abstractmethod
+    def is_folder(self) -> bool:
+        """Whether a folder is there already. Raises RefusedError if a store can't tell."""
+
+    @abstractmethod
+    def names_below(self) -> list[str]:
+        """What is in a folder, however deep, by relative names; nothing if there is none."""
+
+    @abstractmethod
+    def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
+        """A file in the making; plans copy from these sources. Raises as `check_file`."""
+
+    @abstractmethod
+    def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
+        """A folder in the making. Raises as `check_folder`."""
 
 
-def is_hidden(hidden: str, name: str) -> bool:
-    """Whether `hidden_name` may have given that for this name."""
-    start = f".{_stem(name)}."
-    number = hidden[len(start) : -len(HIDDEN)]
-    return (
-        hidden.startswith(start)
-        and hidden.endswith(HIDDEN)
-        and len(number) == 8
-        and set(number) <= set("0123456789abcdef")
-    )
+class LocalDestination(Destination):
+    """A path on this machine."""
 
+    def check_writable(self) -> None:
+        """As `Destination.check_writable`: that depends on the name."""
 
-def _stem(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:200])
+    def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
+        """As `Destination.check_file`."""
+        check_file(self.path, sources, force=force)
 
+    def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
+        """As `Destination.check_folder`."""
+        check_folder(self.path, sources, force=force)
 
-def mode_of(path: str, sources: Sequence[Source]) -> int | None:
-    """What is at a destination, without following links: its mode, or None if nothing is.
+    def check_room(
+        self, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
+    ) -> None:
+        """As `Destination.check_room`."""
+        check_room(self.path, plans, sources, besides)
 
-    Raises:
-        RefusedError: its directory is none; it is one of the sources.
-        WriteError: that can't be told.
-    """
-    folder = os.path.dirname(path) or "."
-    try:
-        if not stat.S_ISDIR(os.stat(folder).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    except (OSError, ValueError) as error:
-        raise failure_of(error, path) from error
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise failure_of(error, path) from error
-    if any(source.same_file(path) for source in sources):
-        raise RefusedError("the destination is the source itself", path=path)
-    return mode
+    def is_folder(self) -> bool:
+        """As `Destination.is_folder`."""
+        return os.path.isdir(self.path)
 
+    def names_below(self) -> list[str]:
+        """As `Destination.names_below`."""
+        found = list[str]()
+        for folder, _, names in os.walk(self.path):
+            found += [os.path.relpath(os.path.join(folder, name), self.path) for name in names]
+        return sorted(found)
 
-def check_destination(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
-    """Raises RefusedError if the file must not be written, before anything is."""
-    path = os.fspath(destination)
-    if not os.path.basename(path):
-        raise RefusedError("the destination is a directory", path=path)
-    mode = mode_of(path, sources)
-    if mode is None:
-        return
-    if stat.S_ISDIR(mode):
-        raise RefusedError("the destination is a directory", path=path)
-    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-        raise RefusedError("the destination exists and is not a file", path=path)
-    if not force:
-        raise exists(path)
+    def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
+        """As `Destination.new_file`."""
+        return LocalFile(self.path, sources, force=force)
 
-
-def check_room(
-    destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
-) -> None:
-    """Raises RefusedError where writing would fail, as far as that can be known without it.
-
-    Args:
-        destination: what is to be written.
-        plans: how, and how much.
-        sources: what they copy from.
-        besides: bytes that are copied as well.
-    """
-    path = os.fspath(destination)
-    folder = os.path.dirname(path.rstrip("/")) or "."
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise RefusedError("can't be written: no file can be created in the directory", path=path)
-    refuse_if_full(os.statvfs(folder), plans, sources, path, besides)
-
-
-def free_nbytes(room: os.statvfs_result) -> int:
-    """What we may still write to a file system."""
-    return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
-
-
-def refuse_if_full(
-    room: os.statvfs_result,
-    plans: Iterable[Plan],
-    sources: Sequence[Source],
-    path: str,
-    besides: int = 0,
-) -> None:
-    """Raises RefusedError if what the plans make can't fit: holes take no room, if they stay."""
-    free = free_nbytes(room)
-    whole = gathered = 0
-    for plan in plans:
-        whole += plan.nbytes
-        gathered += sum(gather.nbytes for gather in plan.gathers)
-    needed = whole
-    if sources:
-        needed = min(whole, gathered + sum(source.allocated_nbytes for source in sources))
-    needed += besides
-    if needed > free:
-        raise RefusedError(f"{NO_ROOM}: {needed:,} bytes are needed, {free:,} are free", path=path)
-
-
-def mode_from(sources: Sequence[Source]) -> int:
-    """Permission bits for what is made of the sources: those that all of them have."""
-    return reduce(and_, (source.mode for source in sources)) if sources else 0o666
-
-
-def exists(path: str) -> RefusedError:
-    """The name is taken."""
-    return RefusedError("the destination exists", path=path, hint=EXISTS_HINT)
-
-
-def failure_of(error: OSError | ValueError, path: str) -> RefusedError | WriteError:
-    """What the system said, as an error of ours."""
-    if isinstance(error, ValueError):
-        return RefusedError("the destination is not a path", path=path)
-    if error.errno in _FORBIDDEN:
-        return RefusedError(f"can't be written: {error.strerror}", path=path)
-    return WriteError(f"writing failed: {error.strerror}", path=path)
+    def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
+        """As `Destination.new_folder`."""
+        return LocalFolder(self.path, sources, force=force)

@@ -16,8 +16,8 @@ from ..plans.plan import Copy, Gather, Plan
 from ..plans.split import divided
 from ..sources.source import File, Source
 from .copy import Copier, put, start_writeback
-from .destination import failure_of, mode_from, refuse_if_full
 from .distributed import SPREAD, Part, parts_of, seen_of
+from .final_name import failure_of, mode_from, refuse_if_full
 from .verify import Progress, Verifier, damaged
 
 FICLONE = 0x40049409  # linux/fs.h

@@ -15,11 +15,11 @@ from types import TracebackType
 from ..errors import StrPath, WriteError
 from ..sources.source import Source
 from .copy import NOT_HERE
-from .destination import Destination, check_destination, exists, failure_of
 from .execute import PlanFile
+from .final_name import FinalName, check_file, exists, failure_of
 
 
-class Staged(PlanFile):
+class LocalFile(PlanFile):
     """A file in the making. Used as a context, it is gone at the end unless it was committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
@@ -30,24 +30,24 @@ class Staged(PlanFile):
                 or is where nothing can be written.
         """
         path = os.fspath(destination)
-        check_destination(path, sources, force=force)
+        check_file(path, sources, force=force)
         self.force = force
         self.committed = False
-        self._destination = Destination(path)
+        self._name = FinalName(path)
         try:
-            super().__init__(self._destination.hidden, self._destination.folder, path, sources)
+            super().__init__(self._name.hidden, self._name.folder, path, sources)
         except BaseException as error:  # a signal may come after the file did
             self._remove()
-            self._destination.close()
+            self._name.close()
             if isinstance(error, OSError):
                 raise failure_of(error, path) from error
             raise
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self._destination.hidden, dir_fd=self._destination.folder)
+            os.unlink(self._name.hidden, dir_fd=self._name.folder)
 
-    def __enter__(self) -> Staged:
+    def __enter__(self) -> LocalFile:
         return self
 
     def __exit__(
@@ -65,7 +65,7 @@ class Staged(PlanFile):
         try:
             super().close()
         finally:
-            self._destination.close()
+            self._name.close()
 
     def commit(self) -> None:
         """Give the file its name, at once and for good.
@@ -83,18 +83,18 @@ class Staged(PlanFile):
             if error.errno == errno.EEXIST:
                 raise exists(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
-        self._destination.sync_in_time()
+        self._name.sync_in_time()
 
     def _rename(self) -> None:
-        self._destination.rename(self._destination.hidden, self._destination.name)
+        self._name.rename(self._name.hidden, self._name.name)
         self.committed = True
 
     def _link(self) -> None:
         """Give the file its final name only if that name is free, which a rename cannot ensure."""
         hidden, name, folder = (
-            self._destination.hidden,
-            self._destination.name,
-            self._destination.folder,
+            self._name.hidden,
+            self._name.name,
+            self._name.folder,
         )
         try:
             os.link(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)

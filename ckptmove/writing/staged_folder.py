@@ -17,14 +17,14 @@ from types import TracebackType
 
 from ..errors import RefusedError, StrPath, WriteError
 from ..sources.source import Source
-from .destination import Destination, exists, failure_of, hidden_name, mode_from, mode_of
 from .execute import PlanFile
+from .final_name import FinalName, exists, failure_of, hidden_name, mode_from, mode_of
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
 
 
-class StagedFolder:
+class LocalFolder:
     """A directory in the making. Used as a context, it is gone at the end unless committed.
 
     Attributes:
@@ -43,24 +43,24 @@ class StagedFolder:
         self.path = _without_slash(destination)
         self.sources = sources
         self.force = force
-        self._destination = Destination(self.path)
-        self._aside = hidden_name(self._destination.name)
+        self._name = FinalName(self.path)
+        self._aside = hidden_name(self._name.name)
         self._beside = os.path.dirname(os.path.abspath(self.path))
-        self.hidden = os.path.join(self._beside, self._destination.hidden)
-        self._folders = [self._destination.hidden]
+        self.hidden = os.path.join(self._beside, self._name.hidden)
+        self._folders = [self._name.hidden]
         self._files: list[PlanFile] = []
         try:
-            self._mkdir(self._destination.hidden)
+            self._mkdir(self._name.hidden)
         except BaseException as error:  # a signal may come after the directory did
-            self._remove(self._destination.hidden)
-            self._destination.close()
+            self._remove(self._name.hidden)
+            self._name.close()
             if isinstance(error, OSError):
                 raise failure_of(error, self.path) from error
             raise
 
     def _mkdir(self, name: str) -> None:
         mode = mode_from(self.sources)
-        os.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700, dir_fd=self._destination.folder)
+        os.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700, dir_fd=self._name.folder)
 
     def _remove(self, name: str) -> None:
         shutil.rmtree(os.path.join(self._beside, name), ignore_errors=True)
@@ -68,7 +68,7 @@ class StagedFolder:
     def _has(self, name: str) -> bool:
         return os.path.lexists(os.path.join(self._beside, name))
 
-    def __enter__(self) -> StagedFolder:
+    def __enter__(self) -> LocalFolder:
         return self
 
     def __exit__(
@@ -84,16 +84,16 @@ class StagedFolder:
             if self._has(self._aside):
                 self._put_back(error)
         finally:
-            self._remove(self._destination.hidden)
-            self._destination.close()
+            self._remove(self._name.hidden)
+            self._name.close()
 
     def _put_back(self, error: BaseException | None) -> None:
         """Give what was moved aside its name again, or remove it where the new one has that."""
-        if not self._has(self._destination.hidden):
+        if not self._has(self._name.hidden):
             self._remove(self._aside)
             return
         try:
-            self._destination.rename(self._aside, self._destination.name)
+            self._name.rename(self._aside, self._name.name)
         except OSError as failed:
             raise WriteError(
                 f"{error}; restoring the old folder failed too: {failed.strerror}",
@@ -119,7 +119,7 @@ class StagedFolder:
             *folders, own = self._parts(name)
             inside = os.path.join(self._made(folders), own)
             given = self.sources if sources is None else sources
-            file = PlanFile(inside, self._destination.folder, path, given)
+            file = PlanFile(inside, self._name.folder, path, given)
         except (OSError, ValueError) as error:
             raise failure_of(error, path) from error
         self._files.append(file)
@@ -165,12 +165,12 @@ class StagedFolder:
             if error.errno in _TAKEN:
                 raise exists(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
-        self._destination.sync()
+        self._name.sync()
         if self._has(self._aside):
             self._remove(self._aside)
 
     def _sync(self, name: str) -> None:
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._destination.folder)
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._name.folder)
         try:
             os.fsync(folder)
         finally:
@@ -178,14 +178,14 @@ class StagedFolder:
 
     def _take_name(self) -> None:
         """Rename, which also takes the place of an empty directory, and of nothing else."""
-        hidden, name = self._destination.hidden, self._destination.name
+        hidden, name = self._name.hidden, self._name.name
         try:
-            self._destination.rename(hidden, name)
+            self._name.rename(hidden, name)
         except OSError as error:
             if not self.force or error.errno not in _NOT_EMPTY:
                 raise
-            self._destination.rename(name, self._aside)
-            self._destination.rename(hidden, name)
+            self._name.rename(name, self._aside)
+            self._name.rename(hidden, name)
 
 
 def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:

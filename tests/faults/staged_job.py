@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from ckptmove.errors import CkptmoveError
 from ckptmove.plans.plan import Copy, CrcRange, Gather, Plan, Write
 from ckptmove.sources.source import File, Source
-from ckptmove.writing.staged_file import Staged
-from ckptmove.writing.staged_folder import StagedFolder
+from ckptmove.writing.staged_file import LocalFile
+from ckptmove.writing.staged_folder import LocalFolder
 
 
 def joined(*sources: Source) -> Plan:
@@ -39,7 +39,7 @@ def main(kind: str, force: str, out: str, *paths: str) -> None:
     with ExitStack() as stack:
         sources = [stack.enter_context(File.open(path)) for path in paths]
         if kind == "folder":
-            folder = stack.enter_context(StagedFolder(out, sources, force=bool(force)))
+            folder = stack.enter_context(LocalFolder(out, sources, force=bool(force)))
             for name, plan in {
                 "joined": joined(*sources),
                 "a/b/first": Plan("clone", sources[0].nbytes, (Copy(0, sources[0].nbytes, 0),), ()),
@@ -49,7 +49,7 @@ def main(kind: str, force: str, out: str, *paths: str) -> None:
                     file.write(plan)
             folder.commit()
             return
-        staged = stack.enter_context(Staged(out, sources, force=bool(force)))
+        staged = stack.enter_context(LocalFile(out, sources, force=bool(force)))
         staged.write(turned(sources[0]) if kind == "turned" else joined(*sources))
         staged.commit()
 

@@ -23,7 +23,7 @@ from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 from ckptmove.plans.split import combined, divided
 from ckptmove.writing.distributed import SPREAD, Part, RemoteParts
 from ckptmove.writing.execute import write_part
-from ckptmove.writing.staged_file import Staged
+from ckptmove.writing.staged_file import LocalFile
 from tests.making.checkpoints import MAKERS, save
 from tests.making.plans import Case, cases, opened
 from tests.making.trees import contents
@@ -97,7 +97,7 @@ def test_each_byte_is_as_the_model_has_it(case: Case, nbytes: int) -> None:
         TemporaryDirectory() as folder,
         opened(Path(folder), case.contents) as sources,
         spread(nbytes),
-        Staged(Path(folder) / "out", sources, force=False) as staged,
+        LocalFile(Path(folder) / "out", sources, force=False) as staged,
     ):
         told = list[int]()
         staged.write(case.plan, told.append)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove import CkptmoveError, UnsupportedError, convert
-from ckptmove.sources import check_link, open_source
+from ckptmove.sources import place_of
 from tests.conftest import RunCli
 
 
@@ -125,8 +125,8 @@ def test_what_was_opened_is_what_was_checked(model: Path, tmp_path: Path) -> Non
     """A link that is turned round between the two leads nowhere."""
     (tmp_path / "secret").write_text("x")
     (model / "file").symlink_to(tmp_path / "secret")
-    with open_source(model / "file") as source:
+    with place_of(model / "file").open() as source:
         (model / "file").unlink()
         (model / "file").write_text("x")
         with pytest.raises(UnsupportedError, match="leads outside its folder"):
-            check_link(model / "file", model, source)
+            place_of(model / "file").check_link(place_of(model), source)

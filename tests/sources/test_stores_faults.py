@@ -16,8 +16,8 @@ import torch
 
 import ckptmove
 from ckptmove import CkptmoveError, CorruptError, InputError, UnsupportedError
-from ckptmove.sources import filesystem, range_request
-from ckptmove.sources.listing import facts, many
+from ckptmove.sources import filesystem, place_of, range_request
+from ckptmove.sources.fetch_pool import many
 from ckptmove.sources.remote_object import Object
 from tests.conftest import ROOT, RunCli
 from tests.servers.fronts import HANG, PATIENT
@@ -368,7 +368,7 @@ def test_what_is_fetched_ahead_and_refused_is_told_at_once(way: str, store: Stor
         if way == "read in a row":
             source.expect([(0, 8 * MIB)])
         ask: Callable[[], object] = {
-            "asked about": lambda: list(many(facts, urls)),
+            "asked about": lambda: list(many(lambda url: place_of(url).size_and_stamp(), urls)),
             "expected": lambda: source.expect([(0, 9), (4 * MIB, 9)]),
             "read in a row": lambda: source.read(0, 9),
         }[way]

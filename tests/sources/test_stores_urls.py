@@ -11,8 +11,8 @@ import torch
 
 import ckptmove
 from ckptmove import InputError, UsageError
-from ckptmove.sources import folder_of, is_folder, is_url, joined, masked
-from ckptmove.sources.urls import name_of
+from ckptmove.sources import masked, place_of
+from ckptmove.sources.urls import is_url
 from tests.conftest import RunCli
 from tests.servers.object_store import Fault, Files, Store
 
@@ -46,14 +46,14 @@ def test_what_is_a_url(text: str, expected: bool) -> None:
 
 
 def test_names_in_urls() -> None:
-    assert joined("s3://b/dir/", "a b.pt") == "s3://b/dir/a b.pt"
-    assert joined("https://h/dir", "a b#?.pt") == "https://h/dir/a%20b%23%3F.pt"
-    assert joined("dir", "a.pt") == os.path.join("dir", "a.pt")  # noqa: PTH118 - of text
-    assert folder_of("s3://b/dir/a#?.pt") == "s3://b/dir"
-    assert folder_of("https://u:p@h/dir/a.pt?to=/x/y") == "https://u:p@h/dir"
-    assert name_of("s3://b/dir/a%20b.pt") == "a%20b.pt"
-    assert name_of("https://h/dir/a%20b.pt?sig=x/y#z") == "a b.pt"
-    assert name_of("s3://b/dir/") == "dir"
+    assert place_of("s3://b/dir/").child("a b.pt").path == "s3://b/dir/a b.pt"
+    assert place_of("https://h/dir").child("a b#?.pt").path == "https://h/dir/a%20b%23%3F.pt"
+    assert place_of("dir").child("a.pt").path == os.path.join("dir", "a.pt")  # noqa: PTH118 - of text
+    assert place_of("s3://b/dir/a#?.pt").parent.path == "s3://b/dir"
+    assert place_of("https://u:p@h/dir/a.pt?to=/x/y").parent.path == "https://u:p@h/dir"
+    assert place_of("s3://b/dir/a%20b.pt").name == "a%20b.pt"
+    assert place_of("https://h/dir/a%20b.pt?sig=x/y#z").name == "a b.pt"
+    assert place_of("s3://b/dir/").name == "dir"
 
 
 MASKED = {
@@ -148,11 +148,11 @@ def test_a_missing_part_is_named(store: Store) -> None:
 
 def test_folders(store: Store) -> None:
     store.put("a/b/run.pt", b"x")
-    assert is_folder(store.url("a/b"))
-    assert is_folder(store.url("a/"))
-    assert is_folder(f"s3://{store.bucket}")
-    assert not is_folder(store.url("a/b/run.pt"))
-    assert not is_folder(store.url("c"))
+    assert place_of(store.url("a/b")).is_folder()
+    assert place_of(store.url("a/")).is_folder()
+    assert place_of(f"s3://{store.bucket}").is_folder()
+    assert not place_of(store.url("a/b/run.pt")).is_folder()
+    assert not place_of(store.url("c")).is_folder()
 
 
 def test_what_is_no_url_is_refused(tmp_path: Path) -> None:

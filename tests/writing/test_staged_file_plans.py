@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 from ckptmove.runtime import gather as gathering
-from ckptmove.writing.destination import check_destination, check_room
-from ckptmove.writing.staged_file import Staged
+from ckptmove.writing.final_name import check_file, check_room
+from ckptmove.writing.staged_file import LocalFile
 from tests.making.plans import Case, cases, content, opened
 from tests.making.staging import Once, leaving_nothing, mounted
 
@@ -34,7 +34,7 @@ def test_each_byte_is_as_the_model_has_it(case: Case) -> None:
     steps: list[int] = []
     with TemporaryDirectory() as name, opened(Path(name), case.contents) as sources:
         out = Path(name, "out")
-        with Staged(out, sources, force=False) as staged:
+        with LocalFile(out, sources, force=False) as staged:
             staged.write(case.plan, steps.append)
             with staged.reopen() as again:
                 assert again.read(0, again.nbytes) == case.expected
@@ -49,7 +49,10 @@ def written(folder: Path, contents: Sequence[bytes], plan: Plan, **options: obje
     """What a plan makes of these contents."""
     act = options.get("meanwhile")
     progress = Once(act) if callable(act) else None
-    with opened(folder, contents) as sources, Staged(folder / "out", sources, force=False) as file:
+    with (
+        opened(folder, contents) as sources,
+        LocalFile(folder / "out", sources, force=False) as file,
+    ):
         file.write(plan, progress)
         file.commit()
     return (folder / "out").read_bytes()
@@ -93,8 +96,8 @@ def test_the_destination_is_none_of_the_sources(tmp_path: Path) -> None:
     with opened(tmp_path, BOTH) as sources:
         for n in (0, 1):
             with pytest.raises(RefusedError, match="source itself"):
-                check_destination(tmp_path / f"in-{n}", sources, force=True)
-        check_destination(tmp_path / "out", sources, force=False)
+                check_file(tmp_path / f"in-{n}", sources, force=True)
+        check_file(tmp_path / "out", sources, force=False)
 
 
 def test_room_is_needed_for_all_that_is_gathered(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, Plan, Write
-from ckptmove.writing.staged_folder import StagedFolder, check_folder
+from ckptmove.writing.staged_folder import LocalFolder, check_folder
 from tests.faults.injecting import WRITING, Call, calls_of, needs_strace, run
 from tests.making.plans import content, opened
 from tests.making.staging import Once, leaving_nothing, mounted
@@ -43,7 +43,7 @@ def staged(
     out: Path, *, force: bool = False, meanwhile: Callable[[], object] | None = None
 ) -> None:
     """A directory with both sources in it."""
-    with opened(out.parent, BOTH) as sources, StagedFolder(out, sources, force=force) as folder:
+    with opened(out.parent, BOTH) as sources, LocalFolder(out, sources, force=force) as folder:
         for name, plan in {"first": cloned(0), "a/b/second": cloned(1)}.items():
             with folder.file(name) as file:
                 file.write(plan)
@@ -73,7 +73,7 @@ def test_it_appears_with_all_that_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_slash_at_the_end_is_no_part_of_the_name(tmp_path: Path) -> None:
-    with StagedFolder(f"{tmp_path}/out///", [], force=False) as folder:
+    with LocalFolder(f"{tmp_path}/out///", [], force=False) as folder:
         with folder.file("settings.json") as file:
             file.write(Plan("relay", 2, (), (Write(0, b"{}"),)))
         folder.commit()
@@ -81,7 +81,7 @@ def test_a_slash_at_the_end_is_no_part_of_the_name(tmp_path: Path) -> None:
 
 
 def test_what_was_not_committed_is_gone(tmp_path: Path) -> None:
-    with StagedFolder(tmp_path / "out", [], force=False) as folder:
+    with LocalFolder(tmp_path / "out", [], force=False) as folder:
         folder.file("a/b/c")  # stays open
     assert not (tmp_path / "out").exists()
 
@@ -161,19 +161,19 @@ def test_sources_in_the_destination_are_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [".", "..", "/", "", "no/where", "in-0", "in-0/out", "a\0b"])
 def test_a_name_that_no_directory_can_have_is_refused(name: str, tmp_path: Path) -> None:
     with opened(tmp_path, BOTH) as sources, pytest.raises(RefusedError):
-        StagedFolder(f"{tmp_path}/{name}" if name else "", sources, force=True)
+        LocalFolder(f"{tmp_path}/{name}" if name else "", sources, force=True)
 
 
 @pytest.mark.parametrize("name", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", "..", "a\0b"])
 def test_files_stay_inside(name: str, tmp_path: Path) -> None:
     before = tree(tmp_path)
-    with StagedFolder(tmp_path / "out", [], force=False) as folder, pytest.raises(RefusedError):
+    with LocalFolder(tmp_path / "out", [], force=False) as folder, pytest.raises(RefusedError):
         folder.file(name)
     assert tree(tmp_path) == before
 
 
 def test_a_file_is_there_once(tmp_path: Path) -> None:
-    with StagedFolder(tmp_path / "out", [], force=False) as folder:
+    with LocalFolder(tmp_path / "out", [], force=False) as folder:
         folder.file("a")
         for name in ("a", "a/b"):
             with pytest.raises((WriteError, RefusedError)):
@@ -195,7 +195,7 @@ def test_who_may_not_read_the_source_may_not_read_the_directory(tmp_path: Path) 
 def test_a_source_that_changes_meanwhile_leaves_nothing(tmp_path: Path) -> None:
     with (
         opened(tmp_path, BOTH) as sources,
-        StagedFolder(tmp_path / "out", sources, force=False) as folder,
+        LocalFolder(tmp_path / "out", sources, force=False) as folder,
         folder.file("first") as file,
         pytest.raises(CorruptError, match="changed"),
     ):
@@ -209,7 +209,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path) -> None:
         opened(tmp_path, BOTH) as sources,
     ):
         old(small / "out")
-        with StagedFolder(small / "out", sources, force=True) as folder:
+        with LocalFolder(small / "out", sources, force=True) as folder:
             with folder.file("first") as file:
                 file.write(cloned(0))
             with folder.file("second") as file, pytest.raises((RefusedError, WriteError)):

@@ -14,8 +14,7 @@ from safetensors.torch import load as load_safetensors
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, WriteError
-from ckptmove.sources import Missing
-from ckptmove.sources.listing import tree
+from ckptmove.sources import Missing, place_of
 from ckptmove.writing.upload.small_objects import put_small
 from tests.making.checkpoints import save
 from tests.servers.uploading import BUCKET, Asked, Server, Store, bucket, damage
@@ -418,10 +417,10 @@ def test_a_small_object_that_can_not_be_put(
 
 def test_below_what_is_not_there_is_nothing(store: Store) -> None:
     with pytest.raises(Missing):
-        tree(store.url("nothing"))
+        place_of(store.url("nothing")).files_below()
     store.server.fault = lambda _: 403
     with pytest.raises(InputError, match="access is denied") as caught:
-        tree(store.url("nothing"))
+        place_of(store.url("nothing")).files_below()
     assert not isinstance(caught.value, Missing)
 
 

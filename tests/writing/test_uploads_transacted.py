@@ -12,7 +12,7 @@ import pytest
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, CrcRange, Plan, Write
-from ckptmove.writing import staged
+from ckptmove.writing import destination_of
 from tests.making.plans import content, opened
 
 fsspec = pytest.importorskip("fsspec")
@@ -102,14 +102,14 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_nothing_is_seen_before_it_is_committed(url: str, tmp_path: Path) -> None:
     with opened(tmp_path, [DATA]) as sources:
-        with staged(url, sources, force=False) as file:
+        with destination_of(url).new_file(sources, force=False) as file:
             assert file.write(PLAN) == "upload"
             assert Kept.there == {}
             file.commit()
         assert Kept.there == {"box/x": DATA}
         with pytest.raises(RefusedError, match="exists"):
-            staged(url, sources, force=False)
-        with staged(url, sources, force=True) as file:
+            destination_of(url).new_file(sources, force=False)
+        with destination_of(url).new_file(sources, force=True) as file:
             file.write(PLAN._replace(nbytes=300_001))
             file.commit()
     assert Kept.there == {"box/x": DATA + b"\0"}
@@ -118,7 +118,7 @@ def test_nothing_is_seen_before_it_is_committed(url: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("when", ["written", "torn", "never"])
 def test_what_is_not_committed_is_gone(url: str, when: str, tmp_path: Path) -> None:
     with opened(tmp_path, [DATA]) as sources:
-        with staged(url, sources, force=False) as file:
+        with destination_of(url).new_file(sources, force=False) as file:
             if when == "written":
                 file.write(PLAN)
             elif when == "torn":
@@ -131,7 +131,10 @@ def test_what_is_not_committed_is_gone(url: str, when: str, tmp_path: Path) -> N
 
 
 def test_what_appears_meanwhile_stays(url: str, tmp_path: Path) -> None:
-    with opened(tmp_path, [DATA]) as sources, staged(url, sources, force=False) as file:
+    with (
+        opened(tmp_path, [DATA]) as sources,
+        destination_of(url).new_file(sources, force=False) as file,
+    ):
         file.write(PLAN)
         Kept.there["box/x"] = b"theirs"
         with pytest.raises(RefusedError, match="exists"):
@@ -146,7 +149,10 @@ def test_what_has_another_size_then_is_told_of(
         self.fs.there[self.path] = self.fs.pending.pop(self.path)[:-1]
 
     monkeypatch.setattr(PlainFile, "finish", finish)
-    with opened(tmp_path, [DATA]) as sources, staged(url, sources, force=False) as file:
+    with (
+        opened(tmp_path, [DATA]) as sources,
+        destination_of(url).new_file(sources, force=False) as file,
+    ):
         file.write(PLAN)
         with pytest.raises(WriteError, match="it has 299999 bytes, not 300,000: remove it"):
             file.commit()
@@ -160,12 +166,18 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
     plan = Plan(
         "relay", nbytes, (Copy(0, 300_000, 4),), (), (), (), (CrcRange(4, nbytes - 4),), seal
     )
-    with opened(tmp_path, [DATA]) as sources, staged(url, sources, force=False) as file:
+    with (
+        opened(tmp_path, [DATA]) as sources,
+        destination_of(url).new_file(sources, force=False) as file,
+    ):
         file.write(plan, told.append)
         with file.reopen() as again:
             head = again.read(0, 10)
         file.commit()
-    with opened(tmp_path, [DATA]) as sources, staged(tmp_path / "x", sources, force=False) as here:
+    with (
+        opened(tmp_path, [DATA]) as sources,
+        destination_of(tmp_path / "x").new_file(sources, force=False) as here,
+    ):
         here.write(plan)
         here.commit()
     assert Kept.there["box/x"] == (tmp_path / "x").read_bytes()
@@ -174,7 +186,10 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
 
 
 def test_what_has_no_transactions_is_refused(url: str, tmp_path: Path) -> None:
-    with opened(tmp_path, [DATA]) as sources, staged("plain://box/x", sources, force=False) as file:
+    with (
+        opened(tmp_path, [DATA]) as sources,
+        destination_of("plain://box/x").new_file(sources, force=False) as file,
+    ):
         with pytest.raises(RefusedError, match="what is not complete would be seen"):
             file.write(PLAN)
         del file

@@ -19,7 +19,7 @@ from ...reports.data.batch_items import (
     result_of,
 )
 from ...sources.source import NO_MEMORY
-from ...writing.destination import failure_of, syncing_later
+from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.change import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
 from ..run_item import ItemOutcome, made_or_there

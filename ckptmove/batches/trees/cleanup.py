@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 from ...reports.data.batch_items import Item
-from ...sources.urls import is_url, name_of
-from ...writing.destination import HIDDEN, hidden_name, is_hidden
+from ...sources import place_of
+from ...writing.final_name import HIDDEN, hidden_name, is_hidden
 from ...writing.in_place.locked_file import is_open_for_writing
 from .ledger import LEDGER, Ledger
 
@@ -23,9 +23,9 @@ def beside(path: str) -> Iterator[str]:
     Raises:
         OSError: it can't be made.
     """
-    if is_url(path):  # what is only compared need not be there
+    if not place_of(path).opens_by_path:  # what is only compared need not be there
         with tempfile.TemporaryDirectory() as here:
-            yield os.path.join(here, name_of(path))
+            yield os.path.join(here, place_of(path).name)
         return
     folder, name = os.path.split(path.rstrip("/"))
     hidden = os.path.join(folder, hidden_name(name))
@@ -47,7 +47,7 @@ def remove_leftovers(folder: str, items: Iterable[Item], ledger: str = "") -> No
     Raises:
         RefusedError, WriteError: the ledger can't be used.
     """
-    if is_url(folder):
+    if not place_of(folder).opens_by_path:
         return
     left = _leftovers(folder)
     if not left:

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from ...errors import RefusedError
 from ...reports.data.batch_items import Entry
-from ...writing.destination import failure_of
+from ...writing.final_name import failure_of
 
 LEDGER = ".ckptmove-batch.jsonl"  # its name
 MARKS = ".ckptmove-batch"  # that of the folder which is in its place in a store

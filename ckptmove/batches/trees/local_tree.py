@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ...errors import InputError
-from ...writing.destination import HIDDEN
+from ...writing.final_name import HIDDEN
 from ...writing.in_place.journal import SUFFIX, UNFINISHED
 from .ledger import LEDGER, MARKS
 

@@ -13,9 +13,10 @@ import json
 from collections.abc import Iterator
 
 from ...reports.data.batch_items import Entry
-from ...sources import is_url, joined
+from ...sources import place_of
+from ...sources.fetch_pool import many
 from ...sources.filesystem import Missing
-from ...sources.listing import many, small, tree
+from ...sources.remote_place import RemotePlace
 from ...writing.upload.small_objects import put_small
 from .ledger import LEDGER, MARKS, Ledger, entry_of
 
@@ -61,19 +62,19 @@ class Marks:
 
     def _url(self, name: str) -> str:
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-        return joined(self.path, f"{digest[:32]}.json")
+        return RemotePlace(self.path).child(f"{digest[:32]}.json").path
 
 
 def _listed(path: str) -> list[str]:
     try:
-        return [each.path for each in tree(path)]
+        return [each.path for each in RemotePlace(path).files_below()]
     except Missing:
         return []
 
 
 def _entry(url: str) -> Entry | None:
     try:
-        return entry_of(small(url, _LONGEST))
+        return entry_of(RemotePlace(url).read_small(_LONGEST))
     except Missing:
         return None
 
@@ -83,9 +84,10 @@ Book = Ledger | Marks
 
 def open_ledger_in(root: str) -> Book:
     """The ledger of a tree, as a batch is planned."""
-    if is_url(root):
-        return Marks(joined(root, MARKS), whole=True)
-    return Ledger(joined(root, LEDGER))
+    place = place_of(root)
+    if not place.opens_by_path:
+        return Marks(place.child(MARKS).path, whole=True)
+    return Ledger(place.child(LEDGER).path)
 
 
 def open_ledger_at(path: str, since: int = 0) -> Book:
@@ -95,4 +97,4 @@ def open_ledger_at(path: str, since: int = 0) -> Book:
         path: as the other has it.
         since: from where on there may be news.
     """
-    return Marks(path, whole=False) if is_url(path) else Ledger(path, since)
+    return Ledger(path, since) if place_of(path).opens_by_path else Marks(path, whole=False)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import InputError
-from ...sources import exists, joined, open_source
-from ...sources.filesystem import info_of, place_of, size_in
+from ...sources import place_of
+from ...sources.fetch_pool import many
+from ...sources.filesystem import info_of, open_store, size_in
 from ...sources.filesystem import stamp_of as stamp_of_object
-from ...sources.listing import facts, many, tree
+from ...sources.remote_place import RemotePlace
 from .local_tree import FILE, FOLDER, NAMELESS, Listed, Output, as_one, is_ours
 
 _T = TypeVar("_T")
@@ -26,7 +27,7 @@ def listings(root: str) -> Callable[[str], list[Listed]]:
     """As `local_tree.listings`: the whole tree is listed at once."""
     base = root.rstrip("/")
     found: dict[str, list[Listed]] = {base: []}
-    for name, path, nbytes, stamp in tree(root):
+    for name, path, _, nbytes, stamp in RemotePlace(root).files_below():
         parts = name.split("/")
         if any(map(is_ours, parts)):
             continue
@@ -35,7 +36,7 @@ def listings(root: str) -> Callable[[str], list[Listed]]:
             continue
         above = base
         for part in parts[:-1]:
-            folder = joined(above, part)
+            folder = place_of(above).child(part).path
             if folder not in found:
                 found[folder] = []
                 found[above].append(Listed(part, folder, FOLDER))
@@ -51,7 +52,7 @@ def _is_name(part: str) -> bool:
 
 def stamp_of(files: Sequence[str], root: str = "") -> str:
     """As `local_tree.stamp_of`, by what the store says of each."""
-    stamps = (stamp for _, stamp in many(facts, files))
+    stamps = (stamp for _, stamp in many(_facts, files))
     return as_one([(path[len(root) :], stamp) for path, stamp in zip(files, stamps, strict=True)])
 
 
@@ -62,14 +63,18 @@ def files_of(path: str) -> Sequence[str]:
 
 def _there(path: str) -> list[Listed]:
     """The object itself, or all that are in a folder and below, by few requests."""
-    about = info_of(place_of(path))
+    about = info_of(open_store(path))
     if about.get("type") != "directory":
         return [Listed("", path, FILE, size_in(about), stamp_of_object(about))]
     return [
         Listed(each.name, each.path, FILE, each.nbytes, each.stamp)
-        for each in tree(path)
+        for each in RemotePlace(path).files_below()
         if not any(map(is_ours, each.name.split("/")))
     ]
+
+
+def _facts(url: str) -> tuple[int, str]:
+    return RemotePlace(url).size_and_stamp()
 
 
 def nbytes_of(files: Iterable[str]) -> int:
@@ -77,7 +82,7 @@ def nbytes_of(files: Iterable[str]) -> int:
 
     def size(path: str) -> int:
         try:
-            return facts(path)[0]
+            return _facts(path)[0]
         except InputError:
             return 0
 
@@ -107,11 +112,14 @@ def same(one: str, other: str) -> bool:
     }
     if theirs != ours:
         return False
-    return all(_same_bytes(joined(one, name) if name else one, str(here / name)) for name in theirs)
+    return all(
+        _same_bytes(place_of(one).child(name).path if name else one, str(here / name))
+        for name in theirs
+    )
 
 
 def _same_bytes(one: str, other: str) -> bool:
-    with open_source(one) as first, open_source(other) as second:
+    with place_of(one).open() as first, place_of(other).open() as second:
         return all(data == second.read(at, len(data)) for at, data in first.chunks(0, first.nbytes))
 
 
@@ -119,13 +127,13 @@ def holds(path: str, data: bytes) -> bool:
     """As `local_tree.holds`."""
     if sizes_of(path) != {"": len(data)}:
         return False
-    with open_source(path) as source:
+    with place_of(path).open() as source:
         return source.read(0, source.nbytes) == data
 
 
 def is_taken(path: str) -> bool:
     """As `local_tree.is_taken`."""
-    return exists(path)
+    return place_of(path).exists()
 
 
 def make_folder(path: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from ...sources import is_url
+from ...sources import place_of
 from . import local_tree
 from .local_tree import Listed, Output
 
@@ -52,7 +52,7 @@ class Place(Protocol):
 
 def at(path: str) -> Place:
     """The module for the tree of a path or a URL."""
-    if not is_url(path):
+    if place_of(path).opens_by_path:
         return local_tree
     from . import remote_tree  # what has no URL needs none of this
 

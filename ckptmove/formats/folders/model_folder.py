@@ -16,13 +16,13 @@ Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from typing import NamedTuple
 
 from ...errors import StrPath, UnsupportedError
-from ...sources import inside, joined
+from ...sources import place_of
+from ...sources.place import EntryKind
 
 _INDEX = ".index.json"
 #: The weights as one file each, in order of preference: those of a line are the same weights.
@@ -85,12 +85,12 @@ def weights_of(folder: StrPath) -> Weights:
         UnsupportedError: there are none, or it is not known which they are.
         InputError: it can't be read.
     """
-    path = os.fspath(folder)
-    found_inside = inside(path)
-    names = [each.name for each in found_inside if each.is_file]
+    place = place_of(folder)
+    entries = place.entries()
+    names = [each.name for each in entries if each.kind is EntryKind.FILE]
     found = next((name for name in _WANTED if name in names), None)
     if found is None:
-        found = _only_one(path, names, [each.name for each in found_inside])
+        found = _only_one(place.path, names, [each.name for each in entries])
     whole = _whole_of(found)
     family = next((each for each in _FAMILIES if whole in each), (whole,))
     others = [
@@ -107,7 +107,7 @@ def weights_of(folder: StrPath) -> Weights:
             f"{found} is used as the weights; {others[0]}{more} seems to hold the same weights"
         )
     stem = whole.rpartition(".")[0] or whole
-    return Weights(joined(path, found), stem, tuple(others), tuple(warnings))
+    return Weights(place.child(found).path, stem, tuple(others), tuple(warnings))
 
 
 def has_weights(names: Collection[str]) -> bool:

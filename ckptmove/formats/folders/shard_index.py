@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.tree_text import TREE
-from ...sources import Missing, check_link, folder_of, joined, open_source
+from ...sources import Missing, place_of
 from ...sources.source import Source
 from ...writing.in_place.change import recover_if_interrupted
 from ..safetensors.header import LONGEST, read_json, shown
@@ -112,20 +112,20 @@ def open_shards(
     Raises:
         InputError: one is missing, can't be read, or there are too many.
     """
-    folder, opened = folder_of(index.source.path), dict[str, Source]()
+    folder, opened = place_of(index.source.path).parent, dict[str, Source]()
     notes: list[str] = []
     for name in index.files:
-        path = joined(folder, name)
+        place = folder.child(name)
         if not follow_links:
-            check_link(path, folder)
-        notes += (f"{name}: {note}" for note in recover_if_interrupted(path))
+            place.check_link(folder)
+        notes += (f"{name}: {note}" for note in recover_if_interrupted(place.path))
         try:
-            opened[name] = source = open_source(path)
+            opened[name] = source = place.open()
         except InputError as error:
             raise _without(name, len(index.files), error) from error
         stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
         if not follow_links:
-            check_link(path, folder, source)
+            place.check_link(folder, source)
     return opened, notes
 
 

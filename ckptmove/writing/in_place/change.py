@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from types import TracebackType
 
 from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
 from ...reports.recover import Recovered
+from ...sources import place_of
 from ...sources.source import File
-from ...sources.urls import is_url
 from ..copy import write_at
-from ..destination import failure_of
-from .journal import UNFINISHED, Journal, journal_name
+from ..final_name import failure_of
+from .journal import SUFFIX, UNFINISHED, Journal, journal_name
 from .locked_file import LockedFile, busy, is_held_here, is_locked, is_open_for_writing
 
 _INSIST = "--force changes it anyway"
@@ -197,7 +198,7 @@ def undo(path: StrPath) -> Recovered:
         WriteError: undoing it failed, and can be tried again.
     """
     path = os.fspath(path)
-    if is_url(path):  # nothing is changed in place there
+    if not place_of(path).changes_in_place:
         return Recovered(path, "nothing")
     real = os.path.realpath(path) if os.path.islink(path) else path
     folder, name = os.path.split(real)
@@ -261,3 +262,28 @@ def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
     if outcome == "unchanged":
         return ("an interrupted in-place change had not changed the file; removed its journal",)
     return ()
+
+
+def journaled_files(root: str) -> Iterator[str]:
+    """Files in a folder and below, beside which a journal is, finished or not.
+
+    Raises:
+        InputError: a folder can't be read.
+    """
+    if not place_of(root).changes_in_place:
+        return
+
+    def unreadable(error: OSError) -> None:
+        raise InputError(f"can't be read: {error.strerror}", path=error.filename)
+
+    for folder, folders, names in os.walk(root, onerror=unreadable):
+        folders.sort()
+        journals = sorted(name for name in names if name.endswith(SUFFIX))
+        unfinished = [name for name in names if name.endswith(SUFFIX + UNFINISHED)]
+        files = {journal_name(name): name for name in names} if journals or unfinished else {}
+        for journal in journals:  # without its file, it is named after the journal
+            yield os.path.join(folder, files.get(journal, journal[1 : -len(SUFFIX)]))
+        for name in unfinished:
+            journal = name.removesuffix(UNFINISHED)
+            if journal in files and journal not in journals:
+                yield os.path.join(folder, files[journal])

@@ -19,8 +19,8 @@ from io import BytesIO
 from typing import Any
 
 from ...errors import InputError, RefusedError, WriteError
-from ...sources.filesystem import Place, info_of, protocols_of
-from ..destination import exists
+from ...sources.filesystem import StorePath, info_of, protocols_of
+from ..final_name import exists
 from .errors import failure, with_write_retries
 from .parts import PART_NBYTES
 
@@ -34,7 +34,7 @@ _READ_ONLY = {
 }
 
 
-def check_writable(place: Place) -> None:
+def check_writable(place: StorePath) -> None:
     """Raises RefusedError where nothing can be written, as far as that is known from its kind."""
     if protocols_of(place.fs) & _READ_ONLY:
         raise RefusedError(
@@ -50,7 +50,7 @@ class TransactedUpload:
     part_nbytes = PART_NBYTES
     at_once = 1
 
-    def __init__(self, place: Place, nbytes: int, *, exclusive: bool) -> None:
+    def __init__(self, place: StorePath, nbytes: int, *, exclusive: bool) -> None:
         self._nbytes = nbytes
         self._place = place
         self._mode = "xb" if exclusive and protocols_of(place.fs) & _EXCLUSIVE else "wb"

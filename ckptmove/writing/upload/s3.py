@@ -23,8 +23,8 @@ from io import BytesIO
 from typing import Any
 
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
-from ...sources.filesystem import Place, info_of
-from ..destination import exists
+from ...sources.filesystem import StorePath, info_of
+from ..final_name import exists
 from .errors import with_write_retries
 from .parts import part_nbytes_for
 
@@ -41,7 +41,7 @@ class MultipartUpload:
 
     at_once = 4
 
-    def __init__(self, place: Place, nbytes: int) -> None:
+    def __init__(self, place: StorePath, nbytes: int) -> None:
         self.part_nbytes = part_nbytes_for(nbytes)
         self._nbytes = nbytes
         self._place = place
@@ -167,7 +167,7 @@ class SingleUpload:
 
     at_once = 1
 
-    def __init__(self, place: Place, nbytes: int) -> None:
+    def __init__(self, place: StorePath, nbytes: int) -> None:
         self.part_nbytes = max(1, nbytes)
         self._place = place
         self._data = BytesIO()
@@ -220,7 +220,7 @@ class SingleUpload:
 # -- what a store says of it -----------------------------------------------------------------------
 
 
-def check_arrived(place: Place, nbytes: int, tag: str | None, made: str | None) -> None:
+def check_arrived(place: StorePath, nbytes: int, tag: str | None, made: str | None) -> None:
     """See that an object is what was sent; what isn't, and is ours, is removed.
 
     Args:
@@ -295,7 +295,7 @@ def _condition(exclusive: bool) -> Mapping[str, str]:
     return {"IfNoneMatch": "*"} if exclusive else {}
 
 
-def _tag_there(place: Place) -> str:
+def _tag_there(place: StorePath) -> str:
     """The ETag of what is there, if anything is."""
     with contextlib.suppress(InputError):
         return _tag_in(info_of(place))

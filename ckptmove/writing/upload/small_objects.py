@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...sources.filesystem import place_of
+from ...sources.filesystem import open_store
 from .errors import with_write_retries
 
 
@@ -15,7 +15,7 @@ def put_small(url: str, data: bytes) -> None:
     """
 
     def put() -> None:
-        place = place_of(url)
+        place = open_store(url)
         place.fs.pipe_file(place.path, data)
 
     with_write_retries(put, url)

@@ -11,11 +11,11 @@ from types import TracebackType
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
-from ...sources.filesystem import Place, is_s3, place_of
+from ...sources.filesystem import StorePath, is_s3, open_store
 from ...sources.remote_object import Object
 from ...sources.source import Source
-from ..destination import exists
 from ..execute import Report
+from ..final_name import exists
 from ..verify import Progress
 from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
@@ -38,7 +38,9 @@ class Room:
 class Uploaded:
     """An object in the making, in a store. Used as a context, its upload goes on when that ends."""
 
-    def __init__(self, place: Place, sources: Sequence[Source], room: Room, *, force: bool) -> None:
+    def __init__(
+        self, place: StorePath, sources: Sequence[Source], room: Room, *, force: bool
+    ) -> None:
         """Nothing is asked of the store yet.
 
         Args:
@@ -167,7 +169,7 @@ class StagedObject(Uploaded):
 # -- before anything is written --------------------------------------------------------------------
 
 
-def place_to(url: str) -> Place:
+def place_to(url: str) -> StorePath:
     """Open the store that a destination is in.
 
     Raises:
@@ -175,12 +177,12 @@ def place_to(url: str) -> Place:
         RefusedError: it can't be reached.
     """
     try:
-        return place_of(url)
+        return open_store(url)
     except InputError as error:
         raise failure(error.__cause__ or error, url) from error
 
 
-def about(place: Place) -> str | None:
+def about(place: StorePath) -> str | None:
     """What is at a place: `file`, `directory`, or None.
 
     Raises:
@@ -197,7 +199,7 @@ def about(place: Place) -> str | None:
     return with_write_retries(ask, place.url)
 
 
-def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
+def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:
     """Raises RefusedError if an object must not be written, before anything is; gives its place."""
     place = place_to(url)
     check_writable(place)
@@ -216,5 +218,5 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     return place
 
 
-def _lies_at(source: Source, place: Place) -> bool:
+def _lies_at(source: Source, place: StorePath) -> bool:
     return isinstance(source, Object) and source.place[1:] == place[1:]

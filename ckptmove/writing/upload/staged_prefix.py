@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
-from ...sources import joined
-from ...sources.filesystem import Missing, Place, is_s3, place_of
-from ...sources.listing import tree
+from ...sources.filesystem import Missing, StorePath, is_s3, open_store
 from ...sources.remote_object import Object
+from ...sources.remote_place import RemotePlace
 from ...sources.source import Source
-from ..destination import exists
+from ..final_name import exists
 from .errors import uninterruptible, with_write_retries
 from .fsspec import check_writable
 from .parts import PART_NBYTES
@@ -76,7 +75,7 @@ class StagedPrefix:
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise RefusedError(f"{name!r} is not a valid file name", path=self.path)
         if name in self._files:
-            raise WriteError("is written twice", path=joined(self.path, name))
+            raise WriteError("is written twice", path=RemotePlace(self.path).child(name).path)
         file = Uploaded(
             self._at(name),
             self.sources if sources is None else sources,
@@ -86,9 +85,9 @@ class StagedPrefix:
         self._files[name] = file
         return file
 
-    def _at(self, name: str) -> Place:
+    def _at(self, name: str) -> StorePath:
         path = f"{self._place.path.rstrip('/')}/{name}"
-        return self._place._replace(url=joined(self.path, name), path=path)
+        return self._place._replace(url=RemotePlace(self.path).child(name).path, path=path)
 
     def make(self, name: str) -> None:
         """Stores have no folders in which nothing is: there is nothing to make."""
@@ -128,7 +127,7 @@ class StagedPrefix:
         uninterruptible(lambda: with_write_retries(remove, place.url))
 
 
-def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> Place:
+def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:
     """Raises RefusedError if a folder must not be written, before anything is; gives its place."""
     path = url.rstrip("/")
     place = place_to(path)
@@ -144,7 +143,7 @@ def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> Place:
     return place
 
 
-def _lies_in(source: Source, folder: Place) -> bool:
+def _lies_in(source: Source, folder: StorePath) -> bool:
     if not isinstance(source, Object):
         return False
     within = f"{folder.path.rstrip('/')}/"
@@ -157,11 +156,11 @@ def names_below(url: str) -> list[str]:
     Raises:
         RefusedError: it can't be told.
     """
-    place = place_of(url)
+    place = open_store(url)
     if about(place) != "directory":
         return []
     try:
-        return [each.name for each in tree(url)]
+        return [each.name for each in RemotePlace(url).files_below()]
     except Missing:
         return []
     except InputError as error:

@@ -1,0 +1,296 @@
+"""Places: where files and folders are. A path on this machine and a URL have the same methods.
+
+`RemotePlace` of `remote_place` is the implementation for URLs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from typing import ClassVar, NamedTuple, TypeVar
+
+from ..errors import CkptmoveError, InputError, StrPath, UnsupportedError
+from .source import File, Source
+from .urls import is_url, looks_like_url
+
+_T = TypeVar("_T")
+_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+_HUB = ("models--", "datasets--", "spaces--")
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+
+
+def choose(path: StrPath, local: Callable[[str], _T], remote: Callable[[str], _T]) -> _T:
+    """Make what handles a path of this machine, or what handles a URL.
+
+    Nobody else asks which of them a path is.
+    """
+    return remote(str(path)) if is_url(path) else local(os.fspath(path))
+
+
+class EntryKind(Enum):
+    """What an entry of a folder is."""
+
+    FILE = "file"  # links to files among them
+    FOLDER = "folder"
+    FOLDER_LINK = "link to a folder"
+    BROKEN_LINK = "broken link"
+    SPECIAL = "special file"
+    UNREADABLE = "unreadable"
+    BAD_NAME = "bad name"  # an object whose name no file can have
+
+
+class FolderEntry(NamedTuple):
+    """What is in a folder."""
+
+    name: str  #: relative to the folder, with `/` between its parts
+    path: str  #: a path, or a URL
+    kind: EntryKind = EntryKind.FILE
+    nbytes: int = 0  #: of a file
+    stamp: str = ""  #: of a file: a text that changes if the file does
+
+
+class Place(ABC):
+    """Where a file or folder is, or may be. Nothing is looked up before a method needs it."""
+
+    __slots__ = ("path",)
+    #: Whether a file there can be changed in place.
+    changes_in_place: ClassVar[bool]
+    #: Whether any program can open a file there by its path.
+    opens_by_path: ClassVar[bool]
+
+    def __init__(self, path: str) -> None:
+        self.path = path  #: as it was given
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The last part of the path."""
+
+    @property
+    @abstractmethod
+    def parent(self) -> Place:
+        """The folder that it is in; its path has no slash at the end."""
+
+    @abstractmethod
+    def child(self, name: str) -> Place:
+        """What has a name in this folder; the name may have several parts."""
+
+    @abstractmethod
+    def absolute(self) -> str:
+        """The path, such that it can be found from any working directory."""
+
+    @abstractmethod
+    def folder_identity(self) -> str:
+        """Where a folder is, however it was named, with a slash at its end."""
+
+    @abstractmethod
+    def open(self) -> Source:
+        """Open a file for reading.
+
+        Raises:
+            InputError: missing, unreadable, or not a regular file (a FIFO does not block).
+            UsageError: what the URL needs isn't installed.
+        """
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether something is there. Raises InputError if a store can't tell."""
+
+    @abstractmethod
+    def is_unreachable(self, error: InputError) -> bool:
+        """Whether an error of reading it says nothing of its content."""
+
+    @abstractmethod
+    def is_folder(self) -> bool:
+        """Whether this is a folder, or a prefix in a store below which something is."""
+
+    @abstractmethod
+    def size_and_stamp(self) -> tuple[int, str]:
+        """The size in bytes, and a text that changes if the file does.
+
+        Raises:
+            InputError: nothing is there, or it can't be told.
+        """
+
+    def nbytes(self) -> int:
+        """The size of a file in bytes; 0 for a folder, a missing file, or an unknown size."""
+        try:
+            return self.size_and_stamp()[0]
+        except (ValueError, CkptmoveError):
+            return 0
+
+    @abstractmethod
+    def entries(self) -> list[FolderEntry]:
+        """What is in a folder, in the order of names. Raises InputError if it can't be read."""
+
+    @abstractmethod
+    def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
+        """Everything below a folder but the folders that hold something, in no order.
+
+        Args:
+            ignored: whether to leave out what has a name, and all below it.
+
+        Raises:
+            InputError: a folder can't be read.
+        """
+
+    def check_link(self, folder: Place, source: Source | None = None) -> None:
+        """Check that a file in a folder, a link or not, does not lead out of it.
+
+        A folder that was downloaded may hold links to whatever its reader may read. So a link has
+        to stay within its folder, unless that lies in the cache of the Hub, where every file is
+        one: `models--x/snapshots/REVISION/config.json → ../../blobs/HASH`
+        (`_create_symlink` in huggingface_hub/file_download.py). A store has no links.
+
+        Args:
+            folder: the folder of the model.
+            source: the file as it was opened; it must be the one that was checked.
+
+        Raises:
+            UnsupportedError: it leads elsewhere.
+        """
+        del folder, source
+
+
+class LocalPlace(Place):
+    """A path on this machine."""
+
+    __slots__ = ()
+    changes_in_place = True
+    opens_by_path = True
+
+    @property
+    def name(self) -> str:
+        """As `Place.name`."""
+        return os.path.basename(self.path.rstrip("/"))
+
+    @property
+    def parent(self) -> LocalPlace:
+        """As `Place.parent`."""
+        return LocalPlace(os.path.dirname(self.path))
+
+    def child(self, name: str) -> LocalPlace:
+        """As `Place.child`."""
+        return LocalPlace(os.path.join(self.path, name))
+
+    def absolute(self) -> str:
+        """As `Place.absolute`."""
+        return os.path.abspath(self.path)
+
+    def folder_identity(self) -> str:
+        """As `Place.folder_identity`."""
+        return os.path.join(os.path.realpath(self.path), "")
+
+    def open(self) -> Source:
+        """As `Place.open`."""
+        try:
+            return File.open(self.path)
+        except InputError as error:
+            if looks_like_url(self.path):
+                error.hint = "a URL must be a string with two slashes"
+            raise
+
+    def exists(self) -> bool:
+        """As `Place.exists`."""
+        return os.path.exists(self.path)
+
+    def is_unreachable(self, error: InputError) -> bool:
+        """As `Place.is_unreachable`: it is not there."""
+        return not self.exists()
+
+    def is_folder(self) -> bool:
+        """As `Place.is_folder`."""
+        return os.path.isdir(self.path)
+
+    def size_and_stamp(self) -> tuple[int, str]:
+        """As `Place.size_and_stamp`; 0 bytes for what is no regular file."""
+        try:
+            return _size_and_stamp(os.stat(self.path))
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def entries(self) -> list[FolderEntry]:
+        """As `Place.entries`; nothing that goes meanwhile."""
+        try:
+            with os.scandir(self.path) as found:
+                entries = [_entry(each) for each in found]
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        return sorted(each for each in entries if each is not None)
+
+    def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
+        """As `Place.files_below`; links to folders are not followed."""
+        found, todo = list[FolderEntry](), [""]
+        while todo:
+            within = todo.pop()
+            path = os.path.join(self.path, within) if within else self.path
+            entries = LocalPlace(path).entries()
+            if within and not entries:
+                found.append(FolderEntry(within, path, EntryKind.FOLDER))
+            for each in entries:
+                if ignored(each.name):
+                    continue
+                if each.kind is EntryKind.FOLDER:
+                    todo.append(f"{within}{each.name}/")
+                else:
+                    found.append(each._replace(name=within + each.name))
+        return found
+
+    def check_link(self, folder: Place, source: Source | None = None) -> None:
+        """As `Place.check_link`."""
+        root, leads_to = os.path.realpath(folder.path), os.path.realpath(self.path)
+        allowed = leads_to.startswith(os.path.join(root, "")) or _is_blob(leads_to, root)
+        if not allowed or (source is not None and not source.same_file(leads_to)):
+            raise UnsupportedError(
+                "is a link that leads outside its folder",
+                path=self.path,
+                hint="--follow-links follows it",
+            )
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    return InputError(f"can't be read: {error.strerror}", path=path)
+
+
+def _entry(entry: os.DirEntry[str]) -> FolderEntry | None:
+    """What an entry is; None if it has gone."""
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            return FolderEntry(entry.name, entry.path, EntryKind.FOLDER)
+        about = entry.stat()
+    except OSError as error:
+        if error.errno not in _NOWHERE:
+            return FolderEntry(entry.name, entry.path, EntryKind.UNREADABLE)
+        if entry.is_symlink():
+            return FolderEntry(entry.name, entry.path, EntryKind.BROKEN_LINK)
+        return None
+    if stat.S_ISDIR(about.st_mode):
+        return FolderEntry(entry.name, entry.path, EntryKind.FOLDER_LINK)
+    if not stat.S_ISREG(about.st_mode):
+        return FolderEntry(entry.name, entry.path, EntryKind.SPECIAL)
+    return FolderEntry(entry.name, entry.path, EntryKind.FILE, *_size_and_stamp(about))
+
+
+def _size_and_stamp(about: os.stat_result) -> tuple[int, str]:
+    nbytes = about.st_size if stat.S_ISREG(about.st_mode) else 0
+    return nbytes, f"{about.st_size}-{about.st_mtime_ns}-{about.st_ino}"
+
+
+def _is_blob(path: str, folder: str) -> bool:
+    """Whether a file is a blob of the repository, in the cache of the Hub, that a folder is of."""
+    while os.path.basename(folder) != _SNAPSHOTS:
+        folder, before = os.path.dirname(folder), folder
+        if folder == before:
+            return False
+    repository = os.path.dirname(folder)
+    if not os.path.basename(repository).startswith(_HUB):
+        return False
+    try:
+        is_file = stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+    return is_file and os.path.dirname(path) == os.path.join(repository, _BLOBS)

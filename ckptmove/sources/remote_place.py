@@ -1,0 +1,151 @@
+"""Places in object stores, which URLs name and fsspec opens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from ..errors import CorruptError, InputError, UnsupportedError
+from .filesystem import Missing, StorePath, info_of, open_store, size_in, stamp_of, with_retries
+from .place import EntryKind, FolderEntry, Place
+from .remote_object import Object
+from .source import Source
+from .urls import WEB
+
+
+class RemotePlace(Place):
+    """A URL."""
+
+    __slots__ = ()
+    changes_in_place = False
+    opens_by_path = False
+
+    @property
+    def store(self) -> StorePath:
+        """The store, opened. Raises as `open_store`."""
+        return open_store(self.path)
+
+    @property
+    def name(self) -> str:
+        """As `Place.name`."""
+        return _name_of(self.path)
+
+    @property
+    def parent(self) -> RemotePlace:
+        """As `Place.parent`."""
+        return RemotePlace(_bare(self.path).rstrip("/").rpartition("/")[0])
+
+    def child(self, name: str) -> RemotePlace:
+        """As `Place.child`."""
+        quoted = quote(name) if WEB.match(self.path) else name
+        return RemotePlace(f"{self.path.rstrip('/')}/{quoted}")
+
+    def absolute(self) -> str:
+        """As `Place.absolute`: it is."""
+        return self.path
+
+    def folder_identity(self) -> str:
+        """As `Place.folder_identity`."""
+        store = self.store
+        return f"{store.fs.protocol}:{store.path.strip('/')}/"
+
+    def open(self) -> Source:
+        """As `Place.open`."""
+        return Object(self.path)
+
+    def exists(self) -> bool:
+        """As `Place.exists`."""
+        store = self.store
+        return bool(with_retries(lambda: store.fs.exists(store.path), self.path))
+
+    def is_unreachable(self, error: InputError) -> bool:
+        """As `Place.is_unreachable`: its store did not give it."""
+        return not isinstance(error, (CorruptError, UnsupportedError))
+
+    def is_folder(self) -> bool:
+        """As `Place.is_folder`."""
+        store = self.store
+        if self.path.endswith("/"):
+            return bool(with_retries(lambda: store.fs.isdir(store.path), self.path))
+        try:
+            about: Mapping[str, Any] = with_retries(lambda: store.fs.info(store.path), self.path)
+        except Missing:
+            return False
+        return about.get("type") == "directory"
+
+    def size_and_stamp(self) -> tuple[int, str]:
+        """As `Place.size_and_stamp`."""
+        about = info_of(self.store)
+        return size_in(about), stamp_of(about)
+
+    def entries(self) -> list[FolderEntry]:
+        """As `Place.entries`."""
+        store = self.store
+        listed: list[Mapping[str, Any]] = with_retries(
+            lambda: list(store.fs.ls(store.path, detail=True)), self.path
+        )
+        own = store.path.rstrip("/")
+        found = list[FolderEntry]()
+        for each in listed:
+            path = str(each["name"]).rstrip("/")
+            name = _name_of(path)
+            if path == own or not name:  # a folder that is marked by an object of its name
+                continue
+            folder = each.get("type") == "directory"
+            kind = EntryKind.FOLDER if folder else EntryKind.FILE
+            found.append(FolderEntry(name, self.child(name).path, kind, size_in(each)))
+        return sorted(found)
+
+    def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
+        """As `Place.files_below`, in the order of names.
+
+        Raises:
+            Missing: nothing is there.
+            InputError: it can't be listed.
+        """
+        store = self.store
+        root = store.path.rstrip("/")
+
+        def find() -> Mapping[str, Mapping[str, Any]]:
+            store.fs.invalidate_cache()
+            found: Mapping[str, Mapping[str, Any]] = store.fs.find(root, detail=True)
+            return found
+
+        within, base = f"{root}/", self.path.rstrip("/")
+        listed = list[FolderEntry]()
+        for path, about in with_retries(find, self.path).items():
+            if path.startswith(within) and about.get("type") != "directory":
+                name = path[len(within) :]
+                entry = FolderEntry(
+                    name, f"{base}/{name}", EntryKind.FILE, size_in(about), stamp_of(about)
+                )
+                listed.append(entry)
+        if not listed:
+            raise Missing("can't be read: there is nothing below it", path=self.path)
+        return sorted(each for each in listed if not any(map(ignored, each.name.split("/"))))
+
+    def read_small(self, most: int) -> bytes:
+        """The content of a small object.
+
+        Raises:
+            InputError: it can't be read, or has more than `most` bytes.
+        """
+        store = self.store
+        data: bytes = with_retries(
+            lambda: store.fs.cat_file(store.path, start=0, end=most + 1), self.path
+        )
+        if len(data) > most:
+            raise InputError(f"has more than {most:,} bytes", path=self.path)
+        return data
+
+
+def _name_of(url: str) -> str:
+    name = _bare(url).rstrip("/").rpartition("/")[2]
+    return unquote(name) if WEB.match(url) else name
+
+
+def _bare(url: str) -> str:
+    """A URL of the web without what follows its path."""
+    return re.split(r"[?#]", url, maxsplit=1)[0] if WEB.match(url) else url

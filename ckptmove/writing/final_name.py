@@ -1,0 +1,223 @@
+"""The name of a new file: may it be taken, does the file fit, and its temporary name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from functools import reduce
+from operator import and_
+
+from ..errors import RefusedError, StrPath, WriteError
+from ..plans.plan import Plan
+from ..sources.source import Source
+
+HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
+NO_ROOM = "not enough free space"
+EXISTS_HINT = "--force replaces it; or choose another name"
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
+
+
+class FinalName:
+    """A name to be taken, in a directory that is held open: whoever renames it, it stays the same.
+
+    Attributes:
+        path: as it was given.
+        folder: the open directory.
+        name: in it.
+        hidden: the name until then, beside it.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises RefusedError or WriteError if the directory can't be opened."""
+        self.path = path
+        folder, self.name = os.path.split(path)
+        try:
+            self.folder = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise failure_of(error, path) from error
+        self.hidden = hidden_name(self.name)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename within the directory."""
+        os.rename(old, new, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+
+    def sync(self) -> None:
+        """Put the names on disk.
+
+        Raises:
+            WriteError: that failed, when what is named is in its place already.
+        """
+        try:
+            os.fsync(self.folder)
+        except OSError as error:
+            raise WriteError(
+                f"is complete and in place, but may not survive a power failure: {error.strerror}",
+                path=self.path,
+            ) from error
+
+    def sync_in_time(self) -> None:
+        """The same, but where somebody gathers such directories, only tell which it is."""
+        later = _later.get()
+        if later is None:
+            self.sync()
+        else:
+            later.add(os.path.dirname(os.path.abspath(self.path)))
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        folder, self.folder = self.folder, -1
+        if folder >= 0:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def syncing_later() -> Iterator[set[str]]:
+    """A context in which new names of files may be lost with the power until they are synced.
+
+    What is in the files is not: that is on disk before they get their names. Gives the directories
+    that are to be synced, as they become known.
+    """
+    folders = set[str]()
+    token = _later.set(folders)
+    try:
+        yield folders
+    finally:
+        _later.reset(token)
+
+
+def sync_folder(path: str) -> None:
+    """Put the names in a directory on disk, or raise OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def hidden_name(name: str) -> str:
+    """A name that nothing has, for what is to get the name, or had it."""
+    return f".{_stem(name)}.{os.urandom(4).hex()}{HIDDEN}"
+
+
+def is_hidden(hidden: str, name: str) -> bool:
+    """Whether `hidden_name` may have given that for this name."""
+    start = f".{_stem(name)}."
+    number = hidden[len(start) : -len(HIDDEN)]
+    return (
+        hidden.startswith(start)
+        and hidden.endswith(HIDDEN)
+        and len(number) == 8
+        and set(number) <= set("0123456789abcdef")
+    )
+
+
+def _stem(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:200])
+
+
+def mode_of(path: str, sources: Sequence[Source]) -> int | None:
+    """What is at a destination, without following links: its mode, or None if nothing is.
+
+    Raises:
+        RefusedError: its directory is none; it is one of the sources.
+        WriteError: that can't be told.
+    """
+    folder = os.path.dirname(path) or "."
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except (OSError, ValueError) as error:
+        raise failure_of(error, path) from error
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise failure_of(error, path) from error
+    if any(source.same_file(path) for source in sources):
+        raise RefusedError("the destination is the source itself", path=path)
+    return mode
+
+
+def check_file(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
+    """Raises RefusedError if the file must not be written, before anything is."""
+    path = os.fspath(destination)
+    if not os.path.basename(path):
+        raise RefusedError("the destination is a directory", path=path)
+    mode = mode_of(path, sources)
+    if mode is None:
+        return
+    if stat.S_ISDIR(mode):
+        raise RefusedError("the destination is a directory", path=path)
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise RefusedError("the destination exists and is not a file", path=path)
+    if not force:
+        raise exists(path)
+
+
+def check_room(
+    destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
+) -> None:
+    """Raises RefusedError where writing would fail, as far as that can be known without it.
+
+    Args:
+        destination: what is to be written.
+        plans: how, and how much.
+        sources: what they copy from.
+        besides: bytes that are copied as well.
+    """
+    path = os.fspath(destination)
+    folder = os.path.dirname(path.rstrip("/")) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RefusedError("can't be written: no file can be created in the directory", path=path)
+    refuse_if_full(os.statvfs(folder), plans, sources, path, besides)
+
+
+def free_nbytes(room: os.statvfs_result) -> int:
+    """What we may still write to a file system."""
+    return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+
+
+def refuse_if_full(
+    room: os.statvfs_result,
+    plans: Iterable[Plan],
+    sources: Sequence[Source],
+    path: str,
+    besides: int = 0,
+) -> None:
+    """Raises RefusedError if what the plans make can't fit: holes take no room, if they stay."""
+    free = free_nbytes(room)
+    whole = gathered = 0
+    for plan in plans:
+        whole += plan.nbytes
+        gathered += sum(gather.nbytes for gather in plan.gathers)
+    needed = whole
+    if sources:
+        needed = min(whole, gathered + sum(source.allocated_nbytes for source in sources))
+    needed += besides
+    if needed > free:
+        raise RefusedError(f"{NO_ROOM}: {needed:,} bytes are needed, {free:,} are free", path=path)
+
+
+def mode_from(sources: Sequence[Source]) -> int:
+    """Permission bits for what is made of the sources: those that all of them have."""
+    return reduce(and_, (source.mode for source in sources)) if sources else 0o666
+
+
+def exists(path: str) -> RefusedError:
+    """The name is taken."""
+    return RefusedError("the destination exists", path=path, hint=EXISTS_HINT)
+
+
+def failure_of(error: OSError | ValueError, path: str) -> RefusedError | WriteError:
+    """What the system said, as an error of ours."""
+    if isinstance(error, ValueError):
+        return RefusedError("the destination is not a path", path=path)
+    if error.errno in _FORBIDDEN:
+        return RefusedError(f"can't be written: {error.strerror}", path=path)
+    return WriteError(f"writing failed: {error.strerror}", path=path)

@@ -1,0 +1,49 @@
+"""Destinations in object stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...plans.plan import Plan
+from ...sources.source import Source
+from ..destination import Destination, StagedFile, StagedFolder
+from .fsspec import check_writable
+from .staged_object import StagedObject, about, check_object, place_to
+from .staged_prefix import StagedPrefix, check_prefix, names_below
+
+
+class RemoteDestination(Destination):
+    """A URL."""
+
+    def check_writable(self) -> None:
+        """As `Destination.check_writable`: some stores can only be read."""
+        check_writable(place_to(self.path))
+
+    def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
+        """As `Destination.check_file`."""
+        check_object(self.path, sources, force=force)
+
+    def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
+        """As `Destination.check_folder`."""
+        check_prefix(self.path, sources, force=force)
+
+    def check_room(
+        self, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
+    ) -> None:
+        """As `Destination.check_room`: stores have it."""
+
+    def is_folder(self) -> bool:
+        """As `Destination.is_folder`."""
+        return about(place_to(self.path)) == "directory"
+
+    def names_below(self) -> list[str]:
+        """As `Destination.names_below`. Raises RefusedError if it can't be told."""
+        return names_below(self.path)
+
+    def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
+        """As `Destination.new_file`."""
+        return StagedObject(self.path, sources, force=force)
+
+    def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
+        """As `Destination.new_folder`."""
+        return StagedPrefix(self.path, sources, force=force)

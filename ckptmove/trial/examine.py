@@ -33,12 +33,13 @@ def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Examine a model on a real or simulated device; called in another process."""
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
     known = facts()  # the tools that tell them are processes
+    lacking: tuple[str, ...] = ()
     if model_factory.is_of_file(model):
         device = "cpu" if asked["played"] else asked["device"]
-        confinement.begin(model, specs, optimizer, device)
+        lacking = confinement.begin(model, specs, optimizer, device)
     stage = Simulated(asked["device"]) if asked["played"] else Stage(asked["device"])
     found = examine(model, specs, optimizer, stage, known)
-    return found.to_json()
+    return replace(found, notes=(*found.notes, *lacking)).to_json()
 
 
 def examine(

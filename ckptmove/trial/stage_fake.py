@@ -223,20 +223,22 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
     guarded = is_of_file(request.model)
     try:
         result = call_in_subprocess(rehearsed, asked, patience=patience, guarded=guarded)
+        return confinement.findings(result)
     except SubprocessLost as lost:
         if lost.attempt is not None:
             return confinement.ended(lost)
         why = f"can't be simulated: {lost}"
         return tuple(Finding(check, SKIPPED, why, lost.lines) for check in CHECKS)
-    return tuple(Finding(**each) for each in result["findings"])
 
 
 def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Run the requested trial; this is called in that process."""
     request = Request(**{**asked, "inputs": tuple(asked["inputs"])})
+    lacking: tuple[str, ...] = ()
     if is_of_file(request.model):
         path = request.path if request.model is None else str(request.model)
         inputs, optimizer = request.inputs, request.optimizer
-        confinement.begin(path, inputs, optimizer, "cpu", trust_pickle=request.trust_pickle)
+        trust = request.trust_pickle
+        lacking = confinement.begin(path, inputs, optimizer, "cpu", trust_pickle=trust)
     found = perform(request, Simulated(request.device), report=confinement.report)
-    return {"findings": [each.to_json() for each in found.listed()]}
+    return confinement.result(found, lacking)

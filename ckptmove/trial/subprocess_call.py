@@ -11,6 +11,8 @@ import contextlib
 import importlib
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from .. import errors
 from .sandbox import guard
 
 _MOST_SAID = 1 << 16  # bytes of what the process said last
+_MOST_TOLD = 1 << 26  # bytes of what it tells
 _GRACE = 1.0  # seconds that what is left behind has to end
 #: ckptmove is this one, wherever it lies, and neither `sys.path` nor the environment tells of it.
 _BEGIN = """
@@ -102,7 +105,7 @@ def call_in_subprocess(
         "path": None if script else [str(Path(path).absolute()) for path in sys.path],
         "request": request,
     }
-    with tempfile.TemporaryDirectory(prefix="ckptmove-", ignore_cleanup_errors=True) as folder:
+    with _folder() as folder:
         Path(folder, _ASKED).write_text(json.dumps(asked))
         own = os.fspath(Path(folder, "tmp")) if guarded else None
         if own is not None:
@@ -115,13 +118,62 @@ def call_in_subprocess(
     if done and result is not None:
         if "error" not in result:
             return result
-        kind = getattr(errors, result["error"], errors.CkptmoveError)
-        raise kind(result["message"], path=result["path"], hint=result["hint"])
+        if (error := _error(result)) is not None:
+            raise error
     if code is None:
         raise SubprocessLost(f"it did not finish within {patience:g} s", latest=result)
     lines = said.decode(errors="replace").strip().splitlines()
     how = f"signal {-code}" if code < 0 else f"exit {code}"
     raise SubprocessLost(f"its process ended ({how})", *lines[-1:], code=code, latest=result)
+
+
+def _error(result: Mapping[str, Any]) -> errors.CkptmoveError | None:
+    """The error that the process tells of, if it makes sense: it may tell what it likes."""
+    name, message, path, hint = map(result.get, ("error", "message", "path", "hint"))
+    if not isinstance(name, str) or not isinstance(message, str):
+        return None
+    if not all(each is None or isinstance(each, str) for each in (path, hint)):
+        return None
+    kind = getattr(errors, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, errors.CkptmoveError):
+        return None
+    return kind(message, path=path, hint=hint)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """A folder that is removed afterwards, however deep are the folders that were made in it."""
+    folder = tempfile.mkdtemp(prefix="ckptmove-")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            if os.rename in os.supports_dir_fd:
+                _flatten(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flatten(folder: str) -> None:
+    """Move folders that lie in others up to a folder, until none lies in another."""
+    top = os.open(folder, os.O_RDONLY)
+    try:
+        todo = _folders(top)
+        for name in todo:  # which grows
+            os.chmod(name, 0o700, dir_fd=top)
+            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=top)
+            try:
+                for each in _folders(inner):
+                    todo.append(secrets.token_hex())  # a name that nobody can have taken
+                    os.rename(each, todo[-1], src_dir_fd=inner, dst_dir_fd=top)
+            finally:
+                os.close(inner)
+    finally:
+        os.close(top)
+
+
+def _folders(descriptor: int) -> list[str]:
+    with os.scandir(descriptor) as found:
+        return [each.name for each in found if each.is_dir(follow_symlinks=False)]
 
 
 def _run(
@@ -217,10 +269,10 @@ def _signals_raised() -> Iterator[None]:
 def _read(folder: str) -> tuple[bool, dict[str, Any] | None]:
     """Whether the process told its result, and that; or what it told so far."""
     try:
-        told = json.loads(Path(folder, _TOLD).read_bytes())
+        told = json.loads(guard.read_own(Path(folder, _TOLD), _MOST_TOLD))
         result = told["result"]
         return told["done"] is True, result if isinstance(result, dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False, None
 
 
@@ -255,9 +307,9 @@ def serve(folder: str) -> None:
     tell(result)
 
 
-def enforce() -> None:
-    """In that process: from now on, what code of a file tries besides computing ends it."""
-    guard.enforce(_Served.folder)
+def enforce() -> tuple[str, ...]:
+    """In that process: be guarded from now on; see `guard.enforce`."""
+    return guard.enforce(_Served.folder)
 
 
 def tell_so_far(result: Mapping[str, Any]) -> None:

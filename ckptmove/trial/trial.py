@@ -152,9 +152,10 @@ def _confined(request: Request, against: str | None, device: str, timeout: float
     asked = {"request": asdict(replace(request, model=model)), "against": against, "device": device}
     try:
         result = call_in_subprocess(performed, asked, patience=timeout, guarded=True)
+        found = confinement.findings(result)
     except SubprocessLost as lost:
-        return TrialResult(request.device, False, confinement.ended(lost))
-    return TrialResult(request.device, False, [Finding(**each) for each in result["findings"]])
+        found = confinement.ended(lost)
+    return TrialResult(request.device, False, found)
 
 
 def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,7 +163,7 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     told = asked["request"]
     request = Request(**{**told, "inputs": tuple(told["inputs"])})
     path = request.path if request.model is None else str(request.model)
-    confinement.begin(
+    lacking = confinement.begin(
         path,
         request.inputs,
         request.optimizer,
@@ -170,7 +171,7 @@ def performed(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         trust_pickle=request.trust_pickle,
     )
     found = _found(request, asked["against"], asked["device"], confinement.report)
-    return {"findings": [each.to_json() for each in found.listed()]}
+    return confinement.result(found, lacking)
 
 
 # -- simulated -------------------------------------------------------------------------------------

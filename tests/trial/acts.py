@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import importlib
 import os
+import platform
 import posix
 import resource
 import shutil
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptmove.trial import subprocess_call
+from ckptmove.trial.sandbox import system_calls
 
 Act = Callable[[Path], object]
 
@@ -141,6 +145,100 @@ def _kept(path: Path) -> Path:
     return path.with_name("kept")
 
 
+_C.syscall.restype = ctypes.c_long
+_AT = 0 if platform.machine() == "x86_64" else 1
+
+
+def _asked(numbers: tuple[int, int], *args: object) -> int:
+    """Make a system call by its number, of x86-64 and of 64-bit ARM; a failure is an OSError."""
+    sent = [os.fsencode(each) if isinstance(each, Path) else each for each in args]
+    longs = [ctypes.c_long(each) if isinstance(each, int) else each for each in sent]
+    result: int = _C.syscall(ctypes.c_long(numbers[_AT]), *longs)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(numbers[_AT]))
+    return result
+
+
+def _flags(path: Path) -> None:
+    """Have backups leave a file out, by a descriptor that only reads."""
+    file, flags = os.open(_kept(path), os.O_RDONLY), ctypes.c_long()
+    _asked((16, 29), file, 0x80086601, ctypes.byref(flags))
+    flags.value ^= 0x40
+    _asked((16, 29), file, 0x40086602, ctypes.byref(flags))
+
+
+def _owner(path: Path) -> None:
+    read, _ = os.pipe()
+    fcntl.fcntl(read, fcntl.F_SETOWN, os.getppid())
+
+
+def _every_other_call(path: Path) -> None:
+    """Make all calls that are not on the list; each must fail as the filter has it."""
+    machine = platform.machine()
+    known = {*system_calls.allowed(machine), *system_calls.ending(machine)}
+    known |= set(system_calls.asked(machine).values())
+    known |= {
+        335,
+        336,
+    }  # the kernel's own, of probes: it asks no filter, and ends who else calls it
+    for number in range(1024):
+        if number not in known:
+            assert _C.syscall(ctypes.c_long(number), *[ctypes.c_long(-1)] * 6) == -1
+            assert ctypes.get_errno() == (1 if number < 424 else 38), number
+
+
+_SIGNAL = struct.pack("iii", 9, 0, 0) + bytes(116)
+#: What fails by a system call that no function of C's library makes.
+CALLS: dict[str, Act] = {
+    "limits of the parent": lambda path: _asked((302, 261), os.getppid(), 4, bytes(16), None),
+    "limits of its own": lambda path: _asked((302, 261), 0, 4, bytes(16), None),
+    "priority of the parent": lambda path: _asked((141, 140), 0, os.getppid(), 19),
+    "processors of the parent": lambda path: _asked((203, 122), os.getppid(), 8, b"\1" + bytes(7)),
+    "scheduling of the parent": lambda path: _asked((144, 119), os.getppid(), 0, bytes(4)),
+    "memory of the parent": lambda path: _asked((310, 270), os.getppid(), 0, 0, 0, 0, 0),
+    "a signal to the parent": lambda path: _asked((129, 138), os.getppid(), 9, _SIGNAL),
+    "signals of a descriptor": _owner,
+    "attach shared memory": lambda path: _asked((30, 196), 0, None, 0),
+    "remove shared memory": lambda path: _asked((31, 195), 0, 0, None),
+    "change a semaphore": lambda path: _asked((66, 191), 0, 0, 0, 0),
+    "send a message": lambda path: _asked((69, 189), 0, bytes(16), 8, 0),
+    "flags of a file": _flags,
+    "make empty by reading": lambda path: _asked(
+        (257, 56), -100, _kept(path), os.O_RDONLY | os.O_TRUNC, 0
+    ),
+    "make empty by neither": lambda path: _asked((257, 56), -100, _kept(path), 3 | os.O_TRUNC, 0),
+    "owner": lambda path: _asked((260, 54), -100, _kept(path), 1, 1, 0),
+    "times": lambda path: _asked((280, 88), -100, _kept(path), None, 0),
+    "listen by a name": lambda path: _asked(
+        (49, 200), _call("socketpair", 1, 1, 0, bytes(8)), b"", 3
+    ),
+    "type into the terminal": lambda path: _asked((16, 29), 2, 0x5412, b"x"),
+    "mount": lambda path: _asked((165, 40), b"x", path.parent, b"tmpfs", 0, None),
+    "root": lambda path: _asked((161, 51), path.parent),
+    "namespace": lambda path: _asked((272, 97), 0x10000000),
+    "events": lambda path: _asked((298, 241), bytes(128), 0, -1, -1, 0),
+    "faults": lambda path: _asked((323, 282), 1),
+    "keys": lambda path: _asked((250, 219), 0, -1, 0),
+    "accounts": lambda path: _asked((163, 89), 0),
+    "the clock": lambda path: _asked((305, 266), 0, bytes(208)),
+    "user": lambda path: _asked((105, 146), os.getuid()),
+    "dumps": lambda path: _asked((157, 167), 4, 1, 0, 0, 0),
+}
+#: As `CALLS`; as if the kernel had never heard of it, so that libraries do without.
+NEWER: dict[str, Act] = {
+    "open otherwise": lambda path: _asked(
+        (437, 437), -100, path, struct.pack("QQQ", _NEW, 384, 0), 24
+    ),
+    "rings": lambda path: _asked((425, 425), 8, bytes(120)),
+    "start otherwise": lambda path: _asked(
+        (435, 435), struct.pack("11Q", *[0] * 4, 17, *[0] * 6), 88
+    ),
+    "mount otherwise": lambda path: _asked((430, 430), b"tmpfs", 0),
+    "memory of another": lambda path: _asked((434, 434), os.getppid(), 0),
+}
+
+
 #: What fails, as the kernel has it.
 FAILING: dict[str, Act] = {
     "write": lambda path: _call("open", path, _NEW, 0o600),
@@ -170,6 +268,9 @@ ENDED: dict[str, Act] = {
     "socket": lambda path: _call("socket", socket.AF_INET, socket.SOCK_STREAM, 0),
     "socket of version 6": lambda path: _call("socket", socket.AF_INET6, socket.SOCK_DGRAM, 0),
     "ptrace": lambda path: _call("ptrace", 0, 0, None, None),
+    "exec what is in memory": lambda path: _asked((322, 281), 0, b"", None, None, 0x1000),
+    "fork otherwise": lambda path: _asked((56, 220), 17, 0, 0, 0, 0),
+    "write memory": lambda path: _asked((311, 271), os.getppid(), 0, 0, 0, 0, 0),
 }
 
 
@@ -178,7 +279,9 @@ def _native_scratch(path: Path) -> None:
     _call("mkdir", own / "a", 0o700)
     os.close(_call("open", own / "a" / "b", _NEW, 0o600))
     _call("rename", own / "a" / "b", own / "c")
-    _call("truncate", own / "c", 8)
+    file = os.open(own / "c", os.O_RDWR | os.O_TRUNC)
+    os.ftruncate(file, 8)
+    os.close(file)
     _call("unlink", own / "c")
     _call("rmdir", own / "a")
 
@@ -222,12 +325,95 @@ HARMLESS: dict[str, Act] = {
     "own signal in C": lambda path: _call("kill", _call("getpid"), 0),
     "limits": _limits,
     "thread": lambda path: threading.Thread(target=int).start(),
+    "limits in C": lambda path: resource.getrlimit(resource.RLIMIT_NOFILE),
+    "processors": lambda path: os.sched_setaffinity(0, os.sched_getaffinity(0)),
+}
+if sys.platform == "linux":
+    HARMLESS["every other call"] = _every_other_call
+
+
+# -- to deceive who waits for it -------------------------------------------------------------------
+
+
+def _tell(result: str) -> None:
+    path = Path(os.environ["TMPDIR"]).with_name("told.json")
+    path.write_text(f'{{"done": true, "result": {result}}}')
+    os._exit(0)
+
+
+def _linked(name: str, target: str) -> None:
+    link = Path(os.environ["TMPDIR"]).with_name(name)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    os._exit(77)
+
+
+def _huge(path: Path) -> None:
+    told = Path(os.environ["TMPDIR"]).with_name("told.json")
+    told.touch()
+    os.truncate(told, 1 << 29)
+    os._exit(0)
+
+
+def _deep(path: Path) -> None:
+    above = os.open(os.environ["TMPDIR"], os.O_RDONLY)
+    for _ in range(3000):
+        _asked((258, 34), above, b"d", 0o700)
+        below = os.open("d", os.O_RDONLY, dir_fd=above)
+        os.close(above)
+        above = below
+
+
+#: What it may leave behind, and tell.
+TELLING: dict[str, Act] = {
+    "a link to what never ends": lambda path: _linked("told.json", "/dev/zero"),
+    "an attempt that never ends": lambda path: _linked("attempt.txt", "/dev/zero"),
+    "what is huge": _huge,
+    "what is deep": lambda path: _tell("[" * 100_000),
+    "no error": lambda path: _tell('{"error": "annotations"}'),
+    "an error without words": lambda path: _tell('{"error": "InputError"}'),
+    "an error of another kind": lambda path: _tell('{"error": "os", "message": "x"}'),
+    "an error with numbers": lambda path: _tell(
+        '{"error": "UsageError", "message": "", "path": 1}'
+    ),
+    "no result": lambda path: _tell("null"),
+    "folders in folders": _deep,
 }
 
 
 def act(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """In that process: be guarded, then act."""
     subprocess_call.enforce()
-    of_kind = {"ending": ENDING, "harmless": HARMLESS, "failing": FAILING, "ended": ENDED}
+    of_kind = {
+        **{"ending": ENDING, "harmless": HARMLESS, "failing": FAILING, "ended": ENDED},
+        **{"calls": CALLS, "newer": NEWER, "telling": TELLING},
+    }
     of_kind[asked["kind"]][asked["act"]](Path(asked["path"]))
     return {"did": asked["act"]}
+
+
+def threads(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In that process: be guarded, and tell how many threads there were already."""
+    importlib.import_module("numpy")
+    found = len(list(Path("/proc/self/task").iterdir()))
+    subprocess_call.enforce()
+    return {"threads": found}
+
+
+#: Code that runs a command of ours as on a kernel that lacks system calls.
+WITHOUT = """
+import ctypes, json, struct, sys
+numbers = json.loads(sys.argv[1])
+steps = [struct.pack("=HBBI", 0x20, 0, 0, 0)]
+for number in numbers:
+    steps += [struct.pack("=HBBI", 0x15, 0, 1, number), struct.pack("=HBBI", 6, 0, 0, 0x50026)]
+code = b"".join([*steps, struct.pack("=HBBI", 6, 0, 0, 0x7FFF0000)])
+kept = ctypes.create_string_buffer(code, len(code))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, *map(ctypes.c_ulong, (1, 0, 0, 0))) == 0
+program = struct.pack("=HxxxxxxQ", len(code) // 8, ctypes.addressof(kept))
+assert libc.prctl(22, ctypes.c_ulong(2), program) == 0
+from ckptmove.cli import main
+del sys.argv[1]
+main()
+"""

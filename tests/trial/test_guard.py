@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import platform
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,17 +74,29 @@ def test_what_stays_inside_is_let_be(name: str, beside: Path) -> None:
     assert tree(beside.parent) == before
 
 
+#: Not permitted, permission denied, or a link across what counts as another device.
+_PLACES = (1, 13, 18)
+
+
 @fenced
 @filtered
-@pytest.mark.parametrize("name", acts.FAILING)
-def test_an_act_in_c_fails(name: str, beside: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "numbers"),
+    [
+        *(("failing", name, _PLACES) for name in acts.FAILING),
+        *(("calls", name, (1,)) for name in acts.CALLS),
+        *(("newer", name, (38,)) for name in acts.NEWER),
+    ],
+)
+def test_an_act_in_c_fails(kind: str, name: str, numbers: tuple[int, ...], beside: Path) -> None:
     before = tree(beside.parent)
-    asked = {"kind": "failing", "act": name, "path": str(beside)}
+    asked = {"kind": kind, "act": name, "path": str(beside)}
     with pytest.raises(SubprocessLost, match=r"its process ended \(exit 1\)") as lost:
         call_in_subprocess(acts.act, asked, patience=60, guarded=True)
     assert len(lost.value.lines) == 1
-    # Not permitted, permission denied, or a link across what counts as another device.
-    assert re.match(r"\w+Error: \[Errno (1|13|18)\] ", lost.value.lines[0])
+    found = re.match(r"\w+Error: \[Errno (\d+)\] ", lost.value.lines[0])
+    assert found is not None
+    assert int(found[1]) in numbers
     assert tree(beside.parent) == before
 
 
@@ -96,3 +111,46 @@ def test_an_act_in_c_ends_the_process(name: str, beside: Path) -> None:
         call_in_subprocess(acts.act, asked, patience=60, guarded=True)
     assert lost.value.code == -signal.SIGSYS
     assert tree(beside.parent) == before
+
+
+@pytest.mark.parametrize("name", acts.TELLING)
+def test_it_can_not_deceive_who_waits(
+    name: str, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(beside.parent))
+    before = tree(beside.parent)
+    asked = {"kind": "telling", "act": name, "path": str(beside)}
+    if name == "folders in folders":
+        assert call_in_subprocess(acts.act, asked, patience=60, guarded=True) == {"did": name}
+    else:
+        with pytest.raises(SubprocessLost, match="its process ended"):
+            call_in_subprocess(acts.act, asked, patience=60, guarded=True)
+    assert tree(beside.parent) == before
+
+
+@fenced
+def test_no_thread_was_started_before(tmp_path: Path) -> None:
+    """Landlock would not apply to it."""
+    assert call_in_subprocess(acts.threads, {}, patience=60, guarded=True) == {"threads": 1}
+
+
+@pytest.mark.slow
+@fenced
+@filtered
+@pytest.mark.parametrize("lacking", [["Landlock"], ["seccomp"], ["Landlock", "seccomp"]])
+def test_what_the_kernel_lacks_is_said(lacking: list[str], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "it.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(file)
+    at = 0 if platform.machine() == "x86_64" else 1
+    numbers = [{"Landlock": (444, 444), "seccomp": (317, 277)}[each][at] for each in lacking]
+    command = [sys.executable, "-c", acts.WITHOUT, json.dumps(numbers), "validate", str(file)]
+    done = subprocess.run(
+        [*command, "--step", "forward", "--input", "float32[1,2]"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for each in ("Landlock", "seccomp"):
+        assert (f"it has no {each}" in done.stdout) == (each in lacking)
+    assert "ok      step" in done.stdout

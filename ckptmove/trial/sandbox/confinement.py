@@ -10,21 +10,27 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ... import formats
 from ...errors import CkptmoveError, StrPath
 from ...formats.checkpoint import PickledCheckpoint
-from ...reports.data.findings import CHECKS, FAILED, SKIPPED, Finding
+from ...reports.data.findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .. import model_factory, subprocess_call
 from ..import_by_name import imported, is_named
 from ..outcome import Performance
 from . import exported_programs
 
 _MOST_MODULES = 64
+_LACKING = {
+    "Landlock": "this system does not keep code in C from writing elsewhere: it has no Landlock",
+    "seccomp": "this system does not keep code in C from starting processes: it has no seccomp",
+}
 _TORCH = ("torch._dynamo", "torch.export.pt2_archive._package")
 #: What there may be no classes of a user's in.
 _STANDARD = frozenset((*sys.builtin_module_names, *sys.stdlib_module_names, "ckptmove", "torch"))
@@ -37,7 +43,7 @@ def begin(
     device: str,
     *,
     trust_pickle: bool = False,
-) -> None:
+) -> tuple[str, ...]:
     """In a process that runs a model made of a file: import what is needed, and be guarded.
 
     Args:
@@ -45,6 +51,9 @@ def begin(
         inputs, optimizer: as of a request.
         device: where it is run; `cpu` also for one that is simulated.
         trust_pickle: whether a pickled module may be unpickled.
+
+    Returns:
+        What this system doesn't hold code in C to, a sentence each.
 
     Raises:
         UsageError: a name in code names nothing.
@@ -61,7 +70,7 @@ def begin(
     if optimizer is not None:
         imported(optimizer, "--optimizer")
     _start(device)
-    subprocess_call.enforce()
+    return tuple(_LACKING[each] for each in subprocess_call.enforce())
 
 
 def _start(device: str) -> None:
@@ -97,22 +106,52 @@ def report(found: Performance) -> None:
     subprocess_call.tell_so_far({"findings": [each.to_json() for each in found.findings.values()]})
 
 
+def result(found: Performance, lacking: Sequence[str]) -> Mapping[str, Any]:
+    """In that process: what it tells at last."""
+    model = found.findings.get("model")
+    if model is not None:
+        found.findings["model"] = replace(model, details=[*lacking, *model.details])
+    return {"findings": [each.to_json() for each in found.listed()]}
+
+
+def findings(told: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """What a process found that runs code of a file.
+
+    Raises:
+        SubprocessLost: what it told makes no sense.
+    """
+    found = _findings(told)
+    if [each.check for each in found] != list(CHECKS):
+        raise subprocess_call.SubprocessLost("it told nothing that makes sense", code=0)
+    return tuple(found)
+
+
+def _findings(told: Mapping[str, Any]) -> list[Finding]:
+    """Those of the findings that make sense: the process may tell what it likes."""
+    listed = told.get("findings")
+    found = []
+    for each in listed if isinstance(listed, list) else ():
+        with contextlib.suppress(TypeError):
+            one = Finding(**each)
+            texts = (one.title, *one.details)
+            known = one.check in CHECKS and one.outcome in (PASSED, FAILED, SKIPPED)
+            if known and isinstance(one.data, dict) and all(isinstance(t, str) for t in texts):
+                found.append(one)
+    return found
+
+
 def ended(lost: subprocess_call.SubprocessLost) -> tuple[Finding, ...]:
     """What a process found that was ended: what it told, and by what it ended."""
-    latest = lost.latest.get("findings", []) if lost.latest is not None else []
-    with contextlib.suppress(TypeError):  # it may tell what it likes
-        told = [Finding(**each) for each in latest]
-        found = {each.check: each for each in told if each.check in CHECKS}
-        last = next((check for check in CHECKS if check not in found), CHECKS[-1])
-        if lost.attempt is not None:
-            title = f"the program tried to {lost.attempt}, and was ended"
-        elif lost.code is None:
-            title = f"the program was ended: {lost}; see --timeout"
-        else:
-            title = f"the program ended early: {lost}"
-        found[last] = Finding(last, FAILED, title, [*lost.lines, *_reason(lost.code)])
-        return tuple(found.get(each, Finding(each, SKIPPED, "not reached")) for each in CHECKS)
-    return tuple(Finding(each, FAILED, f"{lost}") for each in CHECKS)
+    found = {each.check: each for each in _findings(lost.latest or {})}
+    last = next((check for check in CHECKS if check not in found), CHECKS[-1])
+    if lost.attempt is not None:
+        title = f"the program tried to {lost.attempt}, and was ended"
+    elif lost.code is None:
+        title = f"the program was ended: {lost}; see --timeout"
+    else:
+        title = f"the program ended early: {lost}"
+    found[last] = Finding(last, FAILED, title, [*lost.lines, *_reason(lost.code)])
+    return tuple(found.get(each, Finding(each, SKIPPED, "not reached")) for each in CHECKS)
 
 
 def _reason(code: int | None) -> list[str]:

@@ -1,17 +1,18 @@
 """Restrict a process that runs code of a file by means of the kernel, whatever the language.
 
 On Linux 5.13 and newer, Landlock lets the process write only below its folder and to compute
-devices, and execute no program. Newer kernels also forbid TCP (6.7) and signals to other processes
-(6.12). A filter of system calls, on x86-64 and 64-bit ARM, ends the process when it starts a
-process or opens a network socket, and refuses other calls that reach outside. If the kernel has
-neither, and on other systems, only the audit hook of `guard` remains.
+devices, and execute no program. Newer kernels also forbid TCP (6.7), other devices (6.10) and
+signals to other processes (6.12). A filter of system calls, on x86-64 and 64-bit ARM, ends the
+process when it starts a process or opens a network socket, and lets it make only the calls of
+`system_calls`. What the kernel lacks of these, `enclose` says; then only the audit hook of `guard`
+holds, which code in C can get around.
 
-Landlock applies to the thread that asks for it and the threads that it starts. Threads that
-libraries started earlier compute parts of operators; the filter of system calls applies to them
-too.
+Before Linux 7.0, Landlock applies to the thread that asks for it and the threads that it starts
+later. So libraries are kept from starting threads earlier (`guard.environment`); those of a driver
+remain. The filter of system calls applies to all threads.
 
 Sources: the kernel's userspace-api/landlock.rst and seccomp_filter.rst; linux/landlock.h,
-linux/seccomp.h, linux/filter.h, linux/audit.h; asm/unistd_64.h and asm-generic/unistd.h.
+linux/seccomp.h, linux/filter.h, linux/audit.h.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ import platform
 import signal
 import struct
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from . import system_calls
 
 #: What the process ends by, if the filter of system calls ends it.
 ENDING = -int(getattr(signal, "SIGSYS", 0)) or None
@@ -48,26 +52,32 @@ _MAKE = 1 << 7 | 1 << 8 | 1 << 12  # folders, files, links
 _MAKE_OTHERS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11  # devices, sockets, pipes
 _REFER = 1 << 13  # a name in another folder
 _TCP = 1 << 0 | 1 << 1  # bind, connect
+_IOCTL = 1 << 15  # of devices
 _SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
+_ALL_THREADS_TOO = 1 << 3  # LANDLOCK_RESTRICT_SELF_TSYNC
 
 
-def enclose(folder: str) -> None:
+def enclose(folder: str) -> tuple[str, ...]:
     """Have the kernel refuse, from now on, what reaches out of this process.
 
     It can't be taken back. Where the kernel lacks a part of it, the rest holds.
 
     Args:
         folder: where it may write.
+
+    Returns:
+        What the system lacks: `Landlock`, `seccomp`.
     """
     _limit()
-    if sys.platform != "linux" or struct.calcsize("P") != 8:
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        libc: Any = ctypes.CDLL(None, use_errno=True)
-        libc.syscall.restype = ctypes.c_long
-        if libc.prctl(_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0))) == 0:
-            _restrict_files(libc.syscall, folder)
-            _restrict_calls(libc.syscall)
+    files = calls = False
+    if sys.platform == "linux" and struct.calcsize("P") == 8:
+        with contextlib.suppress(OSError, AttributeError):
+            libc: Any = ctypes.CDLL(None, use_errno=True)
+            libc.syscall.restype = ctypes.c_long
+            if libc.prctl(_NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0))) == 0:
+                files = _restrict_files(libc.syscall, folder)
+                calls = _restrict_calls(libc.syscall)
+    return (*(["Landlock"] if not files else []), *(["seccomp"] if not calls else []))
 
 
 def _limit() -> None:
@@ -87,28 +97,31 @@ def _limit() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _restrict_files(syscall: Any, folder: str) -> None:
+def _restrict_files(syscall: Any, folder: str) -> bool:
     version = syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
-        return
+        return False
     refer = _REFER if version >= 2 else 0
     truncate = _TRUNCATE if version >= 3 else 0
+    command = _IOCTL if version >= 5 else 0
     within = _WRITE_FILE | truncate | _REMOVE | _MAKE | refer
     handled = struct.pack(
         "=QQQ",
-        within | _MAKE_OTHERS | _EXECUTE,
+        within | _MAKE_OTHERS | _EXECUTE | command,
         _TCP if version >= 4 else 0,
         _SCOPES if version >= 6 else 0,
     )
     rules = syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     if rules < 0:  # an older kernel takes a longer structure only if the rest is zeros, as it is
-        return
+        return False
     try:
         _allow(syscall, rules, folder, within)
         for device in (found for each in _DEVICES for found in Path("/dev").glob(each)):
             if not device.is_dir():
-                _allow(syscall, rules, os.fspath(device), _WRITE_FILE | truncate)
-        syscall(_RESTRICT_SELF, rules, 0)
+                _allow(syscall, rules, os.fspath(device), _WRITE_FILE | truncate | command)
+        if version >= 8 and syscall(_RESTRICT_SELF, rules, _ALL_THREADS_TOO) == 0:
+            return True
+        return bool(syscall(_RESTRICT_SELF, rules, 0) == 0)
     finally:
         os.close(rules)
 
@@ -124,105 +137,29 @@ def _allow(syscall: Any, rules: int, path: str, access: int) -> None:
 
 # -- system calls ----------------------------------------------------------------------------------
 
-
-class _Machine(NamedTuple):
-    """How system calls are numbered.
-
-    Attributes:
-        arch: what the kernel calls it.
-        other: what it calls the 32-bit one, by which a process could get around the filter.
-        seccomp, clone, clone3, socket, sendto: numbers of those that are looked at further.
-        signalling: those whose first argument is a process.
-        ending: those that end the process.
-        refused: those that fail.
-    """
-
-    arch: int
-    other: int
-    seccomp: int
-    clone: int
-    clone3: int
-    socket: int
-    sendto: int
-    signalling: tuple[int, ...]
-    ending: tuple[int, ...]
-    refused: tuple[int, ...]
-
-
-#: The same on both: pidfd_send_signal, pidfd_getfd, io_uring_setup (by which others could be
-#: made), fchmodat2, setxattrat, removexattrat, file_setattr.
-_NEWER = (424, 438, 425, 452, 463, 466, 469)
-_MACHINES = {
-    "x86_64": _Machine(
-        arch=0xC000003E,
-        other=0x40000003,
-        seccomp=317,
-        clone=56,
-        clone3=435,
-        socket=41,
-        sendto=44,
-        signalling=(62, 234),  # kill, tgkill
-        # execve, execveat, fork, vfork, ptrace, process_vm_writev
-        ending=(59, 322, 57, 58, 101, 311),
-        refused=(
-            *(42, 46, 307),  # connect, sendmsg, sendmmsg
-            *(200, 129, 297),  # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
-            *(90, 91, 268, 92, 93, 94, 260),  # chmod, chown and their kin
-            *(188, 189, 190, 197, 198, 199),  # setxattr, removexattr
-            *(132, 235, 261, 280),  # utime and its kin
-            *(29, 64, 68, 240, 241),  # memory, semaphores and queues that are shared by a name
-            *(161, 165, 166, 155, 272, 308),  # chroot, mount, namespaces
-            *(164, 227, 159, 170, 171),  # time, names
-            *(169, 167, 175, 313, 246, 321),  # reboot, swapon, modules, kexec, bpf
-            *(248, 249, 250),  # keys
-            *_NEWER,
-        ),
-    ),
-    "aarch64": _Machine(
-        arch=0xC00000B7,
-        other=0x40000028,
-        seccomp=277,
-        clone=220,
-        clone3=435,
-        socket=198,
-        sendto=206,
-        signalling=(129, 131),
-        ending=(221, 281, 117, 271),
-        refused=(
-            *(203, 211, 269),
-            *(130, 138, 240),
-            *(52, 53, 54, 55),
-            *(5, 6, 7, 14, 15, 16),
-            88,
-            *(194, 190, 186, 180, 181),
-            *(51, 40, 39, 41, 97, 268),
-            *(170, 112, 171, 161, 162),
-            *(142, 224, 105, 273, 104, 280),
-            *(217, 218, 219),
-            *_NEWER,
-        ),
-    ),
-}
+#: What the kernel calls a machine, and its 32-bit one, by which a process could get around.
+_MACHINES = {"x86_64": (0xC000003E, 0x40000003), "aarch64": (0xC00000B7, 0x40000028)}
 _FILTER, _ALL_THREADS = 1, 1
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_AND = 0x54
 _NUMBER, _ARCH = 0, 4  # of what a filter sees, in bytes
 _END, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_EPERM, _ENOSYS = 1, 38
 _A_THREAD = 0x10000  # CLONE_THREAD
-_UNIX, _INET, _INET6 = 1, 2, 10
+_INET, _INET6 = 2, 10
 _X32 = 0x40000000  # numbers of a third way, from here
 
 
-def _restrict_calls(syscall: Any) -> None:
-    machine = _MACHINES.get(platform.machine())
-    if machine is None or sys.byteorder != "little":
-        return
+def _restrict_calls(syscall: Any) -> bool:
+    machine = platform.machine()
+    if machine not in _MACHINES or sys.byteorder != "little":
+        return False
     steps = b"".join(_filter(machine, os.getpid()))
     code = ctypes.create_string_buffer(steps, len(steps))
     program = struct.pack("=HxxxxxxQ", len(steps) // 8, ctypes.addressof(code))
     # Threads in a filter of their own can't be brought under this one: then it is ours alone.
-    if syscall(machine.seccomp, _FILTER, _ALL_THREADS, program) != 0:
-        syscall(machine.seccomp, _FILTER, 0, program)
+    number = system_calls.SECCOMP[machine]
+    return any(syscall(number, _FILTER, flags, program) == 0 for flags in (_ALL_THREADS, 0))
 
 
 def _step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
@@ -235,35 +172,86 @@ def _argument(which: int, *, high: bool = False) -> bytes:
     return _step(_LOAD, 16 + 8 * which + (4 if high else 0))
 
 
-def _filter(machine: _Machine, process: int) -> list[bytes]:
+_ENDS, _ALLOWS = _step(_RETURN, _END), _step(_RETURN, _ALLOW)
+_FAILS, _LACKS = _step(_RETURN, _FAIL | _EPERM), _step(_RETURN, _FAIL | _ENOSYS)
+
+
+def _among(values: Iterable[int], then: bytes) -> list[bytes]:
+    """What is returned if what was looked at is one of these."""
+    return [step for each in values for step in (_step(_EQUAL, each, 0, 1), then)]
+
+
+def _filter(machine: str, process: int) -> list[bytes]:
     """The filter, in the kernel's code for such: it goes forward only, and returns what to do."""
-    end, allow, fail = _step(_RETURN, _END), _step(_RETURN, _ALLOW), _step(_RETURN, _FAIL | _EPERM)
+    arch, other = _MACHINES[machine]
     steps = [
         _step(_LOAD, _ARCH),
-        _step(_EQUAL, machine.other, 0, 1),
-        end,
+        _step(_EQUAL, other, 0, 1),
+        _ENDS,
         # Any other is an emulator's, whose numbers aren't known.
-        _step(_EQUAL, machine.arch, 1, 0),
-        allow,
+        _step(_EQUAL, arch, 1, 0),
+        _ALLOWS,
         _step(_LOAD, _NUMBER),
         _step(_AT_LEAST, _X32, 0, 1),
-        end,
+        _ENDS,
+        *_among(system_calls.ending(machine), _ENDS),
     ]
-    for number in machine.ending:
-        steps += [_step(_EQUAL, number, 0, 1), end]
-    for number in machine.refused:
-        steps += [_step(_EQUAL, number, 0, 1), fail]
-    # Its flags are in memory, where they can't be looked at. Who finds it missing takes `clone`.
-    steps += [_step(_EQUAL, machine.clone3, 0, 1), _step(_RETURN, _FAIL | _ENOSYS)]
-    steps += [_step(_EQUAL, machine.clone, 0, 4), _argument(0)]
-    steps += [_step(_ANY_BIT, _A_THREAD, 0, 1), allow, end]
-    steps += [_step(_EQUAL, machine.socket, 0, 7), _argument(0)]
-    steps += [_step(_EQUAL, _INET, 2, 0), _step(_EQUAL, _INET6, 1, 0)]
-    steps += [_step(_EQUAL, _UNIX, 1, 2), end, allow, _step(_RETURN, _FAIL | _EAFNOSUPPORT)]
-    for number in machine.signalling:
-        steps += [_step(_EQUAL, number, 0, 4), _argument(0)]
-        steps += [_step(_EQUAL, process, 0, 1), allow, fail]
-    # To an address; what is connected by `socketpair` needs none.
-    steps += [_step(_EQUAL, machine.sendto, 0, 6), _argument(4), _step(_EQUAL, 0, 0, 3)]
-    steps += [_argument(4, high=True), _step(_EQUAL, 0, 0, 1), allow, fail]
-    return [*steps, allow]
+    looks = _looks(process)
+    for name, number in system_calls.asked(machine).items():
+        steps += [_step(_EQUAL, number, 0, len(looks[name])), *looks[name]]
+    for first, last in _ranges(system_calls.allowed(machine)):
+        steps += [_step(_AT_LEAST, first, 0, 2), _step(_AT_LEAST, last + 1, 1, 0), _ALLOWS]
+    # `clone3` is among the newer: its flags are in memory, where they can't be looked at. Who finds
+    # it missing takes `clone`.
+    return [*steps, _step(_AT_LEAST, system_calls.NEWER, 0, 1), _LACKS, _FAILS]
+
+
+def _looks(process: int) -> dict[str, list[bytes]]:
+    """Name of a call → what decides by its arguments."""
+    itself = [_argument(0), *_among([process], _ALLOWS), _FAILS]
+    # Two ways to open are not known; and none that doesn't write may make a file empty.
+    opening = [
+        *(_step(_ANY_BIT, os.O_WRONLY, 0, 2), _step(_ANY_BIT, os.O_RDWR, 0, 1), _FAILS),
+        *(_step(_ANY_BIT, os.O_WRONLY | os.O_RDWR, 1, 0), _step(_ANY_BIT, os.O_TRUNC, 1, 0)),
+        *(_ALLOWS, _FAILS),
+    ]
+    devices = _ALLOWS if any(Path("/dev").glob("davinci*")) else _FAILS  # theirs aren't published
+    return {
+        "clone": [_argument(0), _step(_ANY_BIT, _A_THREAD, 0, 1), _ALLOWS, _ENDS],
+        "kill": itself,
+        "tgkill": itself,
+        "socket": [_argument(0), *_among((_INET, _INET6), _ENDS), _FAILS],
+        # To an address; what is connected by `socketpair` needs none.
+        "sendto": [*_is_zero(4), _FAILS],
+        "open": [_argument(1), *opening],
+        "openat": [_argument(2), *opening],
+        "fcntl": [_argument(1), *_among(system_calls.OWNERS, _FAILS), _ALLOWS],
+        "ioctl": [
+            *(_argument(1), *_among(system_calls.COMMANDS, _ALLOWS), _step(_AND, 0xFF00)),
+            *(*_among((each << 8 for each in system_calls.TYPES), _ALLOWS), devices),
+        ],
+        "prctl": [_argument(0), *_among(system_calls.OPTIONS, _ALLOWS), _FAILS],
+        # Limits of its own are read, and none is set.
+        "prlimit64": [
+            *(_argument(0), _step(_EQUAL, 0, 2, 0), _step(_EQUAL, process, 1, 0), _FAILS),
+            *(*_is_zero(2), _FAILS),
+        ],
+        "sched_setaffinity": [_argument(0), *_among((0, process), _ALLOWS), _FAILS],
+    }
+
+
+def _is_zero(which: int) -> list[bytes]:
+    """Allow it if an argument is zero."""
+    low, high = _argument(which), _argument(which, high=True)
+    return [low, _step(_EQUAL, 0, 0, 3), high, _step(_EQUAL, 0, 0, 1), _ALLOWS]
+
+
+def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of numbers that follow each other, of numbers in order."""
+    first = last = numbers[0]
+    for each in numbers[1:]:
+        if each != last + 1:
+            yield first, last
+            first = each
+        last = each
+    yield first, last

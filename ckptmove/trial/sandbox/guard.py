@@ -12,8 +12,10 @@ Source: the audit events table of the Python documentation.
 
 from __future__ import annotations
 
+import errno
 import os
 import site
+import stat
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -116,16 +118,21 @@ def environment(folder: str) -> dict[str, str]:
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     # Else what is compiled would start compilers.
     eager = {"TORCHDYNAMO_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**kept, **offline, **eager, "TMPDIR": folder}
+    # Else numpy starts threads when it is imported, too early for `fence`; and others are bound.
+    single = {"OPENBLAS_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
+    return {**kept, **offline, **eager, **single, "TMPDIR": folder}
 
 
-def enforce(folder: str) -> None:
+def enforce(folder: str) -> tuple[str, ...]:
     """End this process when its code, from now on, tries more than computing.
 
     It can't be taken back. Its last act is to note what was tried in the folder.
 
     Args:
         folder: where it may write.
+
+    Returns:
+        What the kernel lacks to hold code in C to the same; see `fence.enclose`.
     """
     sys.dont_write_bytecode = True
     home = Path(folder).resolve()
@@ -162,9 +169,10 @@ def enforce(folder: str) -> None:
         elif event == "ctypes.dlsym" and args[1] in _OF_C:
             end("call C's library", args[1])
 
-    fence.enclose(os.fspath(home))
+    lacking = fence.enclose(os.fspath(home))
     _replace_quiet_ones(end)
     sys.addaudithook(on_event)
+    return lacking
 
 
 def _replace_quiet_ones(end: Callable[[str], NoReturn]) -> None:
@@ -242,6 +250,20 @@ def read_attempt(folder: str, code: int | None) -> str | None:
     if code != CODE:
         return None
     try:
-        return Path(folder, ATTEMPT).read_bytes()[:_LONGEST].decode(errors="replace") or None
+        return read_own(Path(folder, ATTEMPT), _LONGEST).decode(errors="replace") or None
     except OSError:
         return None
+
+
+def read_own(path: Path, most: int) -> bytes:
+    """Read a file that the process may have replaced by anything: a link, a file without end.
+
+    Raises:
+        OSError: it is no file, or it is too large.
+    """
+    only = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, os.O_RDONLY | only), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise OSError(errno.EFBIG, "no file of ours", os.fspath(path))
+        return file.read(most)

@@ -10,7 +10,7 @@ from ..errors import RefusedError, StrPath
 from ..graph.canonical import Composite, canonical, nodes_of
 from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.edit.callables import Judge, Place, places_of
-from ..pickles.nodes import Call, Global, List, Node, Set, Tuple
+from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
@@ -135,7 +135,7 @@ def _is_stand_in(node: Node) -> TypeGuard[Call]:
     return isinstance(node, Call) and node.qualname == STAND_IN
 
 
-def _parts(node: Call) -> list[Node]:
+def _parts(node: Call) -> Items:
     assert isinstance(node.args, Tuple)
     return node.args.items
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
 from ..device import names_device
 from ..manifest.paths import Key, Path
-from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
+from ..pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    Items,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Tuple,
+)
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of
@@ -20,7 +30,6 @@ from .canonical import Composite
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
 _LATIN_1 = ("latin1", "latin-1")
-_PART = 1 << 16  # values of rows that are compared at once
 _SAFE_BITS = 60  # of a number that is its own hash
 
 #: What a thing holds, by keys that can be compared: the keys that lead there, and the node.
@@ -48,7 +57,7 @@ def edges_of(node: Composite) -> Edges:
     return edges
 
 
-def _labels_of(members: list[Node]) -> Iterator[Hashable]:
+def _labels_of(members: Items) -> Iterator[Hashable]:
     """A key that distinguishes members of a set; long bytes by size and order."""
     times = Counter[int]()
     for n, item in enumerate(members):
@@ -78,7 +87,7 @@ def _label(key: Key) -> Hashable:
     return type(key).__name__, struct.pack("<d", key) if isinstance(key, float) else key
 
 
-def _members(node: Node) -> list[Node] | None:
+def _members(node: Node) -> Items | None:
     """What is in a set, whether an opcode or a call makes it."""
     if isinstance(node, Set):
         return node.items
@@ -190,22 +199,3 @@ def device_of(node: Node) -> str | None:
 def children_edges(children: Sequence[Child]) -> Edges:
     """What hangs on a tensor."""
     return _keyed([((child.key,), child.node) for child in children])
-
-
-def plainly_same(old: list[Node], new: list[Node]) -> bool:
-    """Whether two rows are of the same plain values, of which there may be very many."""
-    if len(old) != len(new) or not are_plain(old):
-        return False
-    # In parts: what is noted of each value of a long row would be larger than the row.
-    starts = range(0, len(old), _PART)
-    return all(_is_same_part(old[at : at + _PART], new[at : at + _PART]) for at in starts)
-
-
-def _is_same_part(old: list[Node], new: list[Node]) -> bool:
-    if list(map(type, old)) != list(map(type, new)):
-        return False
-    floats = array("d", [each for each in old if isinstance(each, float)])
-    others = array("d", [each for each in new if isinstance(each, float)])
-    if floats.tobytes() != others.tobytes():
-        return False
-    return (bool(floats) and len(floats) == len(old)) or (not floats and old == new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..pickles.nodes import Blob, Call, Node, Persistent
-from ..pickles.terms import spelled, to_terms
+from ..pickles.terms import spelled_parts, to_terms
 from .canonical import Graph, flags_of, is_plain, is_untouched
 
 _PART = 1 << 20  # characters that are hashed at once
@@ -45,7 +45,8 @@ def fingerprint(graph: Graph) -> bytes:
             }
         return None
 
-    text, hashed = spelled(to_terms(graph.root, leaf)), sha256()
-    for at in range(0, len(text), _PART):
-        hashed.update(text[at : at + _PART].encode("ascii"))
+    hashed = sha256()
+    for text in spelled_parts(to_terms(graph.root, leaf)):
+        for at in range(0, len(text), _PART):
+            hashed.update(text[at : at + _PART].encode("ascii"))
     return hashed.digest()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..errors import UnsupportedError
 from ..pickles.literals import may_be_checkpoint
-from ..pickles.nodes import Blob, Call, Global, List, Node, Set, Text, Tuple
+from ..pickles.nodes import Blob, Call, Global, Items, List, Node, Set, Text, Tuple
 from ..sources.source import MAX_NBYTES, Readable
 
 #: Bytes within a tree that are longer are a thing of their own.
@@ -91,7 +91,7 @@ def text_of(blob: Blob, window: Readable | None) -> str | None:
     return "".join(parts)
 
 
-def _encoded(items: list[Node]) -> bytes | None:
+def _encoded(items: Items) -> bytes | None:
     if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in _ENCODINGS:
         return None
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from .rows import same_numbers
 from .walk import Pickle
 
 _SHOWN = 64  # characters of a key, in a message
@@ -121,10 +122,11 @@ class _Comparison:
             old.pairs, new.pairs, where
         )
 
-    def same_items(self, old: list[Node], new: list[Node], where: str) -> bool:
+    def same_items(self, old: Items, new: Items, where: str) -> bool:
         if len(old) != len(new):
             return False
-        self.todo.extend((a, b, where) for a, b in zip(old, new, strict=True))
+        if not same_numbers(old, new):
+            self.todo.extend((a, b, where) for a, b in zip(old, new, strict=True))
         return True
 
     def same_pairs(

@@ -18,12 +18,13 @@ for integers of more than 255 bytes). What these lack is lowered:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedError
 from .names import to_python2
 from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .rows import opcodes_of
 
 _BATCH = 1000  # what an APPENDS or SETITEMS adds at most
 _LONG = 255  # bytes of an integer that is written once
@@ -112,6 +113,8 @@ class _Emitter:
         return self.with_late_puts()
 
     def with_late_puts(self) -> bytes:
+        if not self.late:
+            return bytes(self.out)
         pieces: list[bytes | bytearray] = []
         start = 0
         for at, put in sorted(self.late):
@@ -274,9 +277,17 @@ class _Emitter:
         opcode = _TUPLES.get(len(node.items))
         if opcode is None:
             self.out += b"("
-        yield from node.items
+        yield from self.unwritten(node.items)
         self.out += opcode or b"t"
         self.slots[id(node)] = self.put()
+
+    def unwritten(self, items: Sequence[Node]) -> Sequence[Node]:
+        """Of items, those that could not be written at once."""
+        opcodes = opcodes_of(items)
+        if opcodes is None:
+            return items
+        self.out += opcodes
+        return ()
 
     def spell_list(self, node: List) -> Iterator[Node]:
         self.out += b"]"
@@ -298,13 +309,13 @@ class _Emitter:
         end = len(node.pairs) + 1 if node.pairs else 0
         return self.set_items(node.pairs, end, alone=len(node.pairs) == 1)
 
-    def append(self, items: list[Node], *, alone: bool) -> Iterator[Node]:
+    def append(self, items: Sequence[Node], *, alone: bool) -> Iterator[Node]:
         """Append in batches, the last of them `alone` if it is a single item."""
         for start in range(0, len(items), _BATCH):
             batch = items[start : start + _BATCH]
             single = alone and len(batch) == 1
             self.out += b"" if single else b"("
-            yield from batch
+            yield from self.unwritten(batch)
             self.out += b"a" if single else b"e"
 
     def set_items(self, pairs: list[tuple[Node, Node]], end: int, *, alone: bool) -> Iterator[Node]:

@@ -31,6 +31,7 @@ from .literals import Literals
 from .memo import UNFILLED, Memo
 from .names import from_python2
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .rows import extended, packed
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
 _MOST_MARKS = 100_000  # that wait for their end
@@ -127,7 +128,7 @@ class Machine(Literals):
 
     def close(self, items: list[Node]) -> None:
         self.count(TUPLES)
-        self.stack.append(Tuple(items, self.at))
+        self.stack.append(Tuple(packed(items), self.at))
 
     def to_mark(self) -> list[Node]:
         items = self.stack
@@ -203,13 +204,13 @@ class Machine(Literals):
         self.contain(List([]))
 
     def op_list(self) -> None:
-        self.contain(List(self.to_mark()))
+        self.contain(List(packed(self.to_mark())))
 
     def op_empty_set(self) -> None:
         self.contain(Set([], frozen=False))
 
     def op_frozenset(self) -> None:
-        self.contain(Set(self.to_mark(), frozen=True))
+        self.contain(Set(packed(self.to_mark()), frozen=True))
 
     def op_empty_dict(self) -> None:
         self.contain(Dict())
@@ -229,17 +230,14 @@ class Machine(Literals):
         target = self.stack[-1]
         if not isinstance(target, (List, Call)):
             raise self.fault("the pickle appends to something that is no list")
-        if target.items:
-            target.items.extend(items)
-        else:
-            target.items = items
+        target.items = extended(target.items, items) if target.items else packed(items)
 
     def op_additems(self) -> None:
         items = self.to_mark()
         target = self.stack[-1]
         if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
             raise self.fault("the pickle adds to something that is no set")
-        target.items.extend(items)
+        target.items = extended(target.items, items) if target.items else packed(items)
 
     def op_setitem(self) -> None:
         value = self.stack.pop()

@@ -1,14 +1,16 @@
 """Inert nodes: what a pickle would build, as data that runs nothing.
 
-Scalars are plain Python values. Everything else is one of the few classes below: code that meets a
-node handles each kind or raises. Identity is aliasing: two paths to one node are two names of one
+Scalars are plain Python values; many numbers in a row are an array (`rows`), which makes them anew
+whenever they are asked for. Everything else is one of the few classes below: code that meets a node
+handles each kind or raises. Identity is aliasing: two paths to one node are two names of one
 object. Nodes are never hashed, compared with `==` or copied by value, because a hostile graph could
 make that take forever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import MutableSequence, Sequence
 from typing import TypeAlias
 
 
@@ -52,7 +54,7 @@ class Tuple:
 
     __slots__ = ("at", "items")
 
-    def __init__(self, items: list[Node], at: int) -> None:
+    def __init__(self, items: Items, at: int) -> None:
         self.items = items
         self.at = at
 
@@ -62,7 +64,7 @@ class List:
 
     __slots__ = ("items",)
 
-    def __init__(self, items: list[Node]) -> None:
+    def __init__(self, items: Items) -> None:
         self.items = items
 
 
@@ -71,7 +73,7 @@ class Set:
 
     __slots__ = ("frozen", "items")
 
-    def __init__(self, items: list[Node], frozen: bool) -> None:
+    def __init__(self, items: Items, frozen: bool) -> None:
         self.items = items
         self.frozen = frozen
 
@@ -127,7 +129,7 @@ class Call(Mapping):
         self.kwargs = kwargs
         self.opcode = opcode
         self.at = at
-        self.items: list[Node] = []
+        self.items: Items = []
         self.state: Node = None
         self.built = False
 
@@ -191,10 +193,12 @@ def named(node: Node) -> Node:
 
 def are_plain(nodes: Sequence[Node]) -> bool:
     """Whether these are all numbers or None, which hold nothing; soon told even of millions."""
-    return _PLAIN.issuperset(map(type, nodes))
+    return isinstance(nodes, array) or _PLAIN.issuperset(map(type, nodes))
 
 
 _PLAIN = frozenset((type(None), bool, int, float))
 
 Scalar: TypeAlias = bool | int | float | str | bytes
+#: What a row holds: a list, or an array of numbers.
+Items: TypeAlias = "MutableSequence[Node]"
 Node: TypeAlias = Scalar | Blob | Global | Tuple | List | Set | Dict | Call | Persistent | None

@@ -24,6 +24,7 @@ from ..pickles.nodes import (
     Call,
     Dict,
     Global,
+    Items,
     List,
     Node,
     Persistent,
@@ -170,7 +171,7 @@ class _Builder:
             self.storage_of(storage), name, offset, shape.items, stride.items, grad
         )
 
-    def later(self, nodes: list[Node]) -> None:
+    def later(self, nodes: Items) -> None:
         for node in reversed(nodes):
             if not (node is None or isinstance(node, (str, bytes, int, float))):
                 self.todo.append((self.visit, node))
@@ -374,7 +375,7 @@ def _kind(made: object) -> str:
     return type(made).__name__
 
 
-def _contents(node: List | Dict | Set | Call) -> list[Node]:
+def _contents(node: List | Dict | Set | Call) -> Items:
     """What an object is filled with, after it was made."""
     if isinstance(node, (List, Set)):
         return node.items

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import struct
 import tracemalloc
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +15,10 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
-from ckptmove.graph.edges import plainly_same
+from ckptmove.pickles.emit import emit
 from ckptmove.pickles.nodes import List, Node, Text, Tuple
-from ckptmove.pickles.terms import parsed, to_terms
+from ckptmove.pickles.rows import same_numbers
+from ckptmove.pickles.terms import from_terms, parsed, spelled, spelled_parts, to_terms
 from ckptmove.pickles.walk import walk
 from tests.making.bombs import headed, zipped
 
@@ -91,9 +94,117 @@ def test_what_is_met_again_takes_a_reference(again: bytes) -> None:
 def test_equal_short_numbers_of_a_long_tree_are_one() -> None:
     """Read from JSON as well, where each is text."""
     count = 300_000
-    text = f"[{'768,' * count}-1]"
-    assert parsed(text) == [*[768] * count, -1]
+    text = f"[null{',768' * count}]"
+    assert parsed(text) == [None, *[768] * count]
     assert _taken(lambda: parsed(text)) < 16 * count
+
+
+@pytest.mark.parametrize("number", [70_000, 0.5])
+def test_numbers_of_a_long_row_take_eight_bytes(number: float, tmp_path: Path) -> None:
+    """In a graph, and on the way to JSON and back."""
+    count = 300_000
+    text = f"[{f'{number},' * count}-1.5]" if number == 0.5 else f"[{f'{number},' * count}-1]"
+    assert _taken(lambda: parsed(text)) < 9 * count
+    assert _most_taken(lambda: parsed(text)) < 20 * count + 6_000_000
+    data = pickle.dumps([number] * count, 2)
+    walked = walk(data).root
+    assert _taken(lambda: walk(data)) < 11 * count
+    assert _most_taken(lambda: sum(map(len, spelled_parts(to_terms(walked, _nothing))))) < 9_000_000
+    assert _most_taken(lambda: emit(walked)) < 21 * count
+
+
+NOT_QUITE_ROWS = {
+    "nothing at the end": "[{}1,]",
+    "nothing between": "[{},1]",
+    "nothing at the start": "[,{}1]",
+    "no number": "[{}1-2]",
+    "a zero in front": "[{}01]",
+    "a large number": "[{}1e999]",
+    "a very long number": "[{}1" + "0" * 30 + "]",
+    "a very long fraction": "[{}0.5" + "0" * 40 + "]",
+    "no number of JSON": "[{}1,NaN]",
+    "a constant before": "[NaN,[{}1]]",
+    "a constant behind": "[[{}1],NaN]",
+    "a constant around": "[Infinity,[{}1]]",
+    "a minus before": "-[{}1]",
+    "a key": "{{[{}1]:1}}",
+}
+
+
+@pytest.mark.parametrize("kind", NOT_QUITE_ROWS)
+def test_a_row_of_json_is_read_as_strictly_as_the_rest(kind: str) -> None:
+    for count in (1, 2000, 100_000):
+        with pytest.raises(CorruptError):
+            parsed(NOT_QUITE_ROWS[kind].format("17," * count))
+
+
+ROW = "1234567,-1," * 2000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[{ROW}0]",
+        f"[{ROW}0.5]",
+        f"[{ROW}null]",
+        f"[{ROW}{1 << 62}]",
+        f"[{ROW}{1 - (1 << 63)}]",
+        f"[{'0.5,-0.0,1e300,' * 2000}1e-300]",
+        f'[[{ROW}0],"[{ROW}0]",[{ROW}0.5,1],"\\\\",[{ROW}1],"\\\\\\"[{ROW}",[{ROW}2]]',
+        f'{{"a":[{ROW}0],"b]":{{"NaN":"NaN"}},"c":["\\ud83d\\ude00",[{ROW}1]]}}',
+    ],
+)
+def test_rows_of_json_are_what_python_reads(text: str) -> None:
+    said, expected = parsed(text), json.loads(text)
+    assert json.dumps(said, default=list) == json.dumps(expected)
+    graph = from_terms(said, lambda _: None)
+    assert json.loads(spelled(to_terms(graph, _nothing))) == expected
+
+
+def test_text_that_stands_for_a_row_is_text() -> None:
+    texts = ["\\ud800", '"\\ud800"', '\\"\\ud800"', "\U00010000", "NaN", "[]"]
+    graph = List([List([Text(each, 0) for each in texts]), List(array("q", [70_000] * 20))])
+    assert json.loads(spelled(to_terms(graph, _nothing))) == [texts, [70_000] * 20]
+
+
+def _nothing(_: object) -> None:
+    """No node is known."""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ([1, 2], [1 << 40]),
+        ([1.5], [2.5]),
+        ([1], [1.0]),
+        ([1], [True]),
+        ([1.0], [None]),
+        ([1], [1 << 70]),
+        ([-1 << 63], [1]),
+        ([1], [-1 << 63]),
+        ([float("nan"), -0.0], [1.5]),
+    ],
+)
+def test_rows_grow_by_what_is_appended(parts: tuple[list[object], list[object]]) -> None:
+    """As pickles have it: a thousand at once, or one by one."""
+    first, more = (part * 20 for part in parts)
+    mark = b"\x80\2]("
+    for some in (more, more[:1]):
+        data = mark + _pushed(first) + b"e(" + _pushed(some) + b"e."
+        assert _values(data) == [*map(repr, pickle.loads(data))]
+    one_by_one = b"\x80\2]" + b"".join(_pushed([each]) + b"a" for each in [*first * 300, *more])
+    assert _values(one_by_one + b".") == [*map(repr, pickle.loads(one_by_one + b"."))]
+
+
+def _pushed(items: list[object]) -> bytes:
+    return b"".join(pickle.dumps(each, 2)[2:-1] for each in items)
+
+
+def _values(data: bytes) -> list[str]:
+    root = walk(data).root
+    assert isinstance(root, List)
+    assert emit(root) == emit(List(list(root.items)))
+    return [*map(repr, root.items)]
 
 
 def test_a_row_of_numbers_is_its_own_term() -> None:
@@ -104,14 +215,14 @@ def test_a_row_of_numbers_is_its_own_term() -> None:
 def test_rows_are_compared_in_parts() -> None:
     old: list[Node] = [768] * 600_000
     new = old[:]
-    assert plainly_same(old, new)
-    assert _most_taken(lambda: plainly_same(old, new)) < 5_000_000
-    assert plainly_same([], [])
-    assert not plainly_same(old, new[:-1])
+    assert same_numbers(old, new)
+    assert _most_taken(lambda: same_numbers(old, new)) < 5_000_000
+    assert same_numbers([], [])
+    assert not same_numbers(old, new[:-1])
     for kind, other in ((768, 769), (1, True), (0.0, -0.0), (0, 0.0), (None, 0)):
         for at in (0, 1 << 16, len(old) - 1):
             old[at], new[at] = kind, other
-            assert not plainly_same(old, new)
+            assert not same_numbers(old, new)
             new[at] = kind
             old[at] = new[at] = 768
 

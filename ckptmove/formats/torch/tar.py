@@ -28,7 +28,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ...pickles.nodes import Global, List, Node, Text, Tuple, named
+from ...pickles.nodes import Global, Items, List, Node, Text, Tuple, named
 from ...plans.plan import Plan, edited
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
@@ -251,7 +251,7 @@ class TarContainer(Container):
         return list(self.members), parts, tensors
 
 
-def _items(node: Node, count: int) -> list[Node]:
+def _items(node: Node, count: int) -> Items:
     """The items of a tuple of so many."""
     if not isinstance(node, Tuple) or len(node.items) != count:
         raise CorruptError("a table of the tar is malformed")

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ...errors import CorruptError
 from ...manifest.paths import Path
-from ...pickles.nodes import Blob, Call, Dict, List, Node, Text, Tuple
+from ...pickles.nodes import Blob, Call, Dict, Items, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
+from ...pickles.rows import same_numbers
 from ...pickles.terms import Term
 from ...reports.data.difference import Difference, Kind
 from ...torch_pickle.pickled_modules import attributes_of
@@ -27,7 +28,6 @@ from ..edges import (
     edges_of,
     is_leaf,
     is_mutable,
-    plainly_same,
     scalar_of,
     signature_of,
     type_of,
@@ -291,7 +291,7 @@ class _Pairing:
         assert isinstance(new, COMPOSITE)
         if isinstance(old, (List, Tuple)) and isinstance(new, (List, Tuple)):
             self.step(len(old.items) + len(new.items))
-            if not plainly_same(old.items, new.items):
+            if not same_numbers(old.items, new.items):
                 self.rows(old.items, new.items, where)
             return
         olds, news = edges_of(old), edges_of(new)
@@ -316,7 +316,7 @@ class _Pairing:
                 self.only(self.new, child, self.inside(where, keys))
         self.todo.append(iter(pairs))
 
-    def rows(self, olds: list[Node], news: list[Node], where: Where) -> None:
+    def rows(self, olds: Items, news: Items, where: Where) -> None:
         """What two rows hold, without a list of it."""
         both = min(len(olds), len(news))
         for side, items in ((self.old, olds), (self.new, news)):
@@ -324,7 +324,7 @@ class _Pairing:
                 self.only(side, items[n], self.inside(where, (n,)))
         self.todo.append(self.unlike_items(olds, news, where))
 
-    def unlike_items(self, olds: list[Node], news: list[Node], where: Where) -> Iterator[_Place]:
+    def unlike_items(self, olds: Items, news: Items, where: Where) -> Iterator[_Place]:
         """The items of two rows that may not be the same."""
         in_part = self.chosen is not None and not where.chosen
         for n, (old, new) in enumerate(zip(olds, news, strict=False)):

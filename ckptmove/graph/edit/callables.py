@@ -13,7 +13,19 @@ from typing import NamedTuple, TypeGuard
 
 from ...errors import RefusedError
 from ...manifest.paths import spell
-from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ...pickles.nodes import (
+    Blob,
+    Call,
+    Dict,
+    Global,
+    Items,
+    List,
+    Node,
+    Persistent,
+    Set,
+    Text,
+    Tuple,
+)
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.callables.allowlist import KNOWN
 from ...torch_pickle.callables.uses import NEVER_BARE, wrong_use
@@ -37,7 +49,7 @@ class Place(NamedTuple):
 
     name: str
     callable: str
-    holder: list[Node] | list[tuple[Node, Node]] | None
+    holder: Items | list[tuple[Node, Node]] | None
     slot: int
 
 
@@ -174,7 +186,7 @@ def _states(node: Call) -> list[Dict]:
 
 def _slots(
     node: Node,
-) -> Iterator[tuple[list[Node] | list[tuple[Node, Node]], int, str, Node]]:
+) -> Iterator[tuple[Items | list[tuple[Node, Node]], int, str, Node]]:
     """What can be taken from a node: where it is held, its key, and itself."""
     if isinstance(node, (List, Tuple)):
         for n, item in enumerate(node.items):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Key, Path, spell, spell_apart
-from ...pickles.nodes import Call, Dict, List, Node, Persistent, Tuple
+from ...pickles.nodes import Call, Dict, Items, List, Node, Persistent, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.children import spell_key
 from ...torch_pickle.listing import Contents
@@ -40,7 +40,7 @@ class _Edge(NamedTuple):
     """
 
     parent: int
-    holder: list[Node] | list[tuple[Node, Node]]
+    holder: Items | list[tuple[Node, Node]]
     slot: int
     node: Node
     key: Key
@@ -300,7 +300,7 @@ def _path_to(edges: Sequence[_Edge], n: int) -> Path:
 
 def _slots(
     node: Node,
-) -> Iterator[tuple[list[Node] | list[tuple[Node, Node]], int, Key, Node]]:
+) -> Iterator[tuple[Items | list[tuple[Node, Node]], int, Key, Node]]:
     """What a node holds that can be taken out: where it is held, its key, and itself."""
     if isinstance(node, (List, Tuple)):
         for n, item in enumerate(node.items):

@@ -24,6 +24,6 @@ go back.
 
 from .reading import from_terms
 from .spelling import Term, TooLong, to_terms
-from .text import parsed, spelled
+from .text import parsed, spelled, spelled_parts
 
-__all__ = ["Term", "TooLong", "from_terms", "parsed", "spelled", "to_terms"]
+__all__ = ["Term", "TooLong", "from_terms", "parsed", "spelled", "spelled_parts", "to_terms"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from itertools import count
@@ -13,7 +14,8 @@ from typing import Any
 from ...device import may_be_tag
 from ...errors import CorruptError
 from ..literals import may_be_checkpoint
-from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from ..rows import packed
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
 _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))
@@ -22,6 +24,7 @@ _MOST_TEXTS = 1 << 10
 _HEX = re.compile("-?0x[1-9a-f][0-9a-f]*")
 _NAN = re.compile("0x[0-9a-f]{16}")
 _INFINITE = ("inf", "-inf")
+_ROWS = (list, array)  # what JSON has as a list
 
 
 def from_terms(term: Term, leaf: Callable[[dict[str, Any]], Node], base: int = 0) -> Node:
@@ -96,14 +99,14 @@ class _Reading:
 
     def put(self, term: Term, place: list[Node], index: int) -> None:
         """Put a scalar in its place at once, or any other node later, in the order of the text."""
-        if isinstance(term, (dict, list)):
+        if isinstance(term, (dict, *_ROWS)):
             self.todo.append((term, place, index))
         else:
             place[index] = self.node(term)
 
-    def row(self, terms: list[Term]) -> list[Node]:
+    def row(self, terms: Term) -> Items:
         if are_terms(terms):
-            return terms
+            return packed(terms)
         nodes: list[Node] = [None] * len(terms)
         for index, term in enumerate(terms):
             self.put(term, nodes, index)
@@ -120,7 +123,7 @@ class _Reading:
                 raise CorruptError("the saved tree has an object that does not say what it is")
             known = self.kinds.get(kind)
             return self.leaf(term) if known is None else known(term)
-        if isinstance(term, list):
+        if isinstance(term, _ROWS):
             return List(self.row(term))
         if term is None or isinstance(term, bool):
             return term
@@ -202,15 +205,15 @@ class _Reading:
         self.pairs(node, _list(term), term)
         return node
 
-    def pairs(self, node: Dict | Call, terms: list[Term], term: dict[str, Term]) -> None:
+    def pairs(self, node: Dict | Call, terms: Term, term: dict[str, Term]) -> None:
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in terms):
             raise _malformed(term)
         self.pair_up(node, self.row([each for pair in terms for each in pair]))
 
-    def pair_up(self, node: Dict | Call, flat: list[Node]) -> None:
+    def pair_up(self, node: Dict | Call, flat: Items) -> None:
         """Give a node its pairs once both of each are there."""
 
-        def pair(flat: list[Node]) -> None:
+        def pair(flat: Items) -> None:
             node.pairs = list(zip(flat[::2], flat[1::2], strict=True))
 
         self.todo.append((pair, _LATER, flat))
@@ -258,7 +261,7 @@ class _Reading:
 
     def arguments(self, node: Call, term: dict[str, Term]) -> None:
         args = term["args"]
-        if isinstance(args, list):
+        if isinstance(args, _ROWS):
             node.args = Tuple(self.row(args), node.at) if args else self.empty
         else:
             self.todo.append((args, node, "args"))
@@ -316,7 +319,7 @@ def _refuse_knots(starts: list[Node]) -> None:
                 todo.append(each)
 
 
-def _made_of(node: Node) -> list[Node]:
+def _made_of(node: Node) -> Items:
     """What must be there before a node can be made."""
     if isinstance(node, Tuple) or (isinstance(node, Set) and node.frozen):
         return node.items
@@ -325,7 +328,7 @@ def _made_of(node: Node) -> list[Node]:
     return [node.pid] if isinstance(node, Persistent) else []
 
 
-def _of(term: dict[str, Term], kind: type) -> Term:
+def _of(term: dict[str, Term], kind: type | tuple[type, ...]) -> Term:
     if len(term) != 2 or "of" not in term or not isinstance(term["of"], kind):
         raise _malformed(term)
     return term["of"]
@@ -336,9 +339,9 @@ def _text(term: dict[str, Term]) -> str:
     return text
 
 
-def _list(term: dict[str, Term], field: str | None = None) -> list[Term]:
-    terms: list[Term] = _of(term, list) if field is None else term[field]
-    if not isinstance(terms, list):
+def _list(term: dict[str, Term], field: str | None = None) -> Term:
+    terms = _of(term, _ROWS) if field is None else term[field]
+    if not isinstance(terms, _ROWS):
         raise _malformed(term)
     return terms
 

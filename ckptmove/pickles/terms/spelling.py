@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite, isnan
 from typing import Any, TypeAlias
 
 from ...errors import UnsupportedError
-from ..nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
+from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Tuple, are_plain
 
-#: A plain JSON value.
+#: A plain JSON value, or an array of numbers.
 Term: TypeAlias = Any
 #: The term of a call, a persistent id or a blob that the caller knows; None for any other.
 Leaf: TypeAlias = Callable[[Node], "dict[str, Any] | None"]
@@ -65,6 +66,8 @@ def shareable(node: Node) -> bool:
 
 def are_terms(nodes: Sequence[Node]) -> bool:
     """Whether these are all terms themselves; soon told even of millions."""
+    if isinstance(nodes, array):
+        return nodes.typecode == "q" or all(map(isfinite, nodes))
     if not are_plain(nodes):
         return False
     # In parts: a list of the integers of a long row would be as large as the row.
@@ -82,7 +85,7 @@ def _flat(pairs: Iterable[tuple[Node, Node]]) -> list[Node]:
     return [each for pair in pairs for each in pair]
 
 
-def _inside(node: Node) -> list[Node]:
+def _inside(node: Node) -> Items:
     """What a node holds, in the order of its term."""
     if isinstance(node, (List, Tuple, Set)):
         return node.items
@@ -169,7 +172,7 @@ class _Spelling:
             elif node is not None:
                 yield node, place, key
 
-    def row(self, nodes: list[Node]) -> list[Term]:
+    def row(self, nodes: Items) -> Term:
         if are_terms(nodes):
             return nodes  # a row of numbers is its own term: a copy of a long one takes much memory
         terms: list[Term] = [None] * len(nodes)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from math import isfinite
+from typing import Any
 
 from ...errors import CorruptError, UnsupportedError
+from ..nodes import Items
+from ..rows import extended, packed
 from .spelling import Term
 
 #: How deep the text may be: `json` recurses, and Python's stack is 1000 calls.
@@ -22,7 +26,13 @@ _LONGEST_INT, _LONGEST_FLOAT = 20, 32  # characters; what is written takes at mo
 _LONG_TEXT = 1 << 20  # characters, from which on equal short integers are shared
 _SHORT_INT = 5  # characters
 
-_LONG_NUMBER = re.compile("[0-9]{20}")
+_LONG_NUMBER = re.compile("[0-9]{20}|[-+.0-9eE]{25}")
+#: A row of more characters than the sizes of any tensor take.
+_LONG_ROW = re.compile(r"\[([-+.,0-9eE]{1500,})\]")
+_PART = 1 << 16  # numbers of a row, or characters, that are converted at once
+_ROW = "NaN"  # a constant that Python reads, and JSON does not have; stands for a row
+#: Text that no term holds, which stands for a row as well.
+_NO_TEXT, _NO_TEXT_ESCAPED = "\ud800", "\\ud800"
 _STRING = re.compile('"[^"]*"?')
 _NO_BRACKET = re.compile(r"[^][{}]+")
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
@@ -34,33 +44,63 @@ def spelled(term: Term) -> str:
     Raises:
         UnsupportedError: it is too deep or too large.
     """
+    return "".join(spelled_parts(term))
+
+
+def spelled_parts(term: Term) -> Iterator[str]:
+    """The JSON of `spelled`, with long rows of numbers in parts."""
+    rows: list[array[Any]] = []
+
+    def set_aside(row: array[Any]) -> str:
+        rows.append(row)
+        return _NO_TEXT
+
     try:
-        text = json.dumps(term, separators=(",", ":"), allow_nan=False, check_circular=False)
+        text = json.dumps(
+            term, separators=(",", ":"), allow_nan=False, check_circular=False, default=set_aside
+        )
     except RecursionError:
         raise UnsupportedError(_too_deep()) from None
-    excess = _excess(text)
+    others = text.split(f'"{_NO_TEXT_ESCAPED}"') if rows else [text]
+    excess = _excess(others, len(text) + sum(map(len, rows)))
     if excess is not None:
         raise UnsupportedError(excess)
-    return text
+    del text
+    for before, row in zip(others, rows, strict=False):
+        yield f"{before}["
+        for at in range(0, len(row), _PART):
+            yield ("," if at else "") + ",".join(map(repr, row[at : at + _PART]))
+        yield "]"
+    yield others[-1]
 
 
 def parsed(text: str) -> Term:
-    """What JSON text says, if all readers agree on it.
+    """What JSON text says, if all readers agree on it; long rows of numbers as arrays.
 
     Raises:
         CorruptError: it is no JSON, says something twice, holds numbers that are none or that no
             double or 64-bit integer holds, or is too deep or too large.
     """
-    excess = _excess(text)
+    spans = _rows_within(text)
+    others = _between(text, spans)
+    excess = _excess(others, len(text))
     if excess is not None:
         raise CorruptError(excess)
+    rows = (_row(text, start, end) for start, end in spans)
+
+    def constant(said: str) -> Term:
+        row = next(rows, None) if said == _ROW else None
+        if row is None:
+            raise CorruptError("the saved tree has a number that is none")
+        return row
+
     try:
         return json.loads(
-            text,
+            _ROW.join(others),
             object_pairs_hook=_unique,
-            parse_int=_integer_parser(text),
+            parse_int=_integer_parser(others),
             parse_float=_finite,
-            parse_constant=_finite,
+            parse_constant=constant,
         )
     except RecursionError:
         raise CorruptError(_too_deep()) from None
@@ -68,18 +108,69 @@ def parsed(text: str) -> Term:
         raise CorruptError("the saved tree is not JSON") from None
 
 
+def _rows_within(text: str) -> list[tuple[int, int]]:
+    """Where long rows of nothing but numbers are, if it is JSON; brackets are left out."""
+    spans: list[tuple[int, int]] = []
+    before, quoted = 0, False  # `before` is never within an escape, as a row is not
+    for found in _LONG_ROW.finditer(text):
+        start, end = found.span(1)
+        quoted ^= _without_escapes(text[before:start]).count('"') % 2 == 1
+        before = end
+        if not quoted:
+            spans.append((start, end))
+    return spans
+
+
+def _between(text: str, spans: list[tuple[int, int]]) -> list[str]:
+    """What is before, between and behind rows, without their brackets."""
+    starts = [0, *(end + 1 for _, end in spans)]
+    ends = [*(start - 1 for start, _ in spans), len(text)]
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _row(text: str, start: int, end: int) -> Items:
+    """The numbers of a row."""
+    row: Items = []
+    while start < end:
+        stop = text.find(",", start + _PART, end)
+        stop = end if stop < 0 else stop
+        part = text[start:stop]
+        checked = _LONG_NUMBER.search(part)
+        numbers = json.loads(
+            f"[{part}]",
+            parse_int=_whole if checked else None,
+            parse_float=_finite if checked else None,
+        )
+        if not all(map(isfinite, numbers)):
+            raise ValueError("a number that no double holds")
+        row = extended(row, numbers) if row else packed(numbers)
+        start = stop + 1
+        if start == end:
+            raise ValueError("a comma without a number")
+    return row
+
+
 def _too_deep() -> str:
     return f"the saved tree is nested more than {MAX_DEPTH} levels deep in JSON"
 
 
-def _excess(text: str) -> str | None:
-    """What JSON text has too much of, or None."""
-    bare = text.replace("\\\\", "").replace('\\"', "") if "\\" in text else text
-    if bare.count('"') > 2 * (LEAST_TEXTS + len(text) // CHARACTERS_OF_TEXT):
+def _without_escapes(text: str) -> str:
+    return text.replace("\\\\", "").replace('\\"', "") if "\\" in text else text
+
+
+def _excess(others: list[str], nbytes: int) -> str | None:
+    """What JSON text has too much of, or None.
+
+    Args:
+        others: its parts, but for the long rows of numbers between them.
+        nbytes: the length of all.
+    """
+    bare = _without_escapes("[]".join(others))
+    if bare.count('"') > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
         return "the saved tree has far more texts in JSON than its length can need"
     brackets = _NO_BRACKET.sub("", _STRING.sub("", bare))
     opened = brackets.count("[") + brackets.count("{")
-    if opened > LEAST_BRACKETS + len(text) // CHARACTERS_OF_BRACKET:
+    if opened > LEAST_BRACKETS + nbytes // CHARACTERS_OF_BRACKET:
         return "the saved tree has far more lists and objects in JSON than its length can need"
     if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
         return _too_deep()
@@ -93,11 +184,11 @@ def _unique(pairs: list[tuple[str, Term]]) -> dict[str, Term]:
     return found
 
 
-def _integer_parser(text: str) -> Callable[[str], int] | None:
+def _integer_parser(parts: list[str]) -> Callable[[str], int] | None:
     """What makes integers of their digits in this text; None for Python's own, the fastest."""
-    if _LONG_NUMBER.search(text):
+    if any(map(_LONG_NUMBER.search, parts)):
         return _whole
-    return _ShortIntegers().__getitem__ if len(text) > _LONG_TEXT else None
+    return _ShortIntegers().__getitem__ if sum(map(len, parts)) > _LONG_TEXT else None
 
 
 class _ShortIntegers(dict[str, int]):

@@ -19,6 +19,7 @@ from ...pickles.nodes import (
     Call,
     Dict,
     Global,
+    Items,
     List,
     Node,
     Set,
@@ -137,7 +138,7 @@ def _maker_of(node: Node) -> str:
     return node.qualname if isinstance(node, Global) else "an object"
 
 
-def _arguments(call: Call) -> list[Node] | None:
+def _arguments(call: Call) -> Items | None:
     """The arguments, as they are when the call is made; None where another call makes them."""
     return call.args.items if isinstance(call.args, Tuple) else None
 
@@ -172,7 +173,7 @@ def _may_encode(uses: Uses, call: Call) -> bool:
     return len(args) < 2 or (len(args) <= 3 and _names_codec(args))
 
 
-def _names_codec(args: list[Node]) -> bool:
+def _names_codec(args: Items) -> bool:
     codec = args[1] if len(args) > 1 else "utf-8"
     return (
         isinstance(codec, str)
@@ -238,7 +239,7 @@ def _makes_dtype(uses: Uses, call: Call) -> bool:
     return flags & _REFERENCES == _REFERENCES or (plain and not _holds_objects(state))
 
 
-def _holds_objects(state: list[Node]) -> bool:
+def _holds_objects(state: Items) -> bool:
     """Whether a dtype within the state of another is not surely of numbers."""
     todo, met = list(state[2:5]), set[int]()
     while todo:

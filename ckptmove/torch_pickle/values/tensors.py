@@ -13,7 +13,7 @@ from math import prod
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ...manifest.manifest import Role
-from ...pickles.nodes import Call, Dict, Global, List, Node, Persistent, Text, Tuple
+from ...pickles.nodes import Call, Dict, Global, Items, List, Node, Persistent, Text, Tuple
 from .persistent_ids import StorageId, TensorId, is_size
 from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 
@@ -83,7 +83,7 @@ class Recogniser:
         self._known[known] = node, tensor
         return tensor
 
-    def _rebuilt(self, function: str | None, args: list[Node], depth: int) -> Tensor | None:
+    def _rebuilt(self, function: str | None, args: Items, depth: int) -> Tensor | None:
         rebuild = _REBUILD.get(function or "")
         if rebuild is None:
             return None
@@ -137,7 +137,7 @@ class Recogniser:
 
     def _strided(
         self,
-        args: list[Node],
+        args: Items,
         dtype: str | None = None,
         requires_grad: Node = False,
         children: tuple[Child, ...] = (),
@@ -152,16 +152,16 @@ class Recogniser:
         assert isinstance(offset, int)
         return tensor_at(found, shape, stride, offset, dtype, requires_grad is True, children)
 
-    def _tensor(self, args: list[Node], depth: int) -> Tensor:
+    def _tensor(self, args: Items, depth: int) -> Tensor:
         return self._strided(args)
 
-    def _tensor_v2(self, args: list[Node], depth: int) -> Tensor:
+    def _tensor_v2(self, args: Items, depth: int) -> Tensor:
         return self._strided(args, None, args[4], _hooks(args[5]))
 
-    def _tensor_v3(self, args: list[Node], depth: int) -> Tensor:
+    def _tensor_v3(self, args: Items, depth: int) -> Tensor:
         return self._strided(args, _dtype(args[6]), args[4], _hooks(args[5]))
 
-    def _quantized(self, args: list[Node], depth: int) -> Tensor:
+    def _quantized(self, args: Items, depth: int) -> Tensor:
         tensor = self._strided(args, None, args[5], _hooks(args[6]))
         params = _items(args[4])
         if len(params) != 4:
@@ -170,7 +170,7 @@ class Recogniser:
         parts = Child("scales", params[1]), Child("zero_points", params[2])
         return tensor._replace(children=(*tensor.children, *parts), composite=True)
 
-    def _parameter(self, args: list[Node], depth: int) -> Tensor:
+    def _parameter(self, args: Items, depth: int) -> Tensor:
         tensor = self._inner(args[0], depth)
         kind = "parameter" if tensor.kind == "tensor" else tensor.kind
         children = (*tensor.children, *_hooks(args[2]))
@@ -178,7 +178,7 @@ class Recogniser:
             children += _attributes(args[3])
         return tensor._replace(kind=kind, requires_grad=args[1] is True, children=children)
 
-    def _from_type(self, args: list[Node], depth: int) -> Tensor:
+    def _from_type(self, args: Items, depth: int) -> Tensor:
         function, cls, inner, state = args[:4]
         if not isinstance(function, Global) or not isinstance(cls, Global):
             raise _Malformed
@@ -206,10 +206,10 @@ class Recogniser:
                     return self._inner(each.get("tensor"), depth).device
         return None
 
-    def _sparse(self, args: list[Node], depth: int) -> Tensor:
+    def _sparse(self, args: Items, depth: int) -> Tensor:
         return self._compressed(_layout(args[0]), _items(args[1]), depth)
 
-    def _compressed(self, layout: str, parts: list[Node], depth: int) -> Tensor:
+    def _compressed(self, layout: str, parts: Items, depth: int) -> Tensor:
         if layout == "sparse_coo":
             names = ["indices", "values"]
         elif layout in ("sparse_csr", "sparse_bsr"):
@@ -229,10 +229,10 @@ class Recogniser:
             composite=True,
         )
 
-    def _sparse_csr(self, args: list[Node], depth: int) -> Tensor:
+    def _sparse_csr(self, args: Items, depth: int) -> Tensor:
         return self._compressed("sparse_csr", _items(args[0]), depth)
 
-    def _nested(self, args: list[Node], depth: int) -> Tensor:
+    def _nested(self, args: Items, depth: int) -> Tensor:
         values, sizes = self._inner(args[0], depth), self._inner(args[1], depth)
         if len(sizes.shape) != 2 or sizes.shape[1] > MOST_DIMENSIONS:
             raise _Malformed
@@ -248,7 +248,7 @@ class Recogniser:
             composite=True,
         )
 
-    def _jagged(self, args: list[Node], depth: int) -> Tensor:
+    def _jagged(self, args: Items, depth: int) -> Tensor:
         state = args[0]
         if not isinstance(state, Dict):
             raise _Malformed
@@ -272,7 +272,7 @@ class Recogniser:
             composite=True,
         )
 
-    def _meta(self, args: list[Node], depth: int) -> Tensor:
+    def _meta(self, args: Items, depth: int) -> Tensor:
         dtype, shape = _dtype(args[0]), _sizes(args[1])
         return Tensor(
             dtype=dtype,
@@ -283,7 +283,7 @@ class Recogniser:
             requires_grad=args[3] is True,
         )
 
-    def _through_cpu(self, args: list[Node], depth: int) -> Tensor:
+    def _through_cpu(self, args: Items, depth: int) -> Tensor:
         """XLA and its like: the bytes lie in a CPU tensor, the device is an argument."""
         tensor = self._inner(args[0], depth)
         device = args[2]
@@ -291,7 +291,7 @@ class Recogniser:
             raise _Malformed
         return tensor._replace(device=str(device), requires_grad=args[3] is True, spelled=(device,))
 
-    def _through_numpy(self, args: list[Node], depth: int) -> Tensor:
+    def _through_numpy(self, args: Items, depth: int) -> Tensor:
         """XLA as torch 1 saved it: the values are an array within the pickle."""
         array, device = args[0], args[2]
         state = array.state if isinstance(array, Call) else None
@@ -307,7 +307,7 @@ class Recogniser:
             spelled=(device,),
         )
 
-    def _wrapper(self, args: list[Node], depth: int) -> Tensor:
+    def _wrapper(self, args: Items, depth: int) -> Tensor:
         cls, device = args[0], args[6]
         text = device_text(device)
         if not isinstance(cls, Global) or text is None or not isinstance(device, Call):
@@ -341,7 +341,7 @@ class _Malformed(Exception):
     """The arguments are not those of the rebuild function."""
 
 
-_Rebuild = Callable[[Recogniser, list[Node], int], Tensor]
+_Rebuild = Callable[[Recogniser, Items, int], Tensor]
 _REBUILD: dict[str, _Rebuild] = {
     "torch._utils._rebuild_tensor": Recogniser._tensor,
     "torch._utils._rebuild_tensor_v2": Recogniser._tensor_v2,
@@ -363,7 +363,7 @@ _REBUILD: dict[str, _Rebuild] = {
 }
 
 
-def _items(node: Node) -> list[Node]:
+def _items(node: Node) -> Items:
     if not isinstance(node, (Tuple, List)):
         raise _Malformed
     return node.items

@@ -7,7 +7,6 @@ import pickle
 import random
 import struct
 import tracemalloc
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.nodes import List, Node, Text, Tuple
-from ckptmove.pickles.rows import same_numbers
+from ckptmove.pickles.rows import packed, same_numbers
 from ckptmove.pickles.terms import from_terms, parsed, spelled, spelled_parts, to_terms
 from ckptmove.pickles.walk import walk
 from tests.making.bombs import headed, zipped
@@ -163,7 +162,7 @@ def test_rows_of_json_are_what_python_reads(text: str) -> None:
 
 def test_text_that_stands_for_a_row_is_text() -> None:
     texts = ["\\ud800", '"\\ud800"', '\\"\\ud800"', "\U00010000", "NaN", "[]"]
-    graph = List([List([Text(each, 0) for each in texts]), List(array("q", [70_000] * 20))])
+    graph = List([List([Text(each, 0) for each in texts]), List(packed([70_000] * 20))])
     assert json.loads(spelled(to_terms(graph, _nothing))) == [texts, [70_000] * 20]
 
 

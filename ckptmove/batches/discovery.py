@@ -15,9 +15,9 @@ from ..formats.folders.model_folder import has_weights
 from ..formats.folders.shard_index import is_json, read_index
 from ..reports.data.batch_items import Item
 from ..sources import place_of
+from ..sources.place import EntryKind, FolderEntry
 from .selection import ItemFilter
-from .trees.local_tree import FILE, FOLDER, LINKED, NAMELESS, UNREADABLE, Listed
-from .trees.tree import at
+from .trees import tree_at
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", ".index.json")
@@ -47,7 +47,7 @@ class _Folder:
     name: str
     path: str
     above: int
-    files: list[Listed] = field(default_factory=list)
+    files: list[FolderEntry] = field(default_factory=list)
     holds: bool = False  # whether items are in it, or below
 
     def named(self, name: str) -> str:
@@ -69,7 +69,9 @@ def find(root: str, wanted: ItemFilter, *, whole: bool) -> Found:
     """
     found = Found()
     folders = _folders(root, wanted, found)
-    kind_of = _kinds(root, folders)
+    kind_of = tree_at(root).prepared(
+        _kind_of, [each.path for folder in folders for each in folder.files]
+    )
     for folder in reversed(folders):  # those within come before those that they are in
         names = [each.name for each in folder.files]
         if whole and folder.name and not folder.holds and has_weights(names):
@@ -96,13 +98,13 @@ def _above(name: str) -> Iterable[str]:
 
 def _folders(root: str, wanted: ItemFilter, found: Found) -> list[_Folder]:
     """All folders, each before those in it."""
-    folders, listing = [_Folder("", root, -1)], at(root).listings(root)
+    folders, listing = [_Folder("", root, -1)], tree_at(root).listings()
     for n, folder in enumerate(folders):
         try:
             entries = listing(folder.path)
-        except OSError as error:
+        except InputError:
             if not folder.name:
-                raise InputError(f"can't be read: {error.strerror}", path=root) from error
+                raise
             if wanted.may_include_in(folder.name):
                 found.items.append(Item(folder.name, folder.path, "unreadable", (), 0))
             continue
@@ -110,27 +112,19 @@ def _folders(root: str, wanted: ItemFilter, found: Found) -> list[_Folder]:
             name = folder.named(entry.name)
             if wanted.excludes(name):
                 continue
-            if entry.kind == FOLDER:
+            if entry.kind is EntryKind.FOLDER:
                 folders.append(_Folder(name, entry.path, n))
-            elif entry.kind == LINKED:
+            elif entry.kind is EntryKind.FOLDER_LINK:
                 found.notes.append(f"{name} is a link to a folder and was not followed")
-            elif entry.kind == NAMELESS:
+            elif entry.kind is EntryKind.BAD_NAME:
                 found.notes.append(
                     f"{name!r} has a name that is not valid for a file, and was left out"
                 )
-            elif entry.kind in (FILE, UNREADABLE):
+            elif entry.kind in (EntryKind.FILE, EntryKind.UNREADABLE):
                 folder.files.append(entry)
             else:
                 found.notes.append(f"{name} is not a regular file, or is a broken link")
     return folders
-
-
-def _kinds(root: str, folders: Iterable[_Folder]) -> Callable[[str], _Kind]:
-    """What says what a file is; of those in a store, all are looked at now, several at once."""
-    if place_of(root).opens_by_path:
-        return _kind_of
-    paths = [each.path for folder in folders for each in folder.files]
-    return dict(zip(paths, at(root).each(_kind_of, paths), strict=True)).__getitem__
 
 
 def _look_into(
@@ -146,7 +140,7 @@ def _look_into(
     parts: set[str] = set()
     for each in folder.files:
         name = folder.named(each.name)
-        kind, files = kind_of(each.path) if each.kind == FILE else ("unreadable", ())
+        kind, files = kind_of(each.path) if each.kind is EntryKind.FILE else ("unreadable", ())
         if kind == "index" and whole:
             items.append(_item(name, each.path, kind, files))
             parts.update(files[:-1])
@@ -161,12 +155,12 @@ def _look_into(
 
 def _item(name: str, path: str, kind: str, files: Iterable[str] = ()) -> Item:
     """An item of several files: those given, or all in a folder."""
+    tree = tree_at(path)
     try:
-        files = tuple(files or at(path).files_of(path))
-        nbytes, stamp = at(path).nbytes_of(files), at(path).stamp_of(files, path)
-        return Item(name, path, kind, files, nbytes, stamp)
+        files = tuple(files or (each.path for each in tree.files()))
+        return Item(name, path, kind, files, tree.nbytes_of(files), tree.stamp_of(files))
     except InputError:  # the verb will say so
-        return Item(name, path, kind, tuple(files), at(path).nbytes_of(files))
+        return Item(name, path, kind, tuple(files), tree.nbytes_of(files))
 
 
 def parts_of(path: str) -> tuple[str, ...]:
@@ -175,11 +169,9 @@ def parts_of(path: str) -> tuple[str, ...]:
     Raises:
         InputError: a folder can't be read.
     """
-    return (
-        tuple(at(path).files_of(path))
-        if place_of(path).is_folder()
-        else _kind_of(path)[1] or (path,)
-    )
+    if place_of(path).is_folder():
+        return tuple(each.path for each in tree_at(path).files())
+    return _kind_of(path)[1] or (path,)
 
 
 def _kind_of(path: str) -> _Kind:

@@ -16,11 +16,11 @@ from typing import Any
 from ..api.inspect import inspect
 from ..errors import InputError
 from ..reports.data.batch_items import Entry, Item, Task
+from ..sources import place_of
 from ..version import __version__
 from .discovery import parts_of
 from .options import absolute, code_of, from_root
-from .trees.local_tree import Output, inode_of
-from .trees.tree import at
+from .trees import Output, tree_at
 
 
 def request_of(verb: str, options: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def request_of(verb: str, options: Mapping[str, Any]) -> str:
     named = from_root(options).items()
     said = {name: each for name, each in named if name not in ("force", "against")}
     code = code_of(options.get("model"))
-    stamp = None if code is None else at(code).stamp_of(at(code).files_of(code), code)
+    stamp = None if code is None else _stamp_of_all(code)
     version = None if options.get("in_place") else __version__
     return _digest([version, verb, said, stamp])
 
@@ -51,7 +51,8 @@ def begun_key_of(task: Task) -> str:
     Raises:
         InputError: the file is gone.
     """
-    return _digest([task.request, "begun", inode_of(task.item.path)])
+    nbytes, _, inode = place_of(task.item.path).size_and_stamp()[1].split("-")
+    return _digest([task.request, "begun", f"{nbytes}-{inode}"])
 
 
 def tags_of(path: str) -> str:
@@ -76,16 +77,22 @@ def source_stamp(item: Item) -> str:
     Raises:
         InputError: a file is gone.
     """
-    place, path = at(item.path), item.path
-    files = place.files_of(path) if item.kind == "folder" else item.files or (path,)
-    return place.stamp_of(files, path)
+    if item.kind == "folder":
+        return _stamp_of_all(item.path)
+    return tree_at(item.path).stamp_of(item.files or (item.path,))
+
+
+def _stamp_of_all(path: str) -> str:
+    """The stamp of a file, or of all files in a folder."""
+    tree = tree_at(path)
+    return tree.stamp_of([each.path for each in tree.files()])
 
 
 def _stamp_against(path: object) -> str | None:
     if not isinstance(path, str):
         return None
     try:
-        stamp = at(path).stamp_of(parts_of(path), path)
+        stamp = tree_at(path).stamp_of(parts_of(path))
     except InputError:
         stamp = ""  # which will be a finding
     return f"{absolute(path)}: {stamp}"
@@ -109,8 +116,7 @@ def is_done(entry: Entry, task: Task, key: str) -> bool:
     if task.in_place:
         return True
     try:
-        there = at(task.item.output).output_of(task.item.output, summed=False)
-        return there.stamp == entry.stamp
+        return tree_at(task.item.output).output(summed=False).stamp == entry.stamp
     except (OSError, InputError):
         return False
 
@@ -122,12 +128,12 @@ def read_again(entry: Entry, task: Task, key: str) -> Entry | None:
     """
     if entry.outcome != "done" or entry.key != key or task.in_place:
         return None
-    output, place = task.item.output, at(task.item.output)
+    tree = tree_at(task.item.output)
     try:
-        there = place.output_of(output, summed=False)
+        there = tree.output(summed=False)
         if there.nbytes != entry.nbytes:
             return None
-        there = place.output_of(output, summed=True)
+        there = tree.output(summed=True)
     except (OSError, InputError):
         return None
     return entry._replace(stamp=there.stamp) if _is_equal(entry, there) else None
@@ -147,4 +153,4 @@ def is_ours(entry: Entry | None, output: str) -> bool:
     """
     if entry is None or entry.outcome == "begun":
         return False
-    return _is_equal(entry, at(output).output_of(output, summed=True))
+    return _is_equal(entry, tree_at(output).output(summed=True))

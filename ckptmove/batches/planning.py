@@ -11,18 +11,15 @@ from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..reports.batch import BatchPlan
 from ..reports.data.batch_items import Item, Task
 from ..sources import place_of
-from ..writing import destination_of
 from ..writing.final_name import failure_of
 from .discovery import Found, dedupe_hard_links, find
 from .fingerprints import is_done, is_ours, key_of, request_of
-from .free_space import free_in, obstacles, refuse_if_full
+from .free_space import obstacles, refuse_if_full
 from .options import ReferenceTree, checked_options
 from .outputs import naming, refuse_clashes
 from .run_item import written_nbytes
 from .selection import ItemFilter, is_below, is_in_share, names_to_retry, share_of
-from .trees.cleanup import remove_leftovers
-from .trees.object_ledger import open_ledger_in
-from .trees.tree import at
+from .trees import tree_at
 
 
 def plan_batch(
@@ -64,9 +61,7 @@ def plan_batch(
         raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:
         check_apart(source, os.fspath(dst))
-        destination_of(dst).check_writable()
-        if place_of(dst).opens_by_path and os.path.lexists(dst) and not os.path.isdir(dst):
-            raise RefusedError("exists, and is not a directory", path=dst)
+        tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
     found = find(source, ItemFilter(include, exclude), whole=verb != "relocate")
     if in_place:
@@ -81,9 +76,9 @@ def plan_batch(
     items = [item for item in items if shard is None or is_in_share(item.name, *shard)]
     items = [item for item in items if only is None or is_below(item.name, only)]
     tasks, done = list[Task](), list[Item]()
-    place = at(root or "")
+    tree = tree_at(root or "")
     asked = list(_tasks(verb, items, root, options, verify=verify))
-    for task, finished in zip(asked, place.each(_is_done, asked), strict=True):
+    for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
         if finished:
             done.append(task.item)
         else:
@@ -91,14 +86,14 @@ def plan_batch(
     tasks.sort(key=lambda task: (-task.item.nbytes, task.item.name))
     if root is not None:
         in_the_way = obstacles(task.item.output for task in tasks)
-        found_there = place.each(_there, tasks)
+        found_there = tree.map_items(_there, tasks)
         tasks = [
             task._replace(obstacle=obstacle, there=there)
             for task, obstacle, there in zip(tasks, in_the_way, found_there, strict=True)
         ]
     free = None
     if dst is not None:
-        free = free_in(os.fspath(dst))
+        free = tree_at(os.fspath(dst)).free_nbytes()
         if verb != "validate":
             refuse_if_full(source, os.fspath(dst), tasks, free, written_nbytes)
         if not dry_run:
@@ -118,13 +113,13 @@ def _tasks(
     verb: str, items: Iterable[Item], root: str | None, options: Mapping[str, Any], *, verify: bool
 ) -> Iterator[Task]:
     request = request_of(verb, options)
-    ledger = None if root is None else open_ledger_in(root)
+    ledger = None if root is None else tree_at(root).open_ledger()
     against = ReferenceTree(str(options["against"])) if "against" in options else None
     for item in items:
         own = options if against is None else {**options, "against": against.of(item.name)}
         task = Task(item, verb, own, request, verify=verify)
         if ledger is not None:
-            known = ledger.of(item.name)
+            known = ledger.entry(item.name)
             task = task._replace(ledger=ledger.path, known=known, since=ledger.nbytes)
         yield task
 
@@ -140,7 +135,7 @@ def _there(task: Task) -> str:
     """What becomes of an output that is there."""
     known, stamp, output = task.known, task.item.stamp, task.item.output
     try:
-        if task.in_place or not at(output).is_taken(output):
+        if task.in_place or not tree_at(output).is_taken():
             return ""
         if task.verb == "validate" and is_ours(known, output):
             return "replaced"
@@ -153,8 +148,9 @@ def _there(task: Task) -> str:
 
 def _prepare(dst: str, items: Iterable[Item]) -> None:
     """Make the destination, and remove what killed runs left there."""
+    tree = tree_at(dst)
     try:
-        at(dst).make_folder(dst)
+        tree.make_folder()
     except OSError as error:
         raise failure_of(error, dst) from error
-    remove_leftovers(dst, items)
+    tree.remove_leftovers(items)

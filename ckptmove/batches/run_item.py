@@ -21,10 +21,8 @@ from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
 from .fingerprints import is_ours
-from .free_space import existing_of, refuse_long_name
-from .trees.cleanup import beside
-from .trees.local_tree import allocated_nbytes
-from .trees.tree import at
+from .trees import tree_at
+from .trees.local_tree import existing_of
 
 #: Who wants to know of progress within an item.
 LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
@@ -62,30 +60,30 @@ def made_or_there(task: Task, known: Entry | None) -> ItemOutcome | None:
         CkptmoveError, OSError: it can't be done.
     """
     item, force = task.item, bool(task.options.get("force"))
-    place = at(item.output)
+    output = tree_at(item.output)
     if item.output and not task.in_place:
-        refuse_long_name(item.output)
-        place.make_folder(place_of(item.output).parent.path)
+        output.check_name()
+        tree_at(output.place.parent.path).make_folder()
     if task.verb == "validate":
         return _validated(task, known, force=force)
-    if not task.in_place and not _is_folder(task) and place_of(item.output).is_folder():
+    if not task.in_place and not _is_folder(task) and output.place.is_folder():
         raise RefusedError("the destination is a directory", path=item.output)
-    if task.in_place or force or not place.is_taken(item.output):
+    if task.in_place or force or not output.is_taken():
         try:
             return _made(task, item.output, force=force)
         except RefusedError:
-            if task.in_place or not place.is_taken(item.output):
+            if task.in_place or not output.is_taken():
                 raise
             # somebody else has made it meanwhile
     _refuse_other_sizes(task)
-    with beside(item.output) as other:
+    with output.beside() as other:
         try:
             _made(task, other, force=False)
         except CkptmoveError as error:
             if error.path is not None and error.path.startswith(other):
                 error.path = item.output
             raise
-        if not place.same(item.output, other):
+        if not output.same(tree_at(other)):
             raise _other(task)
     return None
 
@@ -106,11 +104,7 @@ def written_nbytes(task: Task) -> int:
             folder, name = os.path.split(item.output)  # which need not be there yet
             there = os.path.join(existing_of(folder), hidden_name("") + name)
             return sum(_converted(task, there, force=False, dry_run=True).files.values())
-        return (
-            min(item.nbytes, allocated_nbytes(item.path))
-            if place_of(item.path).opens_by_path
-            else item.nbytes
-        )
+        return tree_at(item.path).copied_nbytes(item.nbytes)
     except RefusedError as error:  # it alone is too large, or else nothing will be written
         return item.nbytes if NO_ROOM in str(error) else 0
     except (CkptmoveError, OSError):
@@ -122,9 +116,8 @@ def _refuse_other_sizes(task: Task) -> None:
     if task.verb == "convert" and task.item.kind in ("file", "index", "folder"):
         output = task.item.output
         files = _converted(task, output, force=True, dry_run=True).files
-        if {each[len(output) :].lstrip("/"): n for each, n in files.items()} != at(output).sizes_of(
-            output
-        ):
+        sizes = {each[len(output) :].lstrip("/"): nbytes for each, nbytes in files.items()}
+        if sizes != tree_at(output).sizes():
             raise _other(task)
 
 
@@ -172,8 +165,9 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
     output, nbytes = task.item.output, 0
     if output:
         data = _timeless(report)
-        taken = at(output).is_taken(output)
-        if not taken or not at(output).holds(output, data):
+        tree = tree_at(output)
+        taken = tree.is_taken()
+        if not taken or not tree.holds(data):
             if taken and not force and not is_ours(known, output):
                 raise _other(task)
             with destination_of(output).new_file([], force=taken) as file:

@@ -27,7 +27,7 @@ from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
 from .executors.worker import work
-from .trees.cleanup import remove_leftovers
+from .trees import tree_at
 
 if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
@@ -240,7 +240,8 @@ class _Run:
                 return error.hint
         elif task.item.output:
             with contextlib.suppress(CkptmoveError, OSError):  # the next run will do it
-                remove_leftovers(os.path.dirname(task.item.output), [task.item], task.ledger)
+                tree = tree_at(os.path.dirname(task.item.output))
+                tree.remove_leftovers([task.item], task.ledger)
         return None
 
     def _counted(self, result: Result) -> Result:
@@ -277,7 +278,7 @@ class _Run:
         written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]
         if plan.destination is not None and written:
             with contextlib.suppress(CkptmoveError, OSError):
-                remove_leftovers(plan.destination, written)
+                tree_at(plan.destination).remove_leftovers(written)
 
 
 def _with_those_above(folders: Iterable[str], root: str) -> set[str]:

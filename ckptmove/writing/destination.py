@@ -83,10 +83,6 @@ class Destination(ABC):
         self.path = path  #: as it was given: a path, or a URL
 
     @abstractmethod
-    def check_writable(self) -> None:
-        """Raises RefusedError if nothing can ever be written there, whatever it is called."""
-
-    @abstractmethod
     def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError if a file must not be written, before anything is."""
 
@@ -125,9 +121,6 @@ class Destination(ABC):
 
 class LocalDestination(Destination):
     """A path on this machine."""
-
-    def check_writable(self) -> None:
-        """As `Destination.check_writable`: that depends on the name."""
 
     def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
         """As `Destination.check_file`."""

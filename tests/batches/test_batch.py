@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import ckptmove
 from ckptmove import CkptmoveError, CorruptError, InputError, RefusedError, UsageError
-from ckptmove.batches.trees.ledger import LEDGER
+from ckptmove.batches.trees import LEDGER
 from tests.making.checkpoints import save
 from tests.making.trees import (
     contents,

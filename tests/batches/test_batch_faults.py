@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import ckptmove
 from ckptmove import RefusedError
-from ckptmove.batches.trees.ledger import LEDGER
+from ckptmove.batches.trees import LEDGER
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import save
 from tests.making.staging import mounted

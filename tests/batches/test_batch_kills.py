@@ -19,7 +19,7 @@ import torch
 
 import ckptmove
 from ckptmove import RefusedError
-from ckptmove.batches.trees.ledger import LEDGER
+from ckptmove.batches.trees import LEDGER
 from ckptmove.writing.in_place.journal import SUFFIX
 from tests.conftest import RunCli
 from tests.making.checkpoints import save

@@ -22,7 +22,7 @@ import ckptmove
 from ckptmove import UsageError, WriteError
 from ckptmove.batches.executors.ray_driver import _performing
 from ckptmove.batches.executors.ray_executor import Cluster
-from ckptmove.batches.trees.ledger import LEDGER
+from ckptmove.batches.trees import LEDGER
 from ckptmove.reports.data.batch_items import Result
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import save

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.batches.trees.ledger import MARKS
+from ckptmove.batches.trees import OBJECT_LEDGER
 from ckptmove.errors import InputError, RefusedError, UsageError
 from tests.conftest import RunCli
 from tests.making.checkpoints import save
@@ -35,7 +35,7 @@ def objects(url: str) -> Mapping[str, bytes]:
     return {
         name: fs.cat_file(path)
         for name, path in zip(names, found, strict=True)
-        if not name.startswith(MARKS)
+        if not name.startswith(OBJECT_LEDGER)
     }
 
 
@@ -45,7 +45,7 @@ def stamps(url: str) -> Mapping[str, str]:
     return {
         path[len(root) :].lstrip("/"): f"{about['ETag']} {about['LastModified']}"
         for path, about in fs.find(root, detail=True).items()
-        if MARKS not in path and about["type"] == "file"
+        if OBJECT_LEDGER not in path and about["type"] == "file"
     }
 
 
@@ -108,7 +108,7 @@ def test_without_a_ledger_what_is_there_is_compared(
         first = outcomes(ckptmove.batch("convert", source, out, executor=executor))
         before = stamps(out)
         fs, root = fsspec.core.url_to_fs(out)
-        fs.rm(f"{root}/{MARKS}", recursive=True)
+        fs.rm(f"{root}/{OBJECT_LEDGER}", recursive=True)
         fs.pipe_file(f"{root}/a/run.safetensors", b"something else")
         results = {
             each.name: (each.outcome, each.reason)

@@ -353,18 +353,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "api",
     ),
     (
+        "batches.trees.tree",
         "batches.trees.ledger",
+        "batches.trees.leftovers",
         "batches.trees.local_tree",
         "batches.trees.object_ledger",
         "batches.trees.remote_tree",
-        "batches.trees.tree",
+        "batches.trees",
         "batches.selection",
         "batches.discovery",
         "batches.outputs",
         "batches.options",
         "batches.fingerprints",
-        "batches.trees.cleanup",
-        "batches.trees",
         "batches.free_space",
         "batches.run_item",
         "batches.executors.worker",
@@ -474,6 +474,11 @@ def test_only_the_command_line_prints(module: str) -> None:
     assert "print" not in calls
     if module.split(".")[0] != "cli":
         assert not {"click.echo", "sys.stdout.write", "sys.stderr.write"} & calls
+
+
+def test_one_module_asks_whether_a_path_is_a_url() -> None:
+    asking = [module for module in ORDER if "is_url(" in file_of(module).read_text()]
+    assert asking == ["sources.urls", "sources.place"], "the others call a method of a place"
 
 
 @pytest.mark.parametrize("module", ORDER)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.batches.trees.ledger import LEDGER
+from ckptmove.batches.trees import LEDGER
 from ckptmove.writing.in_place.journal import SUFFIX
 from tests.conftest import ROOT
 from tests.making.checkpoints import MAKERS, save

@@ -32,7 +32,7 @@ from ...version import __version__
 from ...writing.distributed import SPREAD, Part, RemoteParts
 from ...writing.execute import write_part
 from ..run_item import LISTENER
-from ..trees.ledger import Ledger
+from ..trees import open_ledger
 from .progress import ProgressReporter, sendable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
@@ -286,7 +286,7 @@ def carry_out(sent: bytes, number: int, told: Any) -> bytes:
     try:
         call: Call = pickle.loads(sent)
         if call.mark and call.mark not in _seen:
-            if Ledger(call.ledger, call.since).of(call.mark) is None:
+            if open_ledger(call.ledger, call.since).entry(call.mark) is None:
                 why = f"the node {socket.gethostname()} does not see {call.ledger} as it is here"
                 return pickle.dumps(("unfit", why))
             _seen.add(call.mark)

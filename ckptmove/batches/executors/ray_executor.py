@@ -20,9 +20,8 @@ from typing import Any
 
 from ...errors import UsageError, WriteError
 from ...reports.data.batch_items import Entry, Task
-from ...sources import place_of
 from ...writing.final_name import failure_of
-from ..trees.ledger import Ledger
+from ..trees import open_ledger
 from .process_pool import Listener, WorkerDied
 from .ray_driver import Call
 
@@ -132,12 +131,12 @@ class Cluster(Executor):
     def _mark(self, task: Task) -> tuple[str, int, str]:
         """What a node can tell by whether it sees the same destination as we."""
         path = task.ledger
-        if not path or not place_of(path).opens_by_path:  # whoever sees a store sees the same
+        if not path or open_ledger(path).is_shared:  # whoever sees a store sees the same
             return "", 0, ""
         if path not in self._marks:
             mark = f"/{os.urandom(8).hex()}"  # no item is called so
             try:
-                Ledger(path).add(Entry(mark, task.request, "run"))
+                open_ledger(path).add(Entry(mark, task.request, "run"))
             except OSError as error:
                 raise failure_of(error, path) from error
             self._marks[path] = task.since, mark

@@ -23,8 +23,7 @@ from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.change import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
 from ..run_item import ItemOutcome, made_or_there
-from ..trees.object_ledger import Book, open_ledger_at
-from ..trees.tree import at
+from ..trees import Ledger, open_ledger, tree_at
 
 _REFUSALS = (RefusedError, UnsupportedError, UntrustedError, UsageError)
 _MAYBE = (
@@ -51,7 +50,7 @@ def _outcome_of(task: Task) -> Result:
             assert made is not None, "it exists already"
             return _result(item, made)
         ledger = _ledger(task.ledger, task.since)
-        with ledger.held(item.name, patient=task.patient) as held:
+        with ledger.lock(item.name, patient=task.patient) as held:
             return _entered(task, ledger) if held else result_of(item, BUSY)
     except CkptmoveError as error:
         return _failure(item, error)
@@ -72,17 +71,17 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 
 
 @lru_cache(_LEDGERS)
-def _ledger(path: str, since: int) -> Book:
+def _ledger(path: str, since: int) -> Ledger:
     """Shared by all items of a batch that this process does: none reads what another has read."""
-    return open_ledger_at(path, since)
+    return open_ledger(path, since)
 
 
-def _entered(task: Task, ledger: Book) -> Result:
+def _entered(task: Task, ledger: Ledger) -> Result:
     """Do an item that no other process is doing, and record it in the ledger."""
     item, notes = task.item, list[str]()
     if task.in_place:
         notes += recover_if_interrupted(item.path)
-    known = ledger.of(item.name) or task.known
+    known = ledger.entry(item.name) or task.known
     key = key_of(task, source_stamp(item)) if item.kind != "unreadable" else ""
     if known is not None:
         verify = task.verify and not task.in_place  # there, what is done is not to be done again
@@ -111,7 +110,7 @@ def _may_be_changed(known: Entry | None, now: Entry) -> bool:
     return known is not None and (known.outcome, known.tags) == (DONE, now.tags)
 
 
-def _made_by_tags(task: Task, ledger: Book, known: Entry | None) -> ItemOutcome | None:
+def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcome | None:
     """Change a file in place that a second change would make another; None if it was changed.
 
     Raises:
@@ -137,7 +136,7 @@ def _made_by_tags(task: Task, ledger: Book, known: Entry | None) -> ItemOutcome 
         raise
 
 
-def _add(ledger: Book, entry: Entry, notes: list[str]) -> None:
+def _add(ledger: Ledger, entry: Entry, notes: list[str]) -> None:
     try:
         ledger.add(entry)
     except (OSError, CkptmoveError) as error:
@@ -152,7 +151,7 @@ def _entry(task: Task, key: str, outcome: str) -> Entry:
         key = key_of(task, source_stamp(task.item))
         return Entry(task.item.name, key, outcome, tags=tags)
     output = task.item.output
-    return Entry(task.item.name, key, outcome, *at(output).output_of(output, summed=True))
+    return Entry(task.item.name, key, outcome, *tree_at(output).output(summed=True))
 
 
 def _result(item: Item, made: ItemOutcome) -> Result:

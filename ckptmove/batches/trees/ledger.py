@@ -26,14 +26,12 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from ...errors import RefusedError
 from ...reports.data.batch_items import Entry
 from ...writing.final_name import failure_of
 
-LEDGER = ".ckptmove-batch.jsonl"  # its name
-MARKS = ".ckptmove-batch"  # that of the folder which is in its place in a store
 _LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits
 _PIECE = 1 << 20
 _LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
@@ -43,8 +41,10 @@ _TAIL = 1 << 62  # the byte that is locked while a line is added; items' are bel
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
-class Ledger:
-    """A ledger, as far as it was read. Threads of one process may share it."""
+class FileLedger:
+    """A `Ledger` in a file, as far as it was read. Threads of one process may share it."""
+
+    is_shared: ClassVar[bool] = False  # machines may have other disks under the same path
 
     def __init__(self, path: str, since: int = 0) -> None:
         """Args:
@@ -57,19 +57,15 @@ class Ledger:
         self._file = (-1, -1)  # which it was
         self._guard = threading.Lock()
 
-    def of(self, name: str) -> Entry | None:
-        """What the last line about an item says, of all that is there by now.
-
-        Raises:
-            RefusedError, WriteError: the ledger can't be read.
-        """
+    def entry(self, name: str) -> Entry | None:
+        """As `Ledger.entry`: what the last line about an item says."""
         with self._guard:
             self._read()
             return self.entries.get(name)
 
     @property
     def nbytes(self) -> int:
-        """How much of it was read."""
+        """As `Ledger.nbytes`."""
         return self._at
 
     def _read(self) -> None:
@@ -135,12 +131,7 @@ class Ledger:
         )
 
     def add(self, entry: Entry, *, synced: bool = False) -> None:
-        """Add a line.
-
-        Raises:
-            RefusedError: the ledger is something else.
-            OSError: it can't be written; then it may be torn.
-        """
+        """As `Ledger.add`: a line, which may be torn after an OSError."""
         line = json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
         fd = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
@@ -156,12 +147,8 @@ class Ledger:
             os.close(fd)
 
     @contextlib.contextmanager
-    def held(self, name: str, *, patient: bool) -> Iterator[bool]:
-        """The lock on an item; gives False where another run has it and we don't wait.
-
-        Raises:
-            WriteError, RefusedError: the ledger can't be written.
-        """
+    def lock(self, name: str, *, patient: bool) -> Iterator[bool]:
+        """As `Ledger.lock`."""
         try:
             fd = self._open(os.O_RDWR | os.O_CREAT)
         except OSError as error:

@@ -11,25 +11,22 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
+from typing import ClassVar
 
 from ...reports.data.batch_items import Entry
-from ...sources import place_of
 from ...sources.fetch_pool import many
 from ...sources.filesystem import Missing
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.small_objects import put_small
-from .ledger import LEDGER, MARKS, Ledger, entry_of
+from .ledger import entry_of
 
 _LONGEST = 1 << 16  # bytes
 
 
-class Marks:
-    """A `Ledger` of objects.
+class ObjectLedger:
+    """A `Ledger` of objects."""
 
-    Attributes:
-        path: the folder that they are in.
-    """
-
+    is_shared: ClassVar[bool] = True
     nbytes = 0  # that were read, as far as it matters: each is asked for anew
 
     def __init__(self, path: str, *, whole: bool) -> None:
@@ -43,8 +40,8 @@ class Marks:
             found = many(_entry, _listed(path))
             self._entries = {entry.name: entry for entry in found if entry is not None}
 
-    def of(self, name: str) -> Entry | None:
-        """As `Ledger.of`."""
+    def entry(self, name: str) -> Entry | None:
+        """As `Ledger.entry`."""
         if self._entries is not None:
             return self._entries.get(name)
         entry = _entry(self._url(name))
@@ -56,8 +53,8 @@ class Marks:
         put_small(self._url(entry.name), json.dumps(said).encode())
 
     @contextlib.contextmanager
-    def held(self, name: str, *, patient: bool) -> Iterator[bool]:
-        """As `Ledger.held`, but without a lock: a store has none."""
+    def lock(self, name: str, *, patient: bool) -> Iterator[bool]:
+        """As `Ledger.lock`, but without a lock: a store has none."""
         yield True
 
     def _url(self, name: str) -> str:
@@ -77,24 +74,3 @@ def _entry(url: str) -> Entry | None:
         return entry_of(RemotePlace(url).read_small(_LONGEST))
     except Missing:
         return None
-
-
-Book = Ledger | Marks
-
-
-def open_ledger_in(root: str) -> Book:
-    """The ledger of a tree, as a batch is planned."""
-    place = place_of(root)
-    if not place.opens_by_path:
-        return Marks(place.child(MARKS).path, whole=True)
-    return Ledger(place.child(LEDGER).path)
-
-
-def open_ledger_at(path: str, since: int = 0) -> Book:
-    """The same ledger, as an item is done.
-
-    Args:
-        path: as the other has it.
-        since: from where on there may be news.
-    """
-    return Ledger(path, since) if place_of(path).opens_by_path else Marks(path, whole=False)

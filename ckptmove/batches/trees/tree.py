@@ -1,59 +1,240 @@
-"""Call the local or the remote implementation of a tree, depending on its path."""
+"""Trees: where a batch finds items and writes outputs. Folders here and in stores are alike.
+
+`local_tree` and `remote_tree` implement the interface, and `ledger` and `object_ledger` that of the
+ledger. Links to files are followed, links to folders are not. Temporary files of ckptmove itself
+are not part of a tree.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
-from ...sources import place_of
-from . import local_tree
-from .local_tree import Listed, Output
+from ...errors import InputError
+from ...reports.data.batch_items import Entry, Item
+from ...sources import Place, place_of
+from ...sources.place import EntryKind, FolderEntry
+from ...writing.final_name import HIDDEN
+from ...writing.in_place.journal import SUFFIX, UNFINISHED
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+LEDGER = ".ckptmove-batch.jsonl"  # the name of the ledger
+OBJECT_LEDGER = ".ckptmove-batch"  # that of the folder which is in its place in a store
+_OWN = (HIDDEN, SUFFIX, SUFFIX + UNFINISHED)
 
 
-class Place(Protocol):
-    """The interface of a local or remote tree; see `local_tree`."""
+class Ledger(Protocol):
+    """The record of finished items, in the destination of a batch."""
 
-    def each(self, call: Callable[[_T], _R], given: Iterable[_T], /) -> Iterator[_R]:
-        """As `local_tree.each`."""
+    path: str  #: of the file, or of the folder of objects
+    #: Whether all machines that see the path see the same ledger.
+    is_shared: ClassVar[bool]
 
-    def listings(self, root: str, /) -> Callable[[str], list[Listed]]:
-        """As `local_tree.listings`."""
+    @property
+    def nbytes(self) -> int:
+        """How much of it was read."""
 
-    def stamp_of(self, files: Sequence[str], root: str = "", /) -> str:
-        """As `local_tree.stamp_of`."""
+    def entry(self, name: str) -> Entry | None:
+        """What it says of an item by now.
 
-    def files_of(self, path: str, /) -> Sequence[str]:
-        """As `local_tree.files_of`."""
+        Raises:
+            InputError, RefusedError, WriteError: the ledger can't be read.
+        """
 
-    def nbytes_of(self, files: Iterable[str], /) -> int:
-        """As `local_tree.nbytes_of`."""
+    def add(self, entry: Entry, *, synced: bool = False) -> None:
+        """Add an entry; `synced`: it is on disk when this returns.
 
-    def output_of(self, path: str, /, *, summed: bool) -> Output:
-        """As `local_tree.output_of`."""
+        Raises:
+            RefusedError: the ledger is something else.
+            WriteError, OSError: it can't be written.
+        """
 
-    def sizes_of(self, path: str, /) -> dict[str, int]:
-        """As `local_tree.sizes_of`."""
+    def lock(self, name: str, *, patient: bool) -> contextlib.AbstractContextManager[bool]:
+        """The lock on an item; gives False where another run has it and we don't wait.
 
-    def same(self, one: str, other: str, /) -> bool:
-        """As `local_tree.same`."""
-
-    def holds(self, path: str, data: bytes, /) -> bool:
-        """As `local_tree.holds`."""
-
-    def is_taken(self, path: str, /) -> bool:
-        """As `local_tree.is_taken`."""
-
-    def make_folder(self, path: str, /) -> None:
-        """As `local_tree.make_folder`."""
+        Raises:
+            WriteError, RefusedError: the ledger can't be written.
+        """
 
 
-def at(path: str) -> Place:
-    """The module for the tree of a path or a URL."""
-    if place_of(path).opens_by_path:
-        return local_tree
-    from . import remote_tree  # what has no URL needs none of this
+class Output(NamedTuple):
+    """What was written, as the ledger knows it."""
 
-    return remote_tree
+    nbytes: int  #: of all files together
+    stamp: str  #: changes with any file of it, or when it is moved; says nothing of the content
+    crc32: int = 0  #: of its bytes, and of a folder's names; 0 where it was not asked for
+
+
+class Tree(ABC):
+    """A tree, a folder in it, or a file in it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path  #: a path, or a URL
+        self.place: Place = place_of(path)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
+        """What a call gives for each, in their order; where answers take long, several at once."""
+
+    @abstractmethod
+    def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
+        """The same call for these paths; where answers take long, it was made for all already."""
+
+    @abstractmethod
+    def listings(self) -> Callable[[str], list[FolderEntry]]:
+        """What says what is in a folder of the tree, sorted. It raises InputError if it can't."""
+
+    @abstractmethod
+    def files(self) -> list[FolderEntry]:
+        """The file itself, without a name, or all files in the folder and below, sorted.
+
+        Raises:
+            InputError: there is nothing, or it can't be read.
+        """
+
+    @abstractmethod
+    def crc32(self) -> int:
+        """A sum over all files, and over their names; 0 where the stamp changes with the bytes.
+
+        Raises:
+            InputError: a file can't be read.
+        """
+
+    @abstractmethod
+    def copied_nbytes(self, nbytes: int) -> int:
+        """The least that a copy of a file of this size takes, without its holes."""
+
+    def stamp_of(self, files: Sequence[str]) -> str:
+        """A text that changes if one of these files changes. Raises InputError if one is gone."""
+        stamps = self.map_items(lambda path: place_of(path).size_and_stamp()[1], files)
+        return self._one_stamp(zip(files, stamps, strict=True))
+
+    def nbytes_of(self, files: Iterable[str]) -> int:
+        """The size of files together, without those that can't be found."""
+        return sum(self.map_items(lambda path: place_of(path).nbytes(), files))
+
+    def output(self, *, summed: bool) -> Output:
+        """What is there: a file, or a folder; `summed`: read it.
+
+        Raises:
+            InputError: nothing is, or it can't be read.
+        """
+        files = self.files()
+        if any(each.kind is not EntryKind.FILE for each in files):
+            raise InputError("can't be read: not all in it are files", path=self.path)
+        stamp = self._one_stamp((each.path, each.stamp) for each in files)
+        nbytes = sum(each.nbytes for each in files)
+        return Output(nbytes, stamp, self.crc32() if summed else 0)
+
+    def _one_stamp(self, stamps: Iterable[tuple[str, str]]) -> str:
+        """One stamp of those of files, with their paths."""
+        stamps = list(stamps)
+        if len(stamps) == 1:
+            return stamps[0][1]
+        lines = [f"{path[len(self.path) :]}:{stamp}" for path, stamp in stamps]
+        return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:32]
+
+    def sizes(self) -> dict[str, int]:
+        """The size of each file, by its name within; -1 of what is none.
+
+        Raises:
+            InputError: it can't be read.
+        """
+        return {
+            each.name: each.nbytes if each.kind is EntryKind.FILE else -1 for each in self.files()
+        }
+
+    def same(self, other: Tree) -> bool:
+        """Whether two files, or two folders with all that is in them, are equal byte for byte.
+
+        Raises:
+            InputError: one can't be read.
+        """
+        if self.sizes() != other.sizes():
+            return False
+        pairs = zip(self.files(), other.files(), strict=True)
+        return all(_same_bytes(mine.path, theirs.path) for mine, theirs in pairs)
+
+    def holds(self, data: bytes) -> bool:
+        """Whether there is a file with just these bytes. Raises InputError if it can't be read."""
+        if self.sizes() != {"": len(data)}:
+            return False
+        with self.place.open() as source:
+            return source.nbytes == len(data) and source.read(0, len(data)) == data
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def check_root(self) -> None:
+        """Raises RefusedError if outputs can't be in a folder of this name."""
+
+    @abstractmethod
+    def check_name(self) -> None:
+        """Raises RefusedError if no file can have this name."""
+
+    @abstractmethod
+    def obstacle(self) -> str:
+        """Why nothing new can be in this folder, which may have to be made; empty if it can."""
+
+    @abstractmethod
+    def free_nbytes(self) -> int | None:
+        """What is free where the folder is, or will be; None if there is room for all.
+
+        Raises:
+            RefusedError, WriteError: that can't be told, or it can't be written at all.
+        """
+
+    @abstractmethod
+    def is_taken(self) -> bool:
+        """Whether something is there that would have to be replaced.
+
+        Raises:
+            OSError, InputError: that can't be told.
+        """
+
+    @abstractmethod
+    def make_folder(self) -> None:
+        """Make a folder, unless it is there, and those above it; or raise OSError."""
+
+    @abstractmethod
+    def beside(self) -> contextlib.AbstractContextManager[str]:
+        """A folder near this path, that is gone at the end; gives the same name within.
+
+        Raises:
+            OSError: it can't be made.
+        """
+
+    @abstractmethod
+    def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
+        """Remove what killed runs left of items in a folder, but not of those that others are at.
+
+        Args:
+            items: of which to remove it.
+            ledger: the path of the ledger, if it is not in this folder.
+
+        Raises:
+            RefusedError, WriteError: the ledger can't be used.
+        """
+
+    @abstractmethod
+    def open_ledger(self) -> Ledger:
+        """The ledger of a tree, as a batch is planned."""
+
+
+def is_own_name(name: str) -> bool:
+    """Whether ckptmove has left something so called, and will mind it."""
+    return name in (LEDGER, OBJECT_LEDGER) or (name.startswith(".") and name.endswith(_OWN))
+
+
+def _same_bytes(one: str, other: str) -> bool:
+    with place_of(one).open() as first, place_of(other).open() as second:
+        if first.nbytes != second.nbytes:
+            return False
+        return all(data == second.read(at, len(data)) for at, data in first.chunks(0, first.nbytes))

@@ -16,7 +16,7 @@ class Entry(NamedTuple):
         key: a digest of all that what was made of it depends on; see `batches.fingerprints`.
         outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
             where that came to nothing.
-        nbytes, stamp, crc32: of the output, as `local_tree.Output` has them; not where a file was
+        nbytes, stamp, crc32: of the output, as `trees.Output` has them; not where a file was
             changed in place.
         tags: where a file is changed in place by the devices that it names, a digest of these: as
             they were when it was begun, as they are since it was done.
@@ -48,7 +48,7 @@ class Item(NamedTuple):
             checkpoint, to be copied), or `unreadable`.
         files: of a folder or an index, all its files.
         nbytes: of all that belongs to it.
-        stamp: of what it is made of, when it was found; see `local_tree.stamp_of`.
+        stamp: of what it is made of, when it was found; see `Tree.stamp_of`.
         output: what is written; the file itself if it is changed in place, and empty if nothing is.
     """
 

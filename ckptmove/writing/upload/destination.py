@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from ...plans.plan import Plan
 from ...sources.source import Source
 from ..destination import Destination, StagedFile, StagedFolder
-from .fsspec import check_writable
 from .staged_object import StagedObject, about, check_object, place_to
 from .staged_prefix import StagedPrefix, check_prefix, names_below
 
 
 class RemoteDestination(Destination):
     """A URL."""
-
-    def check_writable(self) -> None:
-        """As `Destination.check_writable`: some stores can only be read."""
-        check_writable(place_to(self.path))
 
     def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
         """As `Destination.check_file`."""

@@ -6,56 +6,23 @@ import contextlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 
 from ...reports.data.batch_items import Item
-from ...sources import place_of
-from ...writing.final_name import HIDDEN, hidden_name, is_hidden
+from ...writing.final_name import HIDDEN, is_hidden
 from ...writing.in_place.locked_file import is_open_for_writing
-from .ledger import LEDGER, Ledger
+from .ledger import FileLedger
 
 
-@contextlib.contextmanager
-def beside(path: str) -> Iterator[str]:
-    """A folder beside what has this path, that is gone at the end; gives the same name within.
-
-    Raises:
-        OSError: it can't be made.
-    """
-    if not place_of(path).opens_by_path:  # what is only compared need not be there
-        with tempfile.TemporaryDirectory() as here:
-            yield os.path.join(here, place_of(path).name)
-        return
-    folder, name = os.path.split(path.rstrip("/"))
-    hidden = os.path.join(folder, hidden_name(name))
-    try:
-        os.mkdir(hidden, 0o700)
-        yield os.path.join(hidden, name)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def remove_leftovers(folder: str, items: Iterable[Item], ledger: str = "") -> None:
-    """Remove what killed runs left of these items, but not of those that others are at.
-
-    Args:
-        folder: where to look, and below.
-        items: of which to remove it.
-        ledger: the path of the ledger, if it is not in this folder.
-
-    Raises:
-        RefusedError, WriteError: the ledger can't be used.
-    """
-    if not place_of(folder).opens_by_path:
-        return
+def remove_leftovers(folder: str, items: Iterable[Item], ledger: str) -> None:
+    """As `Tree.remove_leftovers`; `ledger` is its path."""
     left = _leftovers(folder)
     if not left:
         return
-    book = Ledger(ledger or os.path.join(folder, LEDGER))
+    book = FileLedger(ledger)
     for hidden, whose in _whose(left, items):
         with contextlib.ExitStack() as locks:
-            held = [locks.enter_context(book.held(each.name, patient=False)) for each in whose]
+            held = [locks.enter_context(book.lock(each.name, patient=False)) for each in whose]
             if all(held):
                 _clear(hidden, whose[0].output)
 

@@ -17,16 +17,9 @@ hint (what to do next) are attributes; they are joined only where an error is sh
 
 from __future__ import annotations
 
-import functools
 import os
-import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
 
 StrPath = str | os.PathLike[str]
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class CkptmoveError(Exception):
@@ -100,37 +93,3 @@ class WriteError(CkptmoveError):
     """
 
     exit_code = 5
-
-
-def accept_former_names(**current: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Accept keyword arguments under the names that they had in earlier versions, with a warning.
-
-    Args:
-        current: former name → the name now.
-    """
-
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with_current_names(kwargs, current)
-            return function(*args, **kwargs)
-
-        wrapper.former_names = current  # type: ignore[attr-defined]
-        return wrapper
-
-    return decorate
-
-
-def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) -> None:
-    """Rename arguments that are given under a former name.
-
-    Raises:
-        UsageError: an argument is given under both names.
-    """
-    for old, new in current.items():
-        if old not in arguments:
-            continue
-        if new in arguments:
-            raise UsageError(f"{old} is the former name of {new}; both are given")
-        arguments[new] = arguments.pop(old)
-        warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isfinite
+from typing import Annotated
 
 from .. import formats
 from ..errors import RefusedError, StrPath, UsageError
@@ -24,24 +25,63 @@ from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
+from .options import FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
+_COMPARISON = "Comparison"
 _WITHOUT_STRICT = "without --strict it is compared all the same"
 
 
+@declare_options
 @formats.uncollected()
 def diff(
     a: StrPath,
     b: StrPath,
     *,
-    select: str | Iterable[str] = (),
-    atol: float = 0.0,
-    rtol: float = 0.0,
-    ignore_devices: bool = False,
-    ignore_code: bool = False,
-    cast: bool = False,
-    strict: bool = False,
-    follow_links: bool = False,
+    select: Annotated[
+        str | Iterable[str],
+        Option(
+            "Compare only entries whose name matches GLOB, and everything below them.",
+            "GLOB",
+            _COMPARISON,
+        ),
+    ] = (),
+    atol: Annotated[
+        float,
+        Option(
+            "Accept floating-point values that differ by at most X; two NaNs are then equal too.",
+            "X",
+            _COMPARISON,
+        ),
+    ] = 0.0,
+    rtol: Annotated[
+        float,
+        Option(
+            "Accept floating-point values that differ by at most X times the value in A, in "
+            "addition to --atol.",
+            "X",
+            _COMPARISON,
+        ),
+    ] = 0.0,
+    ignore_devices: Annotated[
+        bool,
+        Option("Accept other devices of tensors, of values and in code.", group=_COMPARISON),
+    ] = False,
+    ignore_code: Annotated[
+        bool,
+        Option(
+            "Accept other code and classes of programs, and what cannot be compared.",
+            group=_COMPARISON,
+        ),
+    ] = False,
+    cast: Annotated[
+        bool,
+        Option(
+            "Cast floating-point tensors of A to the dtype of B, then compare.", group=_COMPARISON
+        ),
+    ] = False,
+    strict: Strict = False,
+    follow_links: FollowLinks = False,
     progress: Progress | None = None,
 ) -> Diff:
     """Compare two checkpoints of any formats; nothing in them is executed.
@@ -55,16 +95,6 @@ def diff(
     Args:
         a: the first checkpoint.
         b: the second checkpoint.
-        select: compare only entries whose name matches one of these globs, and everything below
-            them.
-        atol: accept floating-point values that differ by at most `atol + rtol * abs(value in a)`;
-            two NaNs are then equal too. Default: 0.
-        rtol: see `atol`. Default: 0.
-        ignore_devices: accept other devices of tensors, of values and in code.
-        ignore_code: accept other code and classes of programs, and what cannot be compared.
-        cast: cast floating-point tensors of `a` to the dtype of `b`, then compare.
-        strict: refuse files that name callables not known to be harmless.
-        follow_links: follow symbolic links that lead out of a model folder.
         progress: a function that is called with the number of bytes compared since the last call.
 
     Returns:

@@ -8,13 +8,14 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..device import numbered
 from ..errors import StrPath, UsageError
 from ..reports.data.diagnosis import Diagnosis
 from ..reports.data.verdict import Verdict
 from ..reports.doctor import ShownDiagnosis
+from .options import Input, Option, Simulate, declare_options
 
 if TYPE_CHECKING:
     from ..runtime.environment.facts import Facts
@@ -27,18 +28,52 @@ _LONGEST = 120.0  # seconds from the first call of a model to the first step
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
 _NO_TORCH = Verdict("no-torch", "torch is not installed in this Python", "pip install torch")
 
+_MODEL, _SCRIPT = "Model", "Script"
 
+
+@declare_options
 def doctor(
     *,
-    model: str | os.PathLike[str] | Callable[..., Any] | None = None,
-    input: str | Sequence[str] = (),
-    optimizer: str | None = None,
-    script: StrPath | None = None,
+    model: Annotated[
+        str | os.PathLike[str] | Callable[..., Any] | None,
+        Option(
+            "Build, move and train the model that FACTORY makes.",
+            "FACTORY",
+            _MODEL,
+            python="FACTORY may be a callable.",
+        ),
+    ] = None,
+    input: Input = (),
+    optimizer: Annotated[
+        str | None,
+        Option(
+            "Train the model with this optimizer, package.module:Class.",
+            "CLASS",
+            _MODEL,
+            default="torch.optim:AdamW",
+        ),
+    ] = None,
+    script: Annotated[
+        StrPath | None, Option("Run this training script and watch it.", "FILE", _SCRIPT)
+    ] = None,
+    steps: Annotated[
+        int | None,
+        Option("Watch this many optimizer steps of the script.", "N", _SCRIPT, default="2"),
+    ] = None,
     args: Sequence[str] = (),
-    steps: int | None = None,
-    device: str = "auto",
-    simulate: bool = False,
-    timeout: float = 600,
+    device: Annotated[
+        str,
+        Option(
+            "The device to train on; auto is the best one of this machine, even if torch cannot "
+            "use it.",
+            "DEVICE",
+            "Device",
+        ),
+    ] = "auto",
+    simulate: Simulate = False,
+    timeout: Annotated[
+        float, Option("Stop a script or a simulation after this time.", "SECONDS", _SCRIPT)
+    ] = 600,
     quiet: bool = True,
 ) -> Diagnosis:
     """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
@@ -49,19 +84,12 @@ def doctor(
     a run ends early, the result holds what was found until then; see `Diagnosis.complete`. ckptmove
     itself writes nothing.
 
+    FACTORY is `package.module:name`, `path/to/file.py:name` or a Hugging Face folder. SPEC is
+    `float32[8,3,224,224]`, `int64[2,128]<1000` (values below 1000), `NAME=SPEC`, or the name of a
+    function that returns the inputs.
+
     Args:
-        model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
-            folder, or a callable.
-        input: the inputs of the model, in order: `float32[8,3,224,224]`, `int64[2,128]<1000`
-            (values below 1000), `name=…`, or the name of a function that returns the inputs.
-        optimizer: the class of the optimizer, `package.module:Class`. Default: `torch.optim:AdamW`.
-        script: a training script to run and watch, instead of a model.
         args: the arguments of the script.
-        steps: watch this many optimizer steps of the script. Default: 2.
-        device: the device to train on. `auto` is the best one of this machine, even if torch cannot
-            use it.
-        simulate: simulate the device if this machine does not have it.
-        timeout: stop a script or a simulation after this many seconds.
         quiet: discard the output of the script; otherwise it goes to stderr.
 
     Returns:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Annotated
 
 from .. import formats
 from ..errors import StrPath
 from ..reports.manifests import FileManifest
+from .options import FollowLinks, Option, declare_options
 
 
+@declare_options
 @formats.uncollected()
 def inspect(
     path: StrPath,
     *,
-    select: str | Iterable[str] | None = None,
-    require: str | None = None,
-    follow_links: bool = False,
+    select: Annotated[
+        str | Iterable[str] | None, Option("Show only tensors whose name matches GLOB.", "GLOB")
+    ] = None,
+    require: Annotated[
+        str | None,
+        Option(
+            "Fail with exit code 1 if a tensor is not on DEVICE; tensors that torch keeps on the "
+            "CPU may stay there.",
+            "DEVICE",
+        ),
+    ] = None,
+    follow_links: FollowLinks = False,
 ) -> FileManifest:
     """List every tensor of a checkpoint; nothing is executed, and no tensor is read.
 
@@ -24,10 +36,6 @@ def inspect(
 
     Args:
         path: the checkpoint: a file, an index of several files, or a model folder.
-        select: keep only tensors whose name matches one of these globs.
-        require: raise if a tensor is not on this device; tensors that torch keeps on the CPU may
-            stay there.
-        follow_links: follow symbolic links that lead out of a model folder.
 
     Returns:
         The manifest of the checkpoint, which `print` and notebooks show. Sizes are in bytes.

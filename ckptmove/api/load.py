@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from .. import formats
 from ..errors import StrPath
 from ..formats.loading import object_in
+from .options import FollowLinks, Option, declare_options
 from .strict import refuse_unknown
 
 _WITHOUT_STRICT = "without strict what they would make stays an Opaque, and load() runs nothing"
 
 
+@declare_options
 def load(
     path: StrPath,
     map_location: Any = None,
     *,
-    select: str | Iterable[str] = (),
-    weights: str | None = None,
-    strict: bool = False,
-    follow_links: bool = False,
+    select: Annotated[
+        str | Iterable[str],
+        Option("Load only entries whose name matches GLOB, and everything below them.", "GLOB"),
+    ] = (),
+    weights: Annotated[
+        Literal["model", "ema"] | None,
+        Option(
+            "Load only the state dict of one model, or its averaged weights (EMA, SWA) under the "
+            "names that the model uses."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        Option(
+            "Raise if an object would become an `Opaque`, or if the file names callables not known "
+            "to be harmless anywhere, even outside of what is loaded."
+        ),
+    ] = False,
+    follow_links: FollowLinks = False,
 ) -> Any:
     """Build the object that a checkpoint of any format holds; nothing in it is executed.
 
@@ -33,12 +50,6 @@ def load(
     Args:
         path: the checkpoint.
         map_location: as for `torch.load`.
-        select: load only entries whose name matches one of these globs, and everything below them.
-        weights: load only the state dict of one model (`model`), or its averaged weights (`ema`:
-            EMA or SWA) under the names that the model uses.
-        strict: raise if an object would become an `Opaque`, or if the file names callables not
-            known to be harmless anywhere, even outside of what is loaded.
-        follow_links: follow symbolic links that lead out of a model folder.
 
     Returns:
         The object.

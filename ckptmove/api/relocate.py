@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import PurePath
+from typing import Annotated
 
 from .. import formats
 from ..device import parse
@@ -20,24 +21,81 @@ from ..sources.source import File, Source
 from ..writing import destination_of
 from ..writing.in_place.change import InPlace, check_in_place, recover_if_interrupted
 from ..writing.verify import Progress
+from .options import DryRun, Option, Strict, declare_options
 from .strict import refuse_unknown
 
+_DEVICES = "Devices"
 
+
+@declare_options
 @formats.uncollected()
 def relocate(
     src: StrPath,
     dst: StrPath | None = None,
     *,
-    to: Device | None = None,
-    map: Mapping[str, Device] | None = None,
-    place: Mapping[str, Device] | None = None,
-    device_map: Mapping[str, Device] | StrPath | None = None,
-    all: bool = False,
-    values: bool = False,
-    strict: bool = False,
-    in_place: bool = False,
-    dry_run: bool = False,
-    force: bool = False,
+    to: Annotated[
+        Device | None,
+        Option(
+            "Put every tensor on this device, for example cuda:0 or cpu.",
+            "DEVICE",
+            _DEVICES,
+            python="It may be an object such as `torch.device` whose `str()` is a device.",
+        ),
+    ] = None,
+    map: Annotated[
+        Mapping[str, Device] | None,
+        Option("Move tensors from device A to device B. A may be cuda:* or *.", "A=B", _DEVICES),
+    ] = None,
+    place: Annotated[
+        Mapping[str, Device] | None,
+        Option(
+            "Put tensors whose name matches GLOB on DEVICE; the last match wins.",
+            "GLOB=DEVICE",
+            _DEVICES,
+        ),
+    ] = None,
+    device_map: Annotated[
+        Mapping[str, Device] | StrPath | None,
+        Option(
+            "A JSON file with a device for each module name, as accelerate writes it; the longest "
+            "matching name wins.",
+            "FILE",
+            _DEVICES,
+            python="Or a mapping of that form. A number n means `cuda:n`.",
+        ),
+    ] = None,
+    all: Annotated[
+        bool, Option("Also move tensors that torch keeps on the CPU.", group=_DEVICES)
+    ] = False,
+    values: Annotated[
+        bool,
+        Option(
+            "Also rewrite your own values that name a moved device.",
+            group=_DEVICES,
+            python="These are `torch.device` objects, and strings that equal one.",
+        ),
+    ] = False,
+    in_place: Annotated[
+        bool,
+        Option(
+            "Change the device tags in SRC itself; write no new file.",
+            group="Destination",
+            python="A change that fails is undone at once; after a crash, the next command on the "
+            "file undoes it (or `recover`). The bytes of tensors are never written, so processes "
+            "that have the file mapped are not affected. A process that reads the pickle during "
+            "the change may fail, or see old and new tags.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        Option(
+            "Replace an existing destination. With --in-place: also change a symbolic link, a file "
+            "with several hard links, or a file that another process has open for writing.",
+            group="Destination",
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    strict: Strict = False,
     progress: Progress | None = None,
 ) -> RelocateReport:
     """Rewrite a checkpoint for another device.
@@ -52,25 +110,6 @@ def relocate(
         dst: the new checkpoint. It appears complete and verified, or not at all. `src` and `dst`
             may be URLs of objects in a store. Default: beside `src`, as `in.cuda-0.pt` with
             `to="cuda:0"`, or `in.relocated.pt` without `to`; nothing is written if no tensor moves.
-        to: put every tensor on this device: a string, or an object such as `torch.device` whose
-            `str()` is one.
-        map: from an old device to a new one, for example `{"cuda:1": "cuda:0"}`; a key may be
-            `cuda:*` or `*`.
-        place: from a glob on tensor names to a device; if several match, the last one wins.
-        device_map: from a module name to a device, or a JSON file of that, as accelerate writes it.
-            The longest matching name wins; a number n means `cuda:n`.
-        all: also move tensors that torch keeps on the CPU.
-        values: also rewrite your own values that name a moved device: `torch.device` objects, and
-            strings that equal one.
-        strict: refuse files that name callables not known to be harmless (`UntrustedError`).
-        in_place: change the device tags in `src` itself; write no new file. A change that fails is
-            undone at once; after a crash, the next command on the file undoes it (or `recover`).
-            The bytes of tensors are never written, so processes that have the file mapped are not
-            affected. A process that reads the pickle during the change may fail, or see old and new
-            tags.
-        dry_run: decide everything; write nothing.
-        force: replace an existing destination. With `in_place`: also change a symbolic link, a file
-            with several hard links, or a file that another process has open for writing.
         progress: a function that is called with the number of bytes copied and verified since the
             last call; they add up to the size of `dst`. It is not called for a change in place.
 
@@ -79,7 +118,8 @@ def relocate(
 
     Raises:
         UsageError: the rules make no sense (`DeviceError`: the name of a device is not valid).
-        InputError: the source cannot be read, or is refused.
+        InputError: the source cannot be read, or is refused (`UntrustedError`: it names unknown
+            callables, and `strict` is set).
         RefusedError: the destination exists or cannot be written, the rules contradict each other,
             or the file cannot be changed in place.
         WriteError: writing or verifying failed.

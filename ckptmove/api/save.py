@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeGuard
+from typing import Annotated, TypeGuard
 
 from .. import formats
 from ..errors import RefusedError, StrPath
@@ -18,24 +17,32 @@ from ..sources.budget import Boundless
 from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
 from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
-from .target import Target, nbytes_of_text, target_of
+from .options import BARE, Format, MaxShardSize, Metadata, Option, Shared, declare_options
+from .target import Target, target_of
 from .trust import refuse_places
 
 _HINT = "trust_objects=True writes what they stand for"
 _NAME = 2  # parts of what stands in for a name
 
 
+@declare_options
 def save(
     obj: object,
     path: StrPath,
     *,
-    format: str | None = None,
-    shared: str = "keep",
-    bare: bool = False,
-    metadata: Mapping[str, str] | None = None,
-    max_shard_size: int | str | None = None,
-    trust_objects: bool = False,
-    force: bool = False,
+    format: Format = None,
+    shared: Shared = "keep",
+    bare: Annotated[bool, BARE] = False,
+    metadata: Metadata = None,
+    max_shard_size: MaxShardSize = None,
+    trust_objects: Annotated[
+        bool,
+        Option(
+            "Allow the pickle to call what an `Opaque` stands for, even if that is not known to be "
+            "harmless. Your own objects need no permission."
+        ),
+    ] = False,
+    force: Annotated[bool, Option("Replace an existing destination.")] = False,
     progress: Progress | None = None,
 ) -> None:
     """Write an object as a checkpoint that appears complete and verified, or not at all.
@@ -47,14 +54,6 @@ def save(
     Args:
         obj: the object; anything that `torch.save` takes.
         path: the file or folder to write, as `dst` of `convert`.
-        format: as for `convert`.
-        shared: as for `convert`.
-        bare: as for `convert`.
-        metadata: as for `convert`.
-        max_shard_size: as for `convert`.
-        trust_objects: allow the pickle to call what an `Opaque` stands for, even if that is not
-            known to be harmless. Your own objects need no permission.
-        force: replace an existing destination.
         progress: as for `convert`.
 
     Raises:
@@ -64,15 +63,14 @@ def save(
             is `error`, or an `Opaque` stands for something not known to be harmless.
         WriteError: writing or verifying failed.
     """
-    limit = None if max_shard_size is None else nbytes_of_text(max_shard_size)
-    target = target_of(path, format, sharded=limit is not None)
-    manner = target.manner(shared, metadata, bare=bare, max_shard_nbytes=limit)
+    target = target_of(path, format, max_shard_size=max_shard_size)
+    options = target.write_options(shared, metadata, bare=bare)
     if not target.is_folder:
         recover_if_interrupted(target.path)
     draft, places = _drafted(obj, target)
-    for loss in target.format.losses(draft, manner):
+    for loss in target.format.losses(draft, options):
         raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
-    writing = target.format.plan_write(draft, manner)
+    writing = target.format.plan_write(draft, options)
     if writing.pickle and not trust_objects:
         refuse_places([*places, *writing.places], hint=_HINT)
     target.write(writing, [], force=force, progress=progress)

@@ -27,42 +27,31 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
 class Target(NamedTuple):
-    """A file or folder that is to be written.
-
-    Attributes:
-        path: of it.
-        stem: what its files are named like.
-        format: how it will lie on disk.
-        is_folder: whether it is a folder.
-    """
+    """A file or folder that is to be written."""
 
     path: str
-    stem: str
+    stem: str  #: what its files are named like
     format: WritableFormat
     is_folder: bool
+    max_shard_nbytes: int | None  #: of a file in the folder
 
     def file(self, name: str) -> str:
         """The path of a file that is written."""
         return place_of(self.path).child(name).path if name else self.path
 
-    def manner(
-        self,
-        shared: str,
-        metadata: Mapping[str, str] | None,
-        *,
-        bare: bool,
-        max_shard_nbytes: int | None,
+    def write_options(
+        self, shared: str, metadata: Mapping[str, str] | None, *, bare: bool
     ) -> WriteOptions:
-        """How to write there what options of these names say.
+        """How to write there.
 
         Raises:
-            UsageError: they make no sense, or not in this format.
+            UsageError: the options make no sense, or not in this format.
         """
         about = check_metadata(metadata)
         if about and not self.format.annotates:
             raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
-        shared = check_shared(shared)
-        return WriteOptions(self.stem, shared, bare, about, max_shard_nbytes, self.is_folder)
+        shared = check_shared(shared or "keep")
+        return WriteOptions(self.stem, shared, bare, about, self.max_shard_nbytes, self.is_folder)
 
     def check(
         self,
@@ -143,20 +132,27 @@ def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:
 
 
 def target_of(
-    dst: StrPath, format: str | None, *, sharded: bool, stem: str | None = None
+    dst: StrPath,
+    format: str | None,
+    *,
+    max_shard_size: int | str | None = None,
+    stem: str | None = None,
 ) -> Target:
     """Where to write, and how.
 
     Args:
         dst: a file; or a folder, if it ends in a slash, is there as one, or may have several files.
             What comes from a folder goes to one, too, unless the suffix is that of a file.
-        format: the name of the format; by default the one whose files are named so.
-        sharded: whether there may be several files.
+        format: as for `convert`.
+        max_shard_size: as for `convert`.
         stem: what the weights are called in the folder that they come from, if they do.
 
     Raises:
-        UsageError: the format is not one that can be written, or not one of several files.
+        UsageError: the format is not one that can be written, or not one of several files; or the
+            size is none.
     """
+    limit = None if max_shard_size is None else _nbytes_of_text(max_shard_size)
+    sharded = limit is not None
     path = os.fspath(dst)
     suffix = PurePath(path).suffix.lower()
     writable = {each.name: each for each in formats.WRITABLE}
@@ -188,10 +184,10 @@ def target_of(
         stem = PurePath(path).stem
     elif stem is None or stem in {each.folder_stem for each in writable.values()}:
         stem = found.folder_stem
-    return Target(path, stem, found, is_folder)
+    return Target(path, stem, found, is_folder, limit)
 
 
-def nbytes_of_text(size: int | str) -> int:
+def _nbytes_of_text(size: int | str) -> int:
     """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120.
 
     Raises:

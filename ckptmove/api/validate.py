@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from .. import formats
 from ..device import numbered
@@ -16,7 +16,6 @@ from ..errors import (
     RefusedError,
     StrPath,
     UntrustedError,
-    accept_former_names,
 )
 from ..graph.compare.side import LONGEST_TERM
 from ..manifest.manifest import Manifest
@@ -28,6 +27,7 @@ from ..sources import place_of
 from ..sources.downloads import Copies
 from ..writing.verify import Progress
 from .diff import diff
+from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown
 
 #: The rungs of the ladder.
@@ -46,26 +46,89 @@ _LEFT_OUT = (
     Kind.UNSHARED,
     Kind.RECORD_REMOVED,
 )
+_COMPARISON, _MODEL = "Comparison", "Model"
 _NO_TORCH = "torch is not installed"
 
 
-@accept_former_names(part="subset")
+@declare_options
 def validate(
     src: StrPath,
     *,
-    against: StrPath | None = None,
-    subset: bool = False,
-    ignore_code: bool = False,
-    model: str | os.PathLike[str] | Callable[..., Any] | None = None,
-    input: str | Sequence[str] = (),
-    step: str | None = None,
-    optimizer: str | None = None,
-    device: str = "auto",
-    simulate: bool = False,
-    trust_pickle: bool = False,
-    timeout: float = 600,
-    strict: bool = False,
-    follow_links: bool = False,
+    against: Annotated[
+        StrPath | None,
+        Option(
+            "Require that SRC equals this checkpoint; devices may differ, and floating-point "
+            "tensors may have been cast.",
+            "OTHER",
+            _COMPARISON,
+        ),
+    ] = None,
+    subset: Annotated[
+        bool,
+        Option(
+            "Allow SRC to hold only a part of the other checkpoint, under other names, as convert "
+            "--select or --preset hf write it.",
+            group=_COMPARISON,
+            former="part",
+        ),
+    ] = False,
+    ignore_code: Annotated[
+        bool,
+        Option(
+            "Allow the code in SRC to differ from that of the other checkpoint, or to be missing.",
+            group=_COMPARISON,
+        ),
+    ] = False,
+    model: Annotated[
+        str | os.PathLike[str] | Callable[..., Any] | None,
+        Option(
+            "Load the weights into the model that FACTORY makes.",
+            "FACTORY",
+            _MODEL,
+            python="FACTORY may be a callable.",
+        ),
+    ] = None,
+    input: Input = (),
+    step: Annotated[
+        Literal["forward", "train"] | None,
+        Option("Run one step of this kind.", group=_MODEL),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        Option(
+            "The class of the optimizer, package.module:Class, if it cannot be recognized from its "
+            "state.",
+            "CLASS",
+            _MODEL,
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        Option(
+            "Load and run on this device; auto is the device that the checkpoint names, or the CPU "
+            "if this machine does not have it.",
+            "DEVICE",
+            "Device",
+        ),
+    ] = "auto",
+    simulate: Simulate = False,
+    timeout: Annotated[
+        float,
+        Option(
+            "Stop a model made from a file, or a simulation, after this time.", "SECONDS", _MODEL
+        ),
+    ] = 600,
+    trust_pickle: Annotated[
+        bool,
+        Option(
+            "Allow unpickling the file, which runs any code that it holds.",
+            group="Safety",
+            python="A model made from a file still runs in its own process, which is stopped if it "
+            "starts another process, opens a socket, or writes outside its temporary folder.",
+        ),
+    ] = False,
+    strict: Strict = False,
+    follow_links: FollowLinks = False,
     progress: Progress | None = None,
 ) -> ValidationReport:
     """Check that a checkpoint is intact, equals its source, loads and trains; write nothing.
@@ -74,29 +137,12 @@ def validate(
     possible. Without `model` and `step`, the last three checks are skipped. A checkpoint in an
     object store is copied to a temporary folder for torch and the model, which can open only files.
 
+    FACTORY is `package.module:name`, `path/to/file.py:name`, a Hugging Face folder, a TorchScript
+    file or a `.pt2` file. SPEC is `float32[8,3,224,224]`, `int64[2,128]<1000` (values below 1000),
+    `NAME=SPEC`, or the name of a function that returns the inputs.
+
     Args:
         src: the checkpoint.
-        against: require that `src` equals this checkpoint; devices may differ, and floating-point
-            tensors may have been cast.
-        subset: allow `src` to hold only a part of `against`, under other names, as `convert
-            --select` or `--preset hf` write it.
-        ignore_code: allow the code in `src` to differ from that in `against`, or to be missing.
-        model: load the weights into this model: `package.module:name`, `path/to/file.py:name`, a
-            Hugging Face folder, a TorchScript file or a `.pt2` file, or a callable.
-        input: the inputs of the model, in order: `float32[8,3,224,224]`, `int64[2,128]<1000`
-            (values below 1000), `name=…`, or the name of a function that returns the inputs.
-        step: run one step of this kind: `forward` or `train`.
-        optimizer: the class of the optimizer, `package.module:Class`, if it cannot be recognized
-            from its state.
-        device: load and run on this device. `auto` is the device that the checkpoint names, or the
-            CPU if this machine does not have it.
-        simulate: simulate the device if this machine does not have it.
-        trust_pickle: allow unpickling the file, which runs any code that it holds. A model made
-            from a file still runs in its own process, which is stopped if it starts another
-            process, opens a socket, or writes outside its temporary folder.
-        timeout: stop a model made from a file, or a simulation, after this many seconds.
-        strict: refuse files (`src` and `against`) that name callables not known to be harmless.
-        follow_links: follow symbolic links that lead out of a model folder.
         progress: a function that is called with the number of bytes read or compared since the last
             call.
 

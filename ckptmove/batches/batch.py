@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ..errors import StrPath, UsageError, accept_former_names
+from ..api.options import Option, declare_options
+from ..errors import StrPath, UsageError
 from ..writing.verify import Progress
 from .options import absolute, from_root
 from .planning import plan_batch
@@ -17,23 +18,66 @@ from .running import Batch
 if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
 
+_ITEMS, _RUN = "Which items", "How to run"
 
-@accept_former_names(copy_others="copy_rest")
+
+@declare_options
 def batch(
     verb: str,
     src: StrPath,
     dst: StrPath | None = None,
     *,
-    include: str | Iterable[str] = (),
-    exclude: str | Iterable[str] = (),
-    copy_rest: bool = False,
-    jobs: int | None = None,
+    include: Annotated[
+        str | Iterable[str], Option("Do only items whose name matches GLOB.", "GLOB", _ITEMS)
+    ] = (),
+    exclude: Annotated[
+        str | Iterable[str],
+        Option("Leave out items and folders whose name matches GLOB.", "GLOB", _ITEMS),
+    ] = (),
+    shard_of: Annotated[
+        str | None,
+        Option(
+            "Divide the items into N shares and do only share I; I counts from 1.", "I/N", _ITEMS
+        ),
+    ] = None,
+    retry: Annotated[
+        StrPath | None,
+        Option(
+            "Do only the items that failed or were refused in this log, which ckptmove batch --log "
+            "wrote.",
+            "FILE",
+            _ITEMS,
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        Option("Read finished outputs again, to check that they have not changed.", group=_ITEMS),
+    ] = False,
+    copy_rest: Annotated[
+        bool,
+        Option("Also copy files that are not checkpoints.", group=_ITEMS, former="copy_others"),
+    ] = False,
+    jobs: Annotated[
+        int | None, Option("Number of processes.", "N", _RUN, default="one per core", short="j")
+    ] = None,
     executor: Executor | None = None,
-    ray: str | None = None,
-    shard_of: str | None = None,
-    retry: StrPath | None = None,
-    verify: bool = False,
-    dry_run: bool = False,
+    ray: Annotated[
+        str | None,
+        Option(
+            "Run on a Ray cluster. auto is the cluster that this machine belongs to.",
+            "ADDRESS",
+            _RUN,
+            python="All its nodes must see the tree and the destination under the same paths, and "
+            "have the same version of ckptmove. Each item takes one CPU; very large items are "
+            "divided among several. If a node dies, others do its items.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        Option(
+            "Show the plan and do nothing. Each item is checked only when it is done.", group=_RUN
+        ),
+    ] = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> Batch:
@@ -51,30 +95,18 @@ def batch(
     what would be written is kept; any other one is refused without `force`. If you may stop before
     the end, use the batch as a context manager, or close it.
 
+    GLOB matches names in the tree, such as `runs/1/last.ckpt`. `*` matches slashes too. A GLOB
+    without a slash may also match the last part of a name alone. A GLOB that starts with a slash
+    must match the whole name, or that of a folder above it. Folders that `exclude` names are not
+    read.
+
     Args:
         verb: `relocate`, `convert` or `validate`.
         src: the folder of the tree.
         dst: the folder for the new tree, with the same subfolders. `validate` writes a JSON report
             of each item there, or nothing without `dst`. With `in_place`, leave it out.
-        include: do only items whose name matches one of these globs, such as `runs/*/last.ckpt`.
-            `*` matches slashes too. A glob without a slash may also match the last part of a name
-            alone. A glob that starts with a slash must match the whole name, or that of a folder
-            above it.
-        exclude: leave out items and folders whose name matches one of these globs; such folders are
-            not read.
-        copy_rest: also copy files that are not checkpoints.
-        jobs: number of processes. Default: one per core.
         executor: an executor of `concurrent.futures`, or one with the same `submit`, that does the
             work instead. It stays open. Calls and their arguments are pickled if it needs that.
-        ray: run on the Ray cluster at this address, such as `auto` or `HOST:6379`. All its nodes
-            must see the tree and the destination under the same paths, and have the same version of
-            ckptmove. Each item takes one CPU; very large items are divided among several. If a node
-            dies, others do its items.
-        shard_of: `i/N`: divide the items into N shares and do only share i, counted from 1.
-        retry: a log that `ckptmove batch … --log` wrote: do only the items that failed or were
-            refused in it.
-        verify: read finished outputs again, to check that they have not changed.
-        dry_run: plan only. Each item is checked only when it is done.
         progress: a function that is called with the number of source bytes done since the last
             call; they add up to `plan.nbytes`.
         options: options of the verb, as its function takes them. `against` of `validate` is another

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import inspect as signatures
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..api.convert import check_options, convert
+from ..api.options import Declared, Option, former_names, options_of, with_current_names
 from ..api.relocate import relocate
 from ..api.validate import validate
-from ..errors import InputError, StrPath, UsageError, with_current_names
+from ..errors import InputError, StrPath, UsageError
 from ..placement.rules import rules_of
 from ..sources import place_of
 from .outputs import bare_name
@@ -21,8 +21,16 @@ VERBS: Mapping[str, Callable[..., Any]] = {
     "convert": convert,
     "validate": validate,
 }
-#: What the batch decides for each item, or has under another name.
-_NOT_THEIRS = ("src", "dst", "progress", "dry_run")
+_FORCE = Option("Replace reports in DST that this command did not write.", group="Destination")
+
+
+def item_options(verb: str) -> dict[str, Declared]:
+    """The options of a verb that hold for each item; `dry_run` is an option of the batch."""
+    options = dict(options_of(VERBS[verb]))
+    options.pop("dry_run", None)
+    if verb == "validate":
+        options["force"] = Declared("force", _FORCE, (bool,), False)
+    return options
 
 
 def checked_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,20 +43,16 @@ def checked_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) 
     """
     if verb not in VERBS:
         raise UsageError(f"{verb!r} is not a verb of batch", hint=f"one of {', '.join(VERBS)}")
-    defaults = {
-        name: each.default for name, each in signatures.signature(VERBS[verb]).parameters.items()
-    }
-    if verb == "validate":
-        defaults["force"] = False
+    declared = item_options(verb)
     options = dict(options)
-    with_current_names(options, getattr(VERBS[verb], "former_names", {}))
+    with_current_names(options, former_names(declared))
     for name in options:
-        if name not in defaults or name in _NOT_THEIRS:
+        if name not in declared:
             raise UsageError(f"batch {verb} has no option {name!r}")
     given = {
         name: _plain(value)
         for name, value in options.items()
-        if value is not None and value != defaults[name] and value not in ((), [], {})
+        if value is not None and value != declared[name].default and value not in ((), [], {})
     }
     if verb == "relocate":
         found = rules_of(

@@ -10,31 +10,29 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import click
 
+from ..api.options import options_of
 from ..batches.batch import batch as run_batch
+from ..batches.options import item_options
 from ..batches.running import Batch
 from ..errors import CheckFailed, WriteError
 from ..reports.batch import RetryCommand, batch_line, batch_plan, batch_summary
 from ..reports.data.batch_items import Result
 from ..reports.text import cut, printable
-from .convert import convert_asked, convert_options
-from .options import (
-    Command,
-    Function,
+from .declare import Command, Decorator, option, verb_options, with_options
+from .output import (
+    Output,
+    destination_argument,
     emit,
     emit_json,
     needs_source,
-    option,
     output_options,
-    warn,
-    with_options,
+    source_argument,
 )
-from .relocate import relocate_asked, relocate_options
 from .streams import Signalled
-from .validate import validate_options
 
 _WORDS = "ckptmove.phrases"
 _OFTEN = 0.1  # seconds between two looks at what is being done
@@ -74,82 +72,20 @@ def _again(log: str | None) -> RetryCommand:
     return RetryCommand(verb, words, narrowed, log if is_file else None)
 
 
-def _batch_options(command: Function) -> Function:
-    """Add the options that every verb of a batch has."""
-    items, run = "Which items", "How to run"
-    return with_options(
-        command,
-        click.argument("src", type=click.Path(), required=False),
-        click.argument("dst", type=click.Path(), required=False),
-        option(
-            "--include",
-            group=items,
-            multiple=True,
-            metavar="GLOB",
-            help="Do only items whose name matches GLOB. Repeatable.",
-        ),
-        option(
-            "--exclude",
-            group=items,
-            multiple=True,
-            metavar="GLOB",
-            help="Leave out items and folders whose name matches GLOB. Repeatable.",
-        ),
-        option(
-            "--shard-of",
-            group=items,
-            metavar="I/N",
-            help="Divide the items into N shares and do only share I; I counts from 1.",
-        ),
-        option(
-            "--retry",
-            group=items,
-            metavar="FILE",
-            help="Do only the items that failed or were refused in this log (see --log).",
-        ),
-        option(
-            "--verify",
-            group=items,
-            is_flag=True,
-            help="Read finished outputs again, to check that they have not changed.",
-        ),
-        option(
-            "-j",
-            "--jobs",
-            group=run,
-            type=click.IntRange(1),
-            metavar="N",
-            show_default="one per core",
-            help="Number of processes.",
-        ),
-        option(
-            "--ray",
-            group=run,
-            metavar="ADDRESS",
-            help="Run on a Ray cluster. auto is the cluster that this machine belongs to.",
-        ),
-        option(
-            "--log",
-            group=run,
-            metavar="FILE",
-            help="Append one line of JSON for each item to FILE.",
-        ),
-        option(
-            "--dry-run",
-            group=run,
-            is_flag=True,
-            help="Show the plan and do nothing. Each item is checked only when it is done.",
-        ),
+def _options(verb: str) -> Decorator:
+    """Add the options of a batch, and those of its verb."""
+    batch_options = dict(options_of(run_batch))
+    if verb == "validate":
+        del batch_options["copy_rest"]
+    arguments = source_argument, destination_argument
+    log = option(
+        "--log",
+        group="How to run",
+        metavar="FILE",
+        help="Append one line of JSON for each item to FILE.",
     )
-
-
-_copy_rest = option(
-    "--copy-rest",
-    group="Which items",
-    former=["--copy-others"],
-    is_flag=True,
-    help="Also copy files that are not checkpoints.",
-)
+    both = verb_options({**batch_options, **item_options(verb)})
+    return lambda command: with_options(command, *arguments, both, log, output_options)
 
 
 @click.group()
@@ -176,11 +112,8 @@ def batch() -> None:
 
 
 @batch.command(cls=_Remembering)
-@_batch_options
-@_copy_rest
-@relocate_options
-@output_options
-def relocate(src: str | None, dst: str | None, **given: Any) -> None:
+@_options("relocate")
+def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Relocate every checkpoint in SRC to the same name in DST, or in place.
 
     The options are those of ckptmove relocate. Files without devices, such as safetensors, are
@@ -189,15 +122,12 @@ def relocate(src: str | None, dst: str | None, **given: Any) -> None:
     \b
     ckptmove batch relocate runs/ out/ --to cpu
     """
-    _run("relocate", needs_source(src), dst, given, relocate_asked)
+    _run("relocate", needs_source(src), dst, output, options)
 
 
 @batch.command(cls=_Remembering)
-@_batch_options
-@_copy_rest
-@convert_options()
-@output_options
-def convert(src: str | None, dst: str | None, **given: Any) -> None:
+@_options("convert")
+def convert(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Convert every checkpoint in SRC to the same name in DST, with another suffix.
 
     The options are those of ckptmove convert; see ckptmove convert -h for names, GLOB and the
@@ -206,20 +136,12 @@ def convert(src: str | None, dst: str | None, **given: Any) -> None:
     \b
     ckptmove batch convert runs/ out/ --format safetensors
     """
-    _run("convert", needs_source(src), dst, given, convert_asked)
+    _run("convert", needs_source(src), dst, output, options)
 
 
 @batch.command(cls=_Remembering)
-@_batch_options
-@validate_options
-@option(
-    "--force",
-    group="Destination",
-    is_flag=True,
-    help="Replace reports in DST that this command did not write.",
-)
-@output_options
-def validate(src: str | None, dst: str | None, **given: Any) -> None:
+@_options("validate")
+def validate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Validate every checkpoint in SRC; with DST, write a JSON report of each there.
 
     The options are those of ckptmove validate; see ckptmove validate -h for FACTORY and SPEC. OTHER
@@ -229,39 +151,20 @@ def validate(src: str | None, dst: str | None, **given: Any) -> None:
     \b
     ckptmove batch validate out/ --against runs/
     """
-    _run("validate", needs_source(src), dst, given, dict)
+    _run("validate", needs_source(src), dst, output, options)
 
 
-class _Asked(Protocol):
-    """Makes options of a verb of those of its command."""
-
-    def __call__(self, given: dict[str, Any], /) -> dict[str, Any]: ...
-
-
-def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _Asked) -> None:
+def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str, Any]) -> None:
     """Plan, run and sum up."""
     gc.enable()  # which the command line does without, but this may take long
-    as_json, quiet, verbose = given.pop("as_json"), given.pop("quiet"), given.pop("verbose")
-    bar, log, dry_run = not given.pop("no_progress"), given.pop("log"), given.pop("dry_run")
-    ours = {
-        name: given.pop(name)
-        for name in (
-            *("include", "exclude", "jobs", "ray", "shard_of", "retry", "verify"),
-            "copy_rest",
-        )
-        if name in given
-    }
-    shown = _Shown(bar and not quiet and not verbose and sys.stderr.isatty())
-    options = asked(given)
-    work = run_batch(verb, src, dst, **ours, dry_run=dry_run, progress=shown.advance, **options)
+    as_json, quiet, verbose, no_progress = output
+    log, dry_run = options.pop("log"), options["dry_run"]
+    shown = _Shown(not (quiet or verbose or no_progress) and sys.stderr.isatty())
+    work = run_batch(verb, src, dst, progress=shown.advance, **options)
     if dry_run:
-        if as_json:
-            emit_json(work.plan.to_json())
-        elif not quiet:
-            emit(batch_plan(work.plan, full=verbose))
+        output.show(work.plan, batch_plan)
         return
-    if not quiet:
-        warn(src, work.plan.notes)
+    output.warn(src, work.plan.notes)
     warned, broken = 0, None
     with _Log(log) as lines:
         try:
@@ -276,8 +179,7 @@ def _run(verb: str, src: str, dst: str | None, given: dict[str, Any], asked: _As
         finally:
             work.close()
     report = work.report()
-    if not quiet:
-        warn(src, report.notes[len(work.plan.notes) :])
+    output.warn(src, report.notes[len(work.plan.notes) :])
     if as_json:
         emit_json(report.to_json())
     elif not quiet:

@@ -2,85 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..api.doctor import doctor as examine
+from ..api.options import options_of
 from ..errors import CheckFailed
 from ..reports.doctor import diagnosis
-from .options import Command, emit, emit_json, option, output_options
+from .declare import Command, verb_options
+from .output import Output, output_options
 from .streams import stdout_kept
 
 
 @click.command(cls=Command)
-@option(
-    "--model",
-    group="What to run",
-    metavar="FACTORY",
-    help="Build, move and train the model that FACTORY makes.",
-)
-@option(
-    "--input",
-    group="What to run",
-    multiple=True,
-    metavar="SPEC",
-    help="An input of the model. Repeatable, in order.",
-)
-@option(
-    "--optimizer",
-    group="What to run",
-    metavar="CLASS",
-    help="Train the model with this optimizer.  [default: torch.optim:AdamW]",
-)
-@option(
-    "--script", group="What to run", metavar="FILE", help="Run this training script and watch it."
-)
-@option(
-    "--steps",
-    group="What to run",
-    type=int,
-    metavar="N",
-    help="Watch this many steps of the script.  [default: 2]",
-)
-@option(
-    "--timeout",
-    group="What to run",
-    type=float,
-    default=600,
-    show_default=True,
-    metavar="SECONDS",
-    help="Stop a script or a simulation after this time.",
-)
-@option(
-    "--device",
-    group="What to run",
-    default="auto",
-    show_default=True,
-    metavar="DEVICE",
-    help="The device to train on; auto is the best one of this machine.",
-)
-@option(
-    "--simulate",
-    group="What to run",
-    is_flag=True,
-    help="Simulate the device if this machine does not have it.",
-)
+@verb_options(options_of(examine))
 @output_options
 @click.argument("args", nargs=-1)
-def doctor(
-    model: str | None,
-    input: tuple[str, ...],
-    optimizer: str | None,
-    script: str | None,
-    steps: int | None,
-    timeout: float,
-    device: str,
-    simulate: bool,
-    args: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
-    no_progress: bool,
-) -> None:
+def doctor(output: Output, **options: Any) -> None:
     """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
 
     Without options, doctor checks the machine and the build of torch. With --model, it builds the
@@ -103,23 +42,9 @@ def doctor(
     ckptmove doctor --script train.py --steps 2 -- --epochs 1
     """
     with stdout_kept():
-        found = examine(
-            model=model,
-            input=input,
-            optimizer=optimizer,
-            script=script,
-            args=args,
-            steps=steps,
-            device=device,
-            simulate=simulate,
-            timeout=timeout,
-            quiet=quiet,
-        )
-    if as_json:
-        emit_json(found.to_json())
-    elif not quiet:
-        emit(diagnosis(found, full=verbose))
-    if quiet or as_json:
+        found = examine(quiet=output.quiet, **options)
+    output.show(found, diagnosis)
+    if output.quiet or output.as_json:
         found.raise_if_wrong()
     elif not found.ok:
         raise CheckFailed("something is wrong", path=found.subject or None)

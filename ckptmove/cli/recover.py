@@ -6,13 +6,14 @@ import click
 
 from ..api.recover import recover as recover_files
 from ..reports.recover import recovery
-from .options import Command, emit, emit_json, needs_source, output_options
+from .declare import Command
+from .output import Output, needs_source, output_options
 
 
 @click.command(cls=Command)
 @click.argument("path", type=click.Path(), required=False)
 @output_options
-def recover(path: str | None, as_json: bool, quiet: bool, verbose: bool, no_progress: bool) -> None:
+def recover(path: str | None, output: Output) -> None:
     """Undo an interrupted relocate --in-place.
 
     Before relocate --in-place changes a file, it saves the old bytes in a journal beside the file.
@@ -28,7 +29,4 @@ def recover(path: str | None, as_json: bool, quiet: bool, verbose: bool, no_prog
     ckptmove recover checkpoints/
     """
     report = recover_files(needs_source(path))
-    if as_json:
-        emit_json(report.to_json())
-    elif not quiet:
-        emit(recovery(report))
+    output.show(report, lambda report, full: recovery(report))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,8 @@ def test_expanded_views_and_duplicates_are_refused(tmp_path: Path) -> None:
     torch.save({"expanded": row.expand(16_384, 64)}, tmp_path / "expanded.pt")
     base = torch.arange(100_000.0)
     torch.save({f"{n}": base for n in range(20)}, tmp_path / "shared.pt")
-    for name, shared in (("expanded", "keep"), ("shared", "duplicate")):
+    pairs: tuple[tuple[str, Any], ...] = (("expanded", "keep"), ("shared", "duplicate"))
+    for name, shared in pairs:
         for dry_run in (True, False):
             with pytest.raises(RefusedError, match="more than 8 times as many"):
                 convert(tmp_path / f"{name}.pt", "x.safetensors", shared=shared, dry_run=dry_run)

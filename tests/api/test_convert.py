@@ -22,7 +22,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove import ConvertReport, RefusedError, UsageError, convert, inspect
-from ckptmove.api.convert import PRESETS
+from ckptmove.api.edits import PRESETS
 from ckptmove.cli.convert import convert as convert_command
 from tests.cli.test_cli import WITHOUT
 from tests.conftest import ROOT, RunCli
@@ -674,8 +674,9 @@ def test_shared_bytes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="share their bytes"):
         convert(tmp_path / "in.pt", tmp_path / "out.safetensors", shared="error")
     convert(tmp_path / "in.pt", tmp_path / "out.safetensors", shared="error", select="own")
+    other: Any = "maybe"
     with pytest.raises(UsageError, match="shared is one of"):
-        convert(tmp_path / "in.pt", tmp_path / "out.safetensors", shared="maybe")
+        convert(tmp_path / "in.pt", tmp_path / "out.safetensors", shared=other)
 
 
 # -- the header --------------------------------------------------------------------------------

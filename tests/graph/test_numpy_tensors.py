@@ -226,7 +226,7 @@ def test_an_array_that_became_two_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", ["keep", "duplicate", "error"])
-def test_an_array_of_two_names(shared: str, tmp_path: Path) -> None:
+def test_an_array_of_two_names(shared: Any, tmp_path: Path) -> None:
     array = np.asfortranarray(np.arange(6).reshape(2, 3))
     torch.save({"a": array, "b": array}, tmp_path / "x.pt")
     y = tmp_path / "y.safetensors"

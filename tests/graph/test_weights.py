@@ -237,7 +237,7 @@ def test_a_model_and_its_average_are_told_apart(make: Callable[[], Saved], tmp_p
 def test_they_load_into_the_model(make: Callable[[], Saved], tmp_path: Path) -> None:
     path = saved(make(), tmp_path)
     for which, value in (("model", 1.0), ("ema", 2.0)):
-        loaded = ckptmove.load(path, weights=which)
+        loaded = ckptmove.load(path, weights=which)  # type: ignore[arg-type]
         wrapped = {"lit_ema": "model.diffusion_model.", "within_lightning": "model."}
         prefix = wrapped.get(make.__name__, "")
         model = net(0)
@@ -307,7 +307,7 @@ def test_weights_that_are_elsewhere_are_pointed_at(tmp_path: Path, run_cli: RunC
     for options in (["--preset", "hf"], ["--weights", "ema"]):
         run_cli("convert", "run.pt", "none.safetensors", *options, exit=4)
     with pytest.raises(UsageError, match="weights is one of model, ema, not 'best'"):
-        convert(tmp_path / "run.pt", tmp_path / "out.pt", weights="best")
+        convert(tmp_path / "run.pt", tmp_path / "out.pt", weights="best")  # type: ignore[arg-type]
 
 
 def test_of_several_models_none_is_taken_unless_it_is_named(tmp_path: Path) -> None:
@@ -393,7 +393,8 @@ def test_a_part_that_is_asked_for_by_name_is_told_too(tmp_path: Path, run_cli: R
         "--weights model selects them" in done.stdout.splitlines()
     )
     for which, value in (("model", 1), ("ema", 2)):
-        convert(path, tmp_path / "out.pt", preset="lightning", weights=which, force=True)
+        options: Any = {"preset": "lightning", "weights": which}
+        convert(path, tmp_path / "out.pt", **options, force=True)
         loaded = torch.load(tmp_path / "out.pt")
         assert {float(each.unique()) for each in loaded.values()} == {value}
     path = saved({"model": {"a": state(1), "b": state(2)}}, tmp_path)

@@ -29,7 +29,7 @@ def library(name: str) -> Any:
     return pytest.importorskip(name, reason=f"{name} is not installed", exc_type=ImportError)
 
 
-def taken(path: Path, weights: str, **options: Any) -> tuple[State, ConvertReport]:
+def taken(path: Path, weights: Any, **options: Any) -> tuple[State, ConvertReport]:
     """What a conversion to safetensors takes of a file, and its report."""
     out = path.with_name("out.safetensors")
     report = convert(path, out, weights=weights, bare=True, force=True, **options)

@@ -332,6 +332,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "trial",
     ),
     (
+        "api.options",
         "api.inspect",
         "api.report",
         "api.strict",
@@ -339,6 +340,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "api.folder_files",
         "api.target",
         "api.trust",
+        "api.edits",
         "api.convert",
         "api.load",
         "api.move",
@@ -381,7 +383,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("",),
     (
         "cli.streams",
-        "cli.options",
+        "cli.declare",
+        "cli.output",
         "cli.inspect",
         "cli.relocate",
         "cli.convert",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect as introspection
 import json
 import os
 import subprocess
@@ -23,7 +22,6 @@ import ckptmove
 from ckptmove import CheckFailed, DeviceError, InputError, UnsupportedError, UsageError, validate
 from ckptmove.api.validate import CHECKS
 from ckptmove.cli import cli
-from ckptmove.cli.validate import validate as validate_command
 from ckptmove.errors import CkptmoveError
 from ckptmove.reports.validate import ValidationReport
 from tests.conftest import ROOT, RunCli
@@ -161,15 +159,6 @@ def test_json_is_the_report(run_pt: Path, run_cli: RunCli) -> None:
     )
     assert timeless(json.loads(done.stdout)) == timeless(json.loads(json.dumps(report.to_json())))
     assert report.to_json()["schema"] == 1
-
-
-def test_options_are_the_keywords_of_the_library() -> None:
-    ours = {"--json", "-q", "--quiet", "-v", "--verbose", "--no-progress"}
-    options = [param for param in validate_command.params if isinstance(param, click.Option)]
-    spelled = {spelling for option in options for spelling in option.opts} - ours
-    keywords = introspection.signature(validate).parameters
-    named = {name for name, each in keywords.items() if each.kind is each.KEYWORD_ONLY}
-    assert spelled == {f"--{name.replace('_', '-')}" for name in named - {"progress"}}
 
 
 def test_failures_are_raised_by_name(made: Path, tmp_path: Path) -> None:
@@ -503,7 +492,7 @@ def test_an_input_of_another_shape_is_a_finding(run_pt: Path) -> None:
 
 def test_nonsense_is_an_error(run_pt: Path) -> None:
     with pytest.raises(UsageError, match="must be forward or train"):
-        validate(run_pt, model=Convolutions, step="fly")
+        validate(run_pt, model=Convolutions, step="fly")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is not valid"):
         validate(run_pt, model=Convolutions, input="float32[3", step="train")
 

@@ -1,0 +1,161 @@
+"""Check what `convert` is to change in a graph, with the options of a preset, and change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..errors import RefusedError, UsageError
+from ..graph.draft import CheckpointGraph
+from ..graph.edit.cast import Casts, Dtype, cast, casts_of
+from ..graph.edit.flatten_modules import flatten
+from ..graph.edit.model_weights import section_asked
+from ..graph.edit.narrow import leave
+from ..graph.edit.numpy_arrays import tensors_for_arrays
+from ..graph.edit.subtree import rename_keys, renaming, state_dicts
+from ..phrases import plural
+from ..placement.place import Kept, place
+from ..placement.rules import Device, Rules, rules_of
+from ..torch_pickle.values.tensors import Recogniser
+
+_SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
+#: What DistributedDataParallel and torch.compile put into names.
+_COMPILED = r"s/\b_orig_mod\.//g"
+_WRAPPERS = r"s/^((module|_orig_mod)\.)+|\b_orig_mod\.//g"
+
+#: What each preset stands for, in options of `convert`.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "lightning": {"root": "state_dict", "rename": (_COMPILED,), "strip_prefix": "model"},
+    "hf": {"weights": "model", "rename": (_WRAPPERS,), "bare": True},
+    "deploy": {"weights": "model", "rename": (_WRAPPERS,), "to": "cpu", "bare": True},
+}
+
+
+def texts(given: str | Iterable[str]) -> tuple[str, ...]:
+    """The values of an option that takes one or several."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+class Changes(NamedTuple):
+    """What was changed in a graph, by the names of the report."""
+
+    left_out: tuple[str, ...]
+    weights: Mapping[str, Any] | None
+    renamed: int
+    cast: Mapping[str, int]
+    kept: tuple[Kept, ...]
+
+
+class Edits(NamedTuple):
+    """What to change in a graph before it is written; by the names of the options, but checked."""
+
+    select: tuple[str, ...]
+    exclude: tuple[str, ...]
+    root: str | None
+    weights: str | None
+    renames: Callable[[str], str] | None
+    warns: bool  #: whether it is worth a warning that no key is renamed
+    casts: Casts
+    rules: Rules | None
+    bare: bool
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        preset: str | None = None,
+        select: str | Iterable[str] = (),
+        exclude_tensors: str | Iterable[str] = (),
+        root: str | None = None,
+        weights: str | None = None,
+        rename: str | Iterable[str] = (),
+        strip_prefix: str | None = None,
+        add_prefix: str | None = None,
+        dtype: Mapping[str, Dtype] | Dtype | None = None,
+        keep_dtype: str | Iterable[str] = (),
+        to: Device | None = None,
+        bare: bool | None = None,
+    ) -> Edits:
+        """Check these options of `convert`, and add those of the preset.
+
+        Raises:
+            UsageError: they make no sense, whatever the file.
+        """
+        if preset is not None and preset not in PRESETS:
+            hint = f"one of {', '.join(PRESETS)}"
+            raise UsageError(f"there is no preset {preset!r}", hint=hint)
+        added = PRESETS.get(preset or "", {})
+        if root is None and weights is None:  # who names weights need not name their place
+            root = added.get("root")
+        weights = added.get("weights") if weights is None else weights
+        if weights is not None:
+            section_asked(weights)
+        strip = added.get("strip_prefix") if strip_prefix is None else strip_prefix
+        to = added.get("to") if to is None else to
+        return cls(
+            texts(select),
+            texts(exclude_tensors),
+            root,
+            weights,
+            renaming((*added.get("rename", ()), *texts(rename)), strip, add_prefix),
+            bool(rename or strip_prefix or add_prefix),
+            casts_of(dtype, texts(keep_dtype)),
+            None if to is None else rules_of(to=to),
+            bool(added.get("bare") if bare is None else bare),
+        )
+
+    @property
+    def narrow(self) -> bool:
+        """Whether only a part is wanted, which may lie in a checkpoint within the checkpoint."""
+        return bool(self.root or self.weights or self.select)
+
+    def apply(self, draft: CheckpointGraph) -> Changes:
+        """Change a graph.
+
+        Raises:
+            RefusedError: what is wanted is not in it, or a tensor cannot have the device.
+        """
+        if self.bare or self.weights or not _SECTIONS_OF_WEIGHTS.isdisjoint(self.select):
+            arrays = tensors_for_arrays(draft)
+            if arrays:
+                draft.warnings.append(f"{plural(arrays, 'numpy array')} written as tensors")
+        wanted = leave(
+            draft, root=self.root, weights=self.weights, select=self.select, exclude=self.exclude
+        )
+        left_out = list(wanted.left_out)
+        if self.bare or self.renames is not None or set(self.select) == {"model"}:
+            left_out += flatten(draft)
+        draft.warnings[:] = dict.fromkeys(draft.warnings)
+        renamed = self._rename(draft)
+        cast_ = self._cast(draft)
+        return Changes(tuple(left_out), wanted.to_json(), renamed, cast_, self._move(draft))
+
+    def _rename(self, draft: CheckpointGraph) -> int:
+        """Rename keys of state dicts, and count them."""
+        if self.renames is None:
+            return 0
+        recogniser = Recogniser(draft.graph.ids)
+        count = rename_keys(state_dicts(draft.graph.root, recogniser), self.renames)
+        if not count and self.warns:
+            draft.warnings.append("no key of a state dict was renamed: none is so called")
+        return count
+
+    def _cast(self, draft: CheckpointGraph) -> dict[str, int]:
+        if not self.casts:
+            return {}
+        contents = draft.list_contents()
+        return cast(draft, list(zip(contents.tensors, contents.nodes, strict=True)), self.casts)
+
+    def _move(self, draft: CheckpointGraph) -> tuple[Kept, ...]:
+        """Tag tensors with another device; gives what stays."""
+        if self.rules is None:
+            return ()
+        moves = place(draft.manifest(), self.rules)
+        if moves.tensors or moves.meshes or moves.remotes:
+            raise RefusedError(
+                "it has tensors that store their own device",
+                hint="convert it without --to, and relocate the result",
+            )
+        draft.move(moves.storages)
+        draft.warnings += moves.warnings
+        return tuple(moves.kept)

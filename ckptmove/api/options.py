@@ -1,0 +1,237 @@
+"""Declare an option of a verb once: for its signature and docs, for the command line and `batch`.
+
+The annotation of a parameter declares it: `name: Annotated[str | None, Option("What it does.")]`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, cleandoc, signature
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+from ..errors import UsageError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_WIDTH = 96  # columns of a docstring
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a parameter does. Its name, its type and mostly its default stand in the signature."""
+
+    #: What it does, in the words of the command line: SRC and `--other-option`.
+    help: str
+    #: What stands for its value. `KEY=VALUE` makes it a mapping, where `[KEY=]` may be missing.
+    metavar: str = ""
+    #: The heading above it in the help of a command that has many options.
+    group: str = "General"
+    #: What a default of None comes to.
+    default: str = ""
+    #: Its parameter in an earlier version, still accepted.
+    former: str = ""
+    #: Its letter on the command line, if it has one.
+    short: str = ""
+    #: What the docs of the function say besides.
+    python: str = ""
+    #: Which side of `KEY=VALUE` may itself hold a `=`.
+    equals_in: Literal["key", "value"] = "key"
+
+
+class Declared(NamedTuple):
+    """An option with what the signature says of it."""
+
+    name: str
+    option: Option
+    types: tuple[Any, ...]  #: those that a value may have, but None
+    default: Any
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it takes a mapping."""
+        return "=" in self.option.metavar
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it takes several values."""
+        several = any(get_origin(each) in (Iterable, Sequence) for each in self.types)
+        return several or self.is_mapping
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it may have, if these are few."""
+        return next((get_args(each) for each in self.types if get_origin(each) is Literal), ())
+
+
+def options_of(function: Callable[..., Any]) -> Mapping[str, Declared]:
+    """The options of a verb by the names of its parameters, in the order of its signature."""
+    found: Mapping[str, Declared] = function.options  # type: ignore[attr-defined]
+    return found
+
+
+def former_names(options: Mapping[str, Declared]) -> dict[str, str]:
+    """The former names of these options, and their names now."""
+    return {each.option.former: name for name, each in options.items() if each.option.former}
+
+
+def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Read the options of a function, describe them in its docs, and accept their former names.
+
+    Its signature then shows plain types.
+    """
+    found = signature(function, eval_str=True)
+    parameters = [_declared(each) for each in found.parameters.values()]
+    options = {each.name: each for each, _ in parameters if each is not None}
+    current = former_names(options)
+
+    @functools.wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with_current_names(kwargs, current)
+        return function(*args, **kwargs)
+
+    plain = found.replace(parameters=[each for _, each in parameters])
+    called.options = MappingProxyType(options)  # type: ignore[attr-defined]
+    called.__signature__ = plain  # type: ignore[attr-defined]
+    called.__annotations__ = {
+        **{name: each.annotation for name, each in plain.parameters.items()},
+        "return": plain.return_annotation,
+    }
+    called.__doc__ = _documented(cleandoc(function.__doc__ or ""), plain.parameters, options)
+    return called
+
+
+def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) -> None:
+    """Rename arguments that are given under a former name, with a warning.
+
+    Raises:
+        UsageError: an argument is given under both names.
+    """
+    for old, new in current.items():
+        if old not in arguments:
+            continue
+        if new in arguments:
+            raise UsageError(f"{old} is the former name of {new}; both are given")
+        arguments[new] = arguments.pop(old)
+        warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
+
+
+def _declared(parameter: Parameter) -> tuple[Declared | None, Parameter]:
+    """What a parameter declares, if it does; and the parameter with its plain type."""
+    annotation = parameter.annotation
+    for option in getattr(annotation, "__metadata__", ()):
+        if isinstance(option, Option):
+            plain = annotation.__origin__
+            either = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
+            types = tuple(each for each in either if each is not NoneType)
+            found = Declared(parameter.name, option, types, parameter.default)
+            return found, parameter.replace(annotation=plain)
+    return None, parameter
+
+
+def _documented(
+    text: str, parameters: Mapping[str, Parameter], options: Mapping[str, Declared]
+) -> str:
+    """A docstring that describes the options too, under `Args`, in the order of the signature."""
+    before, heading, after = text.partition("\nArgs:\n")
+    written, *rest = after.split("\n\n", 1)
+    entries = {each.split(":")[0].strip(" *"): each for each in re.split(r"\n(?=    \S)", written)}
+    entries |= {name: _entry(each, parameters, options) for name, each in options.items()}
+    shown = [entries[name] for name in parameters if name in entries]
+    return before + heading + "\n\n".join(["\n".join(shown), *rest])
+
+
+def _entry(
+    declared: Declared, parameters: Mapping[str, Parameter], options: Mapping[str, Declared]
+) -> str:
+    """What the docs of a function say of an option."""
+
+    def in_python(found: re.Match[str]) -> str:
+        name = found[0].lstrip("-").replace("-", "_").lower()
+        is_meant = name in options if found[0].startswith("-") else name not in options
+        return f"`{name}`" if name in parameters and is_meant else found[0]
+
+    option = declared.option
+    texts = [re.sub(r"--[a-z-]+[a-z]|\b[A-Z]{3,}\b", in_python, option.help), option.python]
+    if declared.is_mapping:
+        key, value = re.findall(r"[A-Z]+", option.metavar)
+        one = f"One {value}, or a" if option.metavar.startswith("[") else "A"
+        texts.append(f"{one} mapping from {key} to {value}.")
+    elif declared.is_repeatable:
+        texts.append(f"One {option.metavar}, or several.")
+    if option.default:
+        texts.append(f"Default: {option.default}.")
+    text = " ".join(filter(None, texts))
+    first = text[0].lower() if text[1:2] == " " or text[1:2].islower() else text[0]
+    return textwrap.fill(
+        f"{declared.name}: {first}{text[1:]}",
+        _WIDTH,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 8,
+        break_on_hyphens=False,
+    )
+
+
+# -- options of several verbs ---------------------------------------------------------------------
+
+Strict = Annotated[
+    bool, Option("Refuse files that name callables not known to be harmless.", group="Safety")
+]
+FollowLinks = Annotated[
+    bool, Option("Follow symbolic links that lead out of a model folder.", group="Safety")
+]
+DryRun = Annotated[bool, Option("Show what would be done; write nothing.", group="Destination")]
+Format = Annotated[
+    str | None,
+    Option(
+        "safetensors, torch-zip or zip-bundle (a dict of files).",
+        "FORMAT",
+        group="Format",
+        default="by the suffix of the destination",
+    ),
+]
+Shared = Annotated[
+    Literal["keep", "duplicate", "error"],
+    Option(
+        "What to do with bytes that tensors share: write them once and note the other names "
+        "(keep), write them under each name (duplicate), or refuse (error).",
+        group="Format",
+    ),
+]
+BARE = Option("Write tensors only; the result cannot be converted back.", group="Format")
+Metadata = Annotated[
+    Mapping[str, str] | None,
+    Option(
+        "Add text to the header of safetensors.", "KEY=VALUE", group="Format", equals_in="value"
+    ),
+]
+MaxShardSize = Annotated[
+    int | str | None,
+    Option(
+        "Write a folder of files of at most SIZE, for example 5GB.",
+        "SIZE",
+        group="Format",
+        python="A number is bytes.",
+    ),
+]
+Input = Annotated[
+    str | Sequence[str], Option("The inputs of the model, in order.", "SPEC", "Model")
+]
+Simulate = Annotated[
+    bool, Option("Simulate the device if this machine does not have it.", group="Device")
+]

@@ -1,0 +1,122 @@
+"""Make options of the command line from those that a verb declares, and show them in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
+
+import click
+
+from ..api.options import Declared
+from ..errors import UsageError
+
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+
+_GENERAL = "General"
+_MOST_UNGROUPED = 10  # options that a help lists without groups
+
+
+class Option(click.Option):
+    """An option with a heading in the help of its command, and with former names."""
+
+    def __init__(
+        self, *args: Any, group: str = _GENERAL, former: Sequence[str] = (), **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.group = group
+        self.former = tuple(former)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser know the former names too, which the help does not show."""
+        shown = self.opts
+        self.opts = [*shown, *self.former]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
+
+
+class Command(click.Command):
+    """A command whose help shows many options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under the headings of their groups."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if row is not None:
+                groups.setdefault(getattr(param, "group", _GENERAL), []).append(row)
+        groups[_GENERAL] = groups.pop(_GENERAL)  # last
+        if sum(map(len, groups.values())) <= _MOST_UNGROUPED:
+            groups = {"Options": [row for rows in groups.values() for row in rows]}
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def option(*names: str, **settings: Any) -> Decorator:
+    """Like `click.option`, but makes an `Option`: for what only the command line has."""
+    return click.option(*names, cls=Option, **settings)
+
+
+def with_options(command: Function, *options: Decorator) -> Function:
+    """Add these options to a command, in this order in its help."""
+    for add in reversed(options):
+        command = add(command)
+    return command
+
+
+def verb_options(options: Mapping[str, Declared]) -> Decorator:
+    """Add the options of a verb to its command, which gets their values as the verb takes them."""
+    made = [_option_of(each, options) for each in options.values()]
+    return lambda command: with_options(command, *made)
+
+
+def _option_of(declared: Declared, names: Container[str]) -> Decorator:
+    told = declared.option
+    settings: dict[str, Any] = {"group": told.group, "default": declared.default}
+    spellings = [f"--{declared.name.replace('_', '-')}", declared.name]
+    text = told.help
+    if told.short:
+        spellings.insert(0, f"-{told.short}")
+    if told.former and told.former not in names:
+        settings["former"] = [f"--{told.former.replace('_', '-')}"]
+    if bool in declared.types:
+        settings["is_flag"] = True
+    else:
+        settings["metavar"] = told.metavar or None
+        settings["type"] = _type_of(declared)
+        settings["show_default"] = declared.default is not None and not declared.is_repeatable
+    if declared.is_repeatable:
+        settings |= {"multiple": True, "default": ()}
+        text += " Repeatable."
+    if declared.is_mapping:
+        settings["callback"] = lambda context, param, texts: _mapping(declared, texts)
+    if told.default:
+        text += f"  [default: {told.default}]"
+    return option(*spellings, help=text, **settings)
+
+
+def _type_of(declared: Declared) -> Any:
+    if declared.choices:
+        return click.Choice(declared.choices)
+    return next((each for each in (float, int) if declared.types == (each,)), str)
+
+
+def _mapping(declared: Declared, texts: Sequence[str]) -> dict[str, str]:
+    """Read texts of the form KEY=VALUE; a key that is given again counts from its last place.
+
+    Raises:
+        UsageError: a text does not have that form.
+    """
+    told, found = declared.option, dict[str, str]()
+    for text in texts:
+        key, equals, value = text.rpartition("=")
+        if told.equals_in == "value":
+            key, equals, value = text.partition("=")
+        if not ((equals and key) or told.metavar.startswith("[")):
+            raise UsageError(f"--{declared.name} {text!r} does not have the form {told.metavar}")
+        found.pop(key, None)
+        found[key] = value
+    return found

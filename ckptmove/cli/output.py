@@ -1,0 +1,106 @@
+"""Show what a command returns, warns of and has done so far: the same for all commands."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import click
+
+from ..reports.text import printable
+from ..sources import masked, place_of
+from ..writing.verify import Progress
+from .declare import Function, option, with_options
+
+
+class _Report(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Output(NamedTuple):
+    """What the options that all commands have say of the output."""
+
+    as_json: bool
+    quiet: bool
+    verbose: bool
+    no_progress: bool
+
+    def show(self, report: _Report, lines: Callable[..., Iterable[str]]) -> None:
+        """Print a result as JSON, or as the lines that this function makes of it."""
+        if self.as_json:
+            emit_json(report.to_json())
+        elif not self.quiet:
+            emit(lines(report, full=self.verbose))
+
+    def warn(self, path: str | None, messages: Iterable[str]) -> None:
+        """Print warnings to stderr, about a file if one is named."""
+        about = "" if path is None else f"{path}: "
+        for message in () if self.quiet else messages:
+            click.echo(masked(printable(f"ckptmove: {about}{message}")), err=True)
+
+    @contextlib.contextmanager
+    def progress_bar(
+        self, label: str, src: str, *, shown: bool = True
+    ) -> Iterator[Progress | None]:
+        """Show a progress bar of bytes on stderr, if that is a terminal."""
+        if not shown or self.quiet or self.no_progress or not sys.stderr.isatty():
+            yield None
+            return
+        from tqdm import tqdm  # only here: it takes a while to import
+
+        total = place_of(src).nbytes()
+        with tqdm(
+            total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, leave=False
+        ) as bar:
+            yield bar.update
+
+
+def output_options(command: Function) -> Function:
+    """Add `--json`, `-q`, `-v` and `--no-progress`, which the command gets as `output`."""
+
+    @functools.wraps(command)
+    def called(
+        *, as_json: bool, quiet: bool, verbose: bool, no_progress: bool, **values: Any
+    ) -> Any:
+        return command(output=Output(as_json, quiet, verbose, no_progress), **values)
+
+    return with_options(
+        called,
+        option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        option("-q", "--quiet", is_flag=True, help="Print errors only."),
+        option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Shorten nothing; print a traceback for bugs in ckptmove.",
+        ),
+        option("--no-progress", is_flag=True, help="Do not show a progress bar."),
+    )
+
+
+source_argument = click.argument("src", type=click.Path(), required=False)
+destination_argument = click.argument("dst", type=click.Path(), required=False)
+
+
+def needs_source(src: str | None) -> str:
+    """Return the source. Without one, print the help and exit with code 2."""
+    if src is None:
+        context = click.get_current_context()
+        click.echo(context.get_help())
+        context.exit(2)
+    return src
+
+
+def emit(lines: Iterable[str]) -> None:
+    """Print a result."""
+    for line in lines:
+        click.echo(masked(line))
+
+
+def emit_json(value: object) -> None:
+    """Print a result for programs."""
+    emit([json.dumps(value, indent=2)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -17,35 +16,21 @@ from ..errors import (
     StrPath,
     UntrustedError,
 )
-from ..graph.compare.side import LONGEST_TERM
 from ..manifest.manifest import Manifest
-from ..phrases import join_names, plural
-from ..reports.data.difference import Difference, Kind
+from ..phrases import plural
 from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, TrialResult
 from ..reports.validate import ValidationReport
 from ..sources import place_of
 from ..sources.downloads import Copies
 from ..writing.verify import Progress
-from .diff import diff
+from .against import compare
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown
 
 #: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
-_MOST_TOLD = 8  # differences
+_MOST_TOLD = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
-_LONGEST_EXCERPT = 160  # characters of the lines that differ
-#: In what a part of a checkpoint may differ from the whole.
-_LEFT_OUT = (
-    Kind.REMOVED,
-    Kind.RENAMED,
-    Kind.MOVED,
-    Kind.VALUE_REMOVED,
-    Kind.TYPE,
-    Kind.ORDER,
-    Kind.UNSHARED,
-    Kind.RECORD_REMOVED,
-)
 _COMPARISON, _MODEL = "Comparison", "Model"
 _NO_TORCH = "torch is not installed"
 
@@ -159,21 +144,15 @@ def validate(
     """
     path = os.fspath(src)
     device = device if device == "auto" else numbered(device)
-    specs = (input,) if isinstance(input, str) else tuple(input)
-    rehearsed = model is not None or step is not None
+    has_trial = model is not None or step is not None
     with Copies() as copies:
         container, manifest, files = _container(
-            path,
-            progress,
-            copies,
-            rehearsed=rehearsed,
-            strict=strict,
-            follow_links=follow_links,
+            path, progress, copies, has_trial=has_trial, strict=strict, follow_links=follow_links
         )
         if manifest is None:
             unread = _skipped(CHECKS[1:], "it can't be read")
             return ValidationReport(path, _text(against), device, False, (container, *unread))
-        compared = _against(
+        compared = compare(
             path,
             against,
             progress,
@@ -182,42 +161,29 @@ def validate(
             strict=strict,
             follow_links=follow_links,
         )
-        rehearsal = TrialResult(device, False, _skipped(CHECKS[3:], "no model was named"))
-        if rehearsed:
-            try:
-                from ..trial.trial import rehearse
-            except ImportError:
-                rehearsal = TrialResult(device, False, _skipped(CHECKS[3:], _NO_TORCH))
-            else:
-                other = None if step is None else _here(against, copies)
-                try:
-                    rehearsal = rehearse(
-                        copies.here(path),
-                        model=model,
-                        inputs=specs,
-                        step=step,
-                        optimizer=optimizer,
-                        device=device,
-                        simulate=simulate,
-                        against=other,
-                        trust_pickle=trust_pickle,
-                        timeout=timeout,
-                    )
-                except CorruptError as error:
-                    unfit = Finding("model", FAILED, f"the state can't be read: {error}")
-                    rest = _skipped(CHECKS[4:], "not reached")
-                    rehearsal = TrialResult(device, False, (unfit, *rest))
-                except InputError as error:
-                    raise _renamed(error, copies) from error
-        where, loaded = _reload(files, manifest, rehearsal.device)
-        rest = (loaded, *rehearsal.findings)
-        checks = (container, compared, *(_told_of(each, copies) for each in rest))
+        trial = TrialResult(device, False, _skipped(CHECKS[3:], "no model was named"))
+        if has_trial:
+            trial = _run_trial(
+                path,
+                copies,
+                device,
+                against=None if step is None else against,
+                model=model,
+                inputs=(input,) if isinstance(input, str) else tuple(input),
+                step=step,
+                optimizer=optimizer,
+                simulate=simulate,
+                trust_pickle=trust_pickle,
+                timeout=timeout,
+            )
+        where, loaded = _reload(files, manifest, trial.device)
+        ran = tuple(_about_source(each, copies) for each in (loaded, *trial.findings))
     return ValidationReport(
         source=path,
         against=_text(against),
         device=where,
-        simulated=rehearsal.simulated,
-        checks=checks,
+        simulated=trial.simulated,
+        checks=(container, compared, *ran),
         warnings=manifest.warnings,
     )
 
@@ -230,15 +196,12 @@ def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
     return tuple(Finding(check, SKIPPED, why) for check in checks)
 
 
-# -- the first rungs ------------------------------------------------------------------------------
-
-
 def _container(
     path: str,
     progress: Progress | None,
     copies: Copies,
     *,
-    rehearsed: bool,
+    has_trial: bool,
     strict: bool,
     follow_links: bool,
 ) -> tuple[Finding, Manifest | None, Sequence[str] | RefusedError]:
@@ -264,7 +227,7 @@ def _container(
             for source in found.sources:
                 source.check_unchanged()
             if not place_of(path).opens_by_path:
-                files = _fetched(path, found, copies, rehearsed)
+                files = _fetched(path, found, copies, has_trial)
             if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
                 faults += [fault for file in files for fault in _second_opinion(file)]
     except UntrustedError:
@@ -285,7 +248,7 @@ def _container(
 
 
 def _fetched(
-    path: str, found: formats.Opened, copies: Copies, rehearsed: bool
+    path: str, found: formats.Opened, copies: Copies, has_trial: bool
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:
@@ -295,13 +258,36 @@ def _fetched(
     del reload  # whoever opens the files imports it again
     try:
         taken = copies.take(
-            path, found.sources, folder=place_of(path).is_folder(), beside=rehearsed
+            path, found.sources, folder=place_of(path).is_folder(), beside=has_trial
         )
     except RefusedError as error:
-        if rehearsed:
+        if has_trial:
             raise
         return error
     return taken[: len(found.files)]
+
+
+def _run_trial(
+    path: str,
+    copies: Copies,
+    device: str,
+    *,
+    against: StrPath | None,
+    **options: Any,  # noqa: ANN401 those of `rehearse`
+) -> TrialResult:
+    """Run the model, and take a step, with files that can be opened here."""
+    try:
+        from ..trial.trial import rehearse
+    except ImportError:
+        return TrialResult(device, False, _skipped(CHECKS[3:], _NO_TORCH))
+    other = _here(against, copies)
+    try:
+        return rehearse(copies.here(path), device=device, against=other, **options)
+    except CorruptError as error:
+        unfit = Finding("model", FAILED, f"the state can't be read: {error}")
+        return TrialResult(device, False, (unfit, *_skipped(CHECKS[4:], "not reached")))
+    except InputError as error:
+        raise _error_about_source(error, copies) from error
 
 
 def _here(against: StrPath | None, copies: Copies) -> str | None:
@@ -313,13 +299,13 @@ def _here(against: StrPath | None, copies: Copies) -> str | None:
     return None if against is None else copies.here(against)
 
 
-def _renamed(error: InputError, copies: Copies) -> InputError:
+def _error_about_source(error: InputError, copies: Copies) -> InputError:
     """The same error, about what was copied."""
     path = None if error.path is None else copies.told(error.path)
     return type(error)(copies.told(str(error)), path=path, hint=error.hint)
 
 
-def _told_of(finding: Finding, copies: Copies) -> Finding:
+def _about_source(finding: Finding, copies: Copies) -> Finding:
     """The same finding, about what was copied."""
     details = [copies.told(each) for each in finding.details]
     return replace(finding, title=copies.told(finding.title), details=details)
@@ -339,125 +325,6 @@ def _second_opinion(path: str) -> list[str]:
     except (SafetensorError, OSError) as error:
         return [f"the safetensors library refuses it: {str(error).splitlines()[0]}"]
     return []
-
-
-def _against(
-    path: str,
-    against: StrPath | None,
-    progress: Progress | None,
-    *,
-    subset: bool,
-    ignore_code: bool,
-    strict: bool,
-    follow_links: bool,
-) -> Finding:
-    """Whether it is the same checkpoint as another, or a part of it, but for devices and casts."""
-    if against is None:
-        return Finding("against", SKIPPED, "nothing to compare it with was named")
-    try:
-        found = diff(
-            against,
-            path,
-            ignore_devices=True,
-            ignore_code=ignore_code,
-            cast=True,
-            strict=strict,
-            follow_links=follow_links,
-            progress=progress,
-        )
-    except UntrustedError:
-        raise
-    except InputError as error:
-        if place_of(against).is_unreachable(error):
-            raise
-        return Finding("against", FAILED, f"it can't be compared: {error}")
-    unlike = list(found.differences)
-    if subset:
-        moved = _moved_values(found.differences)
-        unlike = [each for each in unlike if not _may_lack(each) and each.name not in moved]
-    if subset and not found.tensors and found.of(Kind.REMOVED):
-        title = f"none of the tensors of {found.a} is in it"
-        return Finding("against", FAILED, title, (), found.to_json())
-    if not unlike:
-        casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
-        how = "equal to" if found.equal else "a part of"
-        bits = "but for casts" if casts else "byte for byte"
-        title = f"{how} {found.a}: {plural(found.tensors, 'tensor')}, {bits}"
-        return Finding("against", PASSED, title, casts, found.to_json())
-    title = f"differs from {found.a}"
-    if all(each.kind is Kind.NOT_COMPARED for each in unlike):
-        title = f"its tensors are those of {found.a}, but not all could be compared"
-    return Finding("against", FAILED, title, _told(unlike), found.to_json())
-
-
-def _may_lack(difference: Difference) -> bool:
-    """Whether a part of a checkpoint may differ so from the whole."""
-    if difference.kind is Kind.NOT_COMPARED:
-        return difference.new is None
-    return difference.kind in _LEFT_OUT
-
-
-def _moved_values(differences: Sequence[Difference]) -> set[str]:
-    """Return the names of the added values that the whole has below the root of the part.
-
-    The root is what the names of all renamed tensors lost in front. Only plain values count: a
-    difference shortens others.
-    """
-    roots = {
-        each.old.removesuffix(each.new)
-        for each in differences
-        if each.kind is Kind.RENAMED and each.old.endswith(each.new)
-    }
-    if len(roots) != 1:
-        return set()
-    root = roots.pop()
-    counts = Counter(each.name for each in differences)
-    left_out = {
-        each.name: each.old
-        for each in differences
-        if each.kind is Kind.VALUE_REMOVED and counts[each.name] == 1 and _is_whole(each.old)
-    }
-    return {
-        each.name
-        for each in differences
-        if each.kind is Kind.VALUE_ADDED
-        and counts[each.name] == 1
-        and root + each.name in left_out
-        and type(left_out[root + each.name]) is type(each.new)
-        and left_out[root + each.name] == each.new
-    }
-
-
-def _is_whole(value: object) -> bool:
-    """Whether a difference holds all of a value."""
-    if isinstance(value, str):
-        return len(value) <= LONGEST_TERM
-    return isinstance(value, (bool, int, float))
-
-
-def _told(differences: Sequence[Difference]) -> list[str]:
-    lines = [_line(each) for each in differences[:_MOST_TOLD]]
-    more = len(differences) - len(lines)
-    return [*lines, f"and {more:,} more"] if more else lines
-
-
-def _line(difference: Difference) -> str:
-    """What differs, and where it is few words how."""
-    told = f"{difference.name}: {difference.kind}"
-    if difference.lines:
-        return f"{told}; {' '.join(difference.lines)[:_LONGEST_EXCERPT]}"
-    values, old, new = difference.values, difference.old, difference.new
-    if values is not None:
-        by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"
-        first = f"the first, {list(values.first)}, is {values.new} and was {values.old}"
-        return f"{told} in {values.differing:,} of {plural(values.of, 'element')}{by}; {first}"
-    if difference.names:
-        return f"{told}: {join_names(difference.names)}"
-    if all(isinstance(each, (bool, int, float)) for each in (old, new)):
-        return f"{told}: {old} → {new}"
-    if difference.kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.RENAMED):
-        return f"{told}: {old} → {new}"
-    return told
 
 
 def _reload(

@@ -346,6 +346,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "api.move",
         "api.save",
         "api.diff",
+        "api.against",
         "api.validate",
         "api.trace",
         "api.doctor",

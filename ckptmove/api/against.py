@@ -1,0 +1,152 @@
+"""Check that a checkpoint equals another, or is a part of it, but for devices and casts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..errors import InputError, StrPath, UntrustedError
+from ..graph.compare.side import LONGEST_TERM
+from ..phrases import join_names, plural
+from ..reports.data.difference import Difference, Kind
+from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding
+from ..sources import place_of
+from ..writing.verify import Progress
+from .diff import diff
+
+_MOST_TOLD = 8  # differences
+_LONGEST_EXCERPT = 160  # characters of the lines that differ
+#: In what a part of a checkpoint may differ from the whole.
+_LEFT_OUT = (
+    Kind.REMOVED,
+    Kind.RENAMED,
+    Kind.MOVED,
+    Kind.VALUE_REMOVED,
+    Kind.TYPE,
+    Kind.ORDER,
+    Kind.UNSHARED,
+    Kind.RECORD_REMOVED,
+)
+
+
+def compare(
+    path: str,
+    against: StrPath | None,
+    progress: Progress | None,
+    *,
+    subset: bool,
+    ignore_code: bool,
+    strict: bool,
+    follow_links: bool,
+) -> Finding:
+    """Whether it is the same checkpoint as another, or a part of it, but for devices and casts.
+
+    Raises:
+        InputError: one of them is not there, or names unknown callables, and `strict` is set.
+    """
+    if against is None:
+        return Finding("against", SKIPPED, "nothing to compare it with was named")
+    try:
+        found = diff(
+            against,
+            path,
+            ignore_devices=True,
+            ignore_code=ignore_code,
+            cast=True,
+            strict=strict,
+            follow_links=follow_links,
+            progress=progress,
+        )
+    except UntrustedError:
+        raise
+    except InputError as error:
+        if place_of(against).is_unreachable(error):
+            raise
+        return Finding("against", FAILED, f"it can't be compared: {error}")
+    unlike = list(found.differences)
+    if subset:
+        moved = _moved_values(found.differences)
+        unlike = [each for each in unlike if not _may_lack(each) and each.name not in moved]
+    if subset and not found.tensors and found.of(Kind.REMOVED):
+        title = f"none of the tensors of {found.a} is in it"
+        return Finding("against", FAILED, title, (), found.to_json())
+    if not unlike:
+        casts = [f"{cast}: {count:,}" for cast, count in found.cast.items()]
+        how = "equal to" if found.equal else "a part of"
+        bits = "but for casts" if casts else "byte for byte"
+        title = f"{how} {found.a}: {plural(found.tensors, 'tensor')}, {bits}"
+        return Finding("against", PASSED, title, casts, found.to_json())
+    title = f"differs from {found.a}"
+    if all(each.kind is Kind.NOT_COMPARED for each in unlike):
+        title = f"its tensors are those of {found.a}, but not all could be compared"
+    return Finding("against", FAILED, title, _told(unlike), found.to_json())
+
+
+def _may_lack(difference: Difference) -> bool:
+    """Whether a part of a checkpoint may differ so from the whole."""
+    if difference.kind is Kind.NOT_COMPARED:
+        return difference.new is None
+    return difference.kind in _LEFT_OUT
+
+
+def _moved_values(differences: Sequence[Difference]) -> set[str]:
+    """Return the names of the added values that the whole has below the root of the part.
+
+    The root is what the names of all renamed tensors lost in front. Only plain values count: a
+    difference shortens others.
+    """
+    roots = {
+        each.old.removesuffix(each.new)
+        for each in differences
+        if each.kind is Kind.RENAMED and each.old.endswith(each.new)
+    }
+    if len(roots) != 1:
+        return set()
+    root = roots.pop()
+    counts = Counter(each.name for each in differences)
+    left_out = {
+        each.name: each.old
+        for each in differences
+        if each.kind is Kind.VALUE_REMOVED and counts[each.name] == 1 and _is_whole(each.old)
+    }
+    return {
+        each.name
+        for each in differences
+        if each.kind is Kind.VALUE_ADDED
+        and counts[each.name] == 1
+        and root + each.name in left_out
+        and type(left_out[root + each.name]) is type(each.new)
+        and left_out[root + each.name] == each.new
+    }
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a difference holds all of a value."""
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TERM
+    return isinstance(value, (bool, int, float))
+
+
+def _told(differences: Sequence[Difference]) -> list[str]:
+    lines = [_line(each) for each in differences[:_MOST_TOLD]]
+    more = len(differences) - len(lines)
+    return [*lines, f"and {more:,} more"] if more else lines
+
+
+def _line(difference: Difference) -> str:
+    """What differs, and where it is few words how."""
+    told = f"{difference.name}: {difference.kind}"
+    if difference.lines:
+        return f"{told}; {' '.join(difference.lines)[:_LONGEST_EXCERPT]}"
+    values, old, new = difference.values, difference.old, difference.new
+    if values is not None:
+        by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"
+        first = f"the first, {list(values.first)}, is {values.new} and was {values.old}"
+        return f"{told} in {values.differing:,} of {plural(values.of, 'element')}{by}; {first}"
+    if difference.names:
+        return f"{told}: {join_names(difference.names)}"
+    if all(isinstance(each, (bool, int, float)) for each in (old, new)):
+        return f"{told}: {old} → {new}"
+    if difference.kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.RENAMED):
+        return f"{told}: {old} → {new}"
+    return told

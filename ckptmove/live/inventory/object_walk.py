@@ -8,12 +8,10 @@ skipped (`opaque_types`).
 from __future__ import annotations
 
 import functools
-import gc
 import types
-from collections import OrderedDict, UserDict, UserList, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +21,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...manifest.manifest import Role
 from ...manifest.paths import Key, Path
+from .containers import MOST_VALUES, attributed, container
 from .opaque_types import is_denied, is_opaque_type
 
-#: Values that one walk looks at, so that a list of millions of words doesn't take forever.
-MOST_VALUES = 200_000
 #: How deep it goes: a chain of a hundred thousand lists has as many names of as many words.
 _DEEPEST = 1000
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
@@ -34,6 +31,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dt
 _BARE = frozenset((*_PLAIN, type, torch.Size, torch.Generator, range, slice))
 #: Attributes that every module has, by torch.
 _OF_TORCH = frozenset(vars(nn.Module()))
+_CONTAINERS = (list, tuple, set, frozenset, deque)
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 
 _Part = tuple[Key, object]
@@ -42,35 +40,22 @@ _Link = tuple[Any, Key]  # what leads to a value: what leads to what holds it, a
 
 
 class Reached(NamedTuple):
-    """A tensor within a value.
-
-    Attributes:
-        path: that leads there.
-        tensor: it.
-        role: set where it is made for the host.
-        in_module: whether the path leads through a module.
-    """
+    """A tensor within a value, and the path that leads there."""
 
     path: Path
     tensor: torch.Tensor
-    role: Role | None = None
-    in_module: bool = False
+    role: Role | None = None  #: set where it is made for the host
+    in_module: bool = False  #: whether the path leads through a module
 
 
 class Reach:
-    """What was looked at, so that nothing is twice.
-
-    Attributes:
-        full: whether there was more than is looked at.
-    """
+    """What was looked at, so that nothing is twice; `known` is listed elsewhere."""
 
     def __init__(self, known: Iterable[object] = ()) -> None:
-        """Args:
-        known: modules that are listed on their own, and optimizers.
-        """
         self._met = {id(each) for each in known}
         self._kept: list[object] = []  # so that no id becomes another's
         self._openers: dict[type, _Opener | None] = {}
+        #: Whether there was more than is looked at.
         self.full = False
 
     def within(self, value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
@@ -102,9 +87,11 @@ class Reach:
                 inside += opener(value)
             in_module = in_module or issubclass(kind, nn.Module)
             is_packed = issubclass(kind, PackedSequence)
-            for key, each in reversed(inside):
+            for n in range(len(inside) - 1, -1, -1):
+                key, each = inside[n]
                 if type(each) not in _BARE:
                     own = Role.LENGTHS if is_packed and key == "batch_sizes" else None
+                    key = key if isinstance(key, (str, int, float, bytes)) else f"key {n}"
                     todo.append(((link, key), each, depth + 1, in_module, own))
 
     def _opener(self, kind: type) -> _Opener | None:
@@ -214,58 +201,11 @@ def _opener(kind: type) -> _Opener | None:
         return None
     for base, opener in _OPENERS:
         if issubclass(kind, base):
-            bare = kind is base or not issubclass(kind, _CONTAINERS) or is_opaque_type(kind)
-            own = None if bare else _own(kind)
-            return opener if own is None else _both(opener, own)
-    return None if is_opaque_type(kind) else _own(kind)
-
-
-def _both(contents: _Opener, own: _Opener) -> _Opener:
-    """Contents and attributes; some keep the same in both, as ModelOutput of transformers does."""
-
-    def parts(value: Any) -> Iterator[_Part]:
-        inside = {}
-        for key, each in contents(value):
-            inside[key] = each
-            yield key, each
-        for key, each in own(value):
-            if inside.get(key) is not each:
-                yield key, each
-
-    return parts
-
-
-def _in_dict(value: Mapping[Any, object]) -> Iterator[_Part]:
-    items: Any = OrderedDict.items if isinstance(value, OrderedDict) else dict.items
-    for n, (key, each) in enumerate(list(items(value))):
-        yield key if isinstance(key, (str, int, float, bytes)) else f"key {n}", each
-
-
-def _in_list(value: list[object]) -> Iterator[_Part]:
-    return enumerate(list.__iter__(value))
-
-
-def _in_tuple(value: tuple[object, ...]) -> Iterator[_Part]:
-    names = getattr(type(value), "_fields", ())
-    each_one = tuple.__iter__(value)
-    return zip(names, each_one, strict=False) if names else enumerate(each_one)
-
-
-def _in_wrapper(value: object) -> Iterator[_Part]:
-    """A UserDict or UserList: what is in its `data`, which has no name of its own."""
-    for key, each in _own(type(value))(value):
-        if key == "data" and type(each) in (dict, OrderedDict):
-            yield from _in_dict(each)  # type: ignore[arg-type]  # it is a dict
-        elif key == "data" and type(each) is list:
-            yield from _in_list(each)
-        else:
-            yield key, each
-
-
-def _in_proxy(value: object) -> Iterator[_Part]:
-    for each in gc.get_referents(value):
-        if isinstance(each, dict):
-            yield from _in_dict(each)
+            return opener
+    holder, is_opaque = container(kind), is_opaque_type(kind)
+    if holder is None:
+        return None if is_opaque else attributed(kind).items
+    return holder.contents if is_opaque else holder.items
 
 
 def _in_partial(value: functools.partial[Any]) -> Iterator[_Part]:
@@ -291,42 +231,9 @@ def _in_function(function: types.FunctionType) -> Iterator[_Part]:
     yield from vars(function).items()
 
 
-def _own(kind: type) -> _Opener:
-    """What gives the attributes and slots of an object of a class."""
-    held: GetSetDescriptorType | MemberDescriptorType | None = None
-    slots: dict[str, MemberDescriptorType] = {}
-    for base in kind.__mro__:
-        own = vars(base).get("__dict__")
-        if held is None and isinstance(own, (GetSetDescriptorType, MemberDescriptorType)):
-            held = own
-        if "__slots__" in vars(base):
-            for name, slot in vars(base).items():
-                if isinstance(slot, MemberDescriptorType):
-                    slots.setdefault(name, slot)
-
-    def parts(value: object) -> Iterator[_Part]:
-        if held is not None:
-            yield from list(held.__get__(value).items())
-        for name, slot in slots.items():
-            with suppress(AttributeError):  # nothing was put there
-                yield name, slot.__get__(value)
-
-    return parts
-
-
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OPENERS: tuple[tuple[type, _Opener], ...] = (
     (torch.Tensor, _in_tensor),
     (nn.Module, _in_module),
-    (dict, _in_dict),
-    (list, _in_list),
-    (tuple, _in_tuple),
-    (set, lambda value: enumerate(set.__iter__(value))),
-    (frozenset, lambda value: enumerate(frozenset.__iter__(value))),
-    (deque, lambda value: enumerate(deque.__iter__(value))),
-    (UserDict, _in_wrapper),
-    (UserList, _in_wrapper),
-    (types.MappingProxyType, _in_proxy),
     (functools.partial, _in_partial),
     (types.MethodType, _in_method),
     (types.FunctionType, _in_function),

@@ -1,14 +1,26 @@
-"""Types of objects that are not searched for tensors, because they refer to too much else."""
+"""Types of objects that are not searched for tensors, or not rebuilt with others.
+
+Not searched is what refers to too much else: a trainer, a logger, a data set. Rebuilt are objects
+of classes written in Python, unless they are more than their attributes: an open file, a lock, a
+model that others refer to.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from io import IOBase
+from threading import Condition, Event, Lock, RLock, Semaphore, Thread
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from .containers import MOST_VALUES, attributed, container, maker_of
 
 #: Of the standard library only these have objects that may hold tensors of the user's.
 _STANDARD = ("argparse", "collections", "functools", "types")
@@ -39,12 +51,25 @@ _DRAGGING = frozenset(
         *("_thread", "unittest", "weakref", "_weakref", "zipfile", "tarfile", "queue"),
     )
 )
-_WORLDS = (torch.optim.Optimizer, DataLoader, Dataset, type, types.ModuleType)
+_WORLDS = (torch.optim.Optimizer, DataLoader, Dataset)
+#: What an object that holds it shares with others, so that no other does as well.
+_SHARED = (
+    *(*_WORLDS, torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, Sampler),
+    *(Thread, IOBase, Condition, Event, Semaphore, type(Lock()), type(RLock())),
+)
+_MORE_THAN_DATA = ("__next__", "__anext__", "__exit__", "__aexit__", "__del__")
+#: Modules of the standard library whose classes may be bases of what is rebuilt.
+_BASES = frozenset(("abc", "argparse", "collections.abc", "typing"))
+#: Libraries whose objects are as large as a disk, or no data.
+_NOT_DATA = frozenset(("datasets", "tokenizers", "torch"))
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not made in C once and for all
+
+_known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def is_opaque_type(kind: type) -> bool:
     """Whether objects of a class are not looked into: trainers, loggers, data sets, locks."""
-    if issubclass(kind, _WORLDS):
+    if issubclass(kind, (*_WORLDS, type, types.ModuleType)):
         return True
     module = _module_of(kind)
     root = module.partition(".")[0]
@@ -71,3 +96,57 @@ def _prefixes(module: str) -> Iterator[str]:
     parts = module.split(".")
     for n in range(1, len(parts) + 1):
         yield ".".join(parts[:n])
+
+
+# -- what is rebuilt -------------------------------------------------------------------------------
+
+
+def is_divisible(kind: type) -> bool:
+    """Whether objects of a class may be taken apart, and others put together."""
+    found = _known.get(kind)
+    if found is None:
+        found = _known[kind] = _is_divisible(kind)
+    return found
+
+
+def is_shared(parts: Iterable[tuple[str, Any]]) -> bool:
+    """Whether an object that holds this can't be had twice."""
+    return any(issubclass(type(part), _SHARED) for _, part in parts)  # none of its code runs
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether there is a tensor in an object, in whatever that is made of."""
+    stack, seen = [value], {id(value)}
+    while stack and len(seen) < MOST_VALUES:
+        each = stack.pop()
+        kind = type(each)
+        if issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
+            return True
+        if issubclass(kind, (*_SHARED, type)):
+            continue
+        for _, part in (container(kind) or attributed(kind)).parts(each):
+            if id(part) not in seen:
+                seen.add(id(part))
+                stack.append(part)
+    return False
+
+
+def _is_divisible(kind: type) -> bool:
+    if issubclass(kind, (type, Enum, *_SHARED)):
+        return False
+    if any(hasattr(kind, name) for name in _MORE_THAN_DATA):
+        return False
+    if maker_of(kind) is not object.__new__:
+        return False
+    return all(_is_data(base) for base in kind.__mro__ if base is not object)
+
+
+def _is_data(kind: type) -> bool:
+    """Whether a class adds no more than attributes."""
+    if not kind.__flags__ & _HEAP_TYPE:
+        return False
+    module = str(kind.__module__)
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return module in _BASES
+    return root not in _NOT_DATA or module.startswith("torch.distributions.")

@@ -20,19 +20,19 @@ import torch
 from ...errors import CkptmoveError, UsageError
 from ...graph.patterns import covers
 from ...phrases import first_line
-from .containers import (
-    Container,
+from ..inventory.containers import (
+    MOST_VALUES,
     Fields,
+    Kind,
     Part,
     attributed,
+    container,
     fielded,
-    own_attributes,
-    plain,
     rebuild_containers,
 )
+from ..inventory.opaque_types import holds_tensors, is_divisible, is_shared
 from .copy import Copying
 from .devices import reachable
-from .instances import MOST_VALUES, holds_tensors, is_divisible, is_shared
 
 _MOVE_THEMSELVES = ("tensordict", "torch_geometric")  # libraries of batches
 _STORAGES = (torch.UntypedStorage, torch.TypedStorage)  # copied byte by byte
@@ -111,9 +111,9 @@ def deliver(
     holding = found.holding(swapped)
     rebuild_containers(holding, swapped)
     places = dict.fromkeys({each.device for each in away.values()}, device)
-    for key, container in holding.items():
-        if isinstance(container, Fields):
-            container.follow(swapped[key], places)
+    for key, (kind, whole) in holding.items():
+        if isinstance(kind, Fields):
+            kind.follow(whole, swapped[key], places)
     delivery.value = swapped.get(id(obj), obj)
     return delivery
 
@@ -151,7 +151,7 @@ class _Contents:
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.leaves: dict[int, Any] = {}
-        self.containers: dict[int, Container] = {}
+        self.containers: dict[int, tuple[Kind, Any]] = {}
         self.kept: list[Any] = []
         self.seen: set[int] = set()
         self._patterns = patterns
@@ -163,7 +163,7 @@ class _Contents:
         if self._is_kept(""):
             self.kept.append(root)
             return
-        stack: list[tuple[str, Any, _Instance | None]] = [("", root, None)]
+        stack: list[tuple[str, Any, _Search | None]] = [("", root, None)]
         while stack:
             name, each, around = stack.pop()
             key = id(each)
@@ -171,24 +171,18 @@ class _Contents:
                 continue
             self.seen.add(key)
             kind = self._kind(type(each))
-            if kind is _Instance:
-                container: Container = attributed(type(each))(each)
-                if is_shared(container.parts()):
-                    continue
-                around = around or _Instance()
-            elif kind is _Leaf:
-                self.leaves[key] = each
-                continue
-            elif kind is _Mover:
-                if _is_asked(each, around is not None):
+            if kind is _Leaf or kind is _Mover:
+                if kind is _Leaf or _is_asked(each, around is not None):
                     self.leaves[key] = each
                 continue
-            elif kind is None:
+            if kind is None:
                 continue
-            else:
-                container = kind(each)
-            self.containers[key] = container
-            inside = self._inside(name, key, container, around)
+            if not kind.declares:
+                if is_shared(kind.parts(each)):
+                    continue
+                around = around or _Search()
+            self.containers[key] = kind, each
+            inside = self._inside(name, key, around)
             stack += [(below, part, around) for below, part in reversed(inside)]
 
     def name(self, key: int) -> str:
@@ -198,14 +192,15 @@ class _Contents:
         while key not in met and self._holders.get(key):
             met.add(key)
             holder = self._holders[key][0]
-            parts = self.containers[holder].parts()
+            kind, whole = self.containers[holder]
+            parts = kind.parts(whole)
             labels.append(next(label for label, part in parts if id(part) == key))
             key = holder
         return ".".join(label for label in reversed(labels) if label)
 
-    def holding(self, changed: Mapping[int, Any]) -> dict[int, Container]:
+    def holding(self, changed: Mapping[int, Any]) -> dict[int, tuple[Kind, Any]]:
         """The containers that hold something of what is changed, at whatever depth."""
-        found: dict[int, Container] = {}
+        found: dict[int, tuple[Kind, Any]] = {}
         work = list(changed)
         while work:
             for holder in self._holders.get(work.pop(), ()):
@@ -214,16 +209,15 @@ class _Contents:
                     work.append(holder)
         return found
 
-    def _inside(
-        self, name: str, key: int, container: Container, around: _Instance | None
-    ) -> list[tuple[str, Any]]:
+    def _inside(self, name: str, key: int, around: _Search | None) -> list[tuple[str, Any]]:
         inside: list[tuple[str, Any]] = []
-        parts = container.parts()
+        kind, whole = self.containers[key]
+        parts = kind.parts(whole)
         for label, part in parts if around is None else around.looked_at(parts):
-            kind = self._kind(type(part))
-            if kind is None:
+            inner = self._kind(type(part))
+            if inner is None:
                 continue
-            if around is not None and kind is _Leaf:
+            if around is not None and inner is _Leaf:
                 if isinstance(part, torch.nn.Module):  # it is the object's, not the batch's
                     continue
                 around.left = math.inf
@@ -241,7 +235,7 @@ class _Contents:
         return any(covers(pattern, name) for pattern in self._patterns)
 
     def _kind(self, kind: type) -> Any:
-        """A container, `_Leaf`, or None for what is neither."""
+        """The `Kind` of a container, `_Leaf`, `_Mover`, or None for what is neither."""
         try:
             return self._kinds[kind]
         except KeyError:
@@ -257,14 +251,11 @@ class _Mover:
     """What may move itself: something is called `to`."""
 
 
-class _Instance:
-    """An object that is taken apart by its attributes, with all that is in it.
-
-    Attributes:
-        left: how many values in it may still be looked at; any number, once there is a tensor.
-    """
+class _Search:
+    """An object of any class that is taken apart, with all that is in it."""
 
     def __init__(self) -> None:
+        #: How many values in it may still be looked at; any number, once there is a tensor.
         self.left: float = MOST_VALUES
 
     def looked_at(self, parts: Iterable[Part]) -> Iterator[Part]:
@@ -281,18 +272,18 @@ _COMMON: dict[type, Any] = {
     torch.Tensor: _Leaf,
     **dict.fromkeys((int, float, bool, str, bytes, type(None), torch.device, torch.dtype)),
 }
-_COMMON |= {kind: plain(kind) for kind in (dict, list, tuple)}
+_COMMON |= {kind: container(kind) for kind in (dict, list, tuple)}
 
 
 def _kind(kind: type) -> Any:
     if issubclass(kind, (torch.Tensor, torch.nn.Module)):
         return _Leaf
-    found = plain(kind)
+    found = container(kind)
     if found is not None:
         return found
     if callable(getattr(kind, "to", None)) and not issubclass(kind, type):
         return _Mover
-    return fielded(kind) or (_Instance if is_divisible(kind) else None)
+    return fielded(kind) or (attributed(kind, declares=False) if is_divisible(kind) else None)
 
 
 # -- what moves itself -----------------------------------------------------------------------------
@@ -305,7 +296,7 @@ def _is_asked(mover: Any, within: bool) -> bool:
         mover: what has a `to`.
         within: whether it was found in an object; there models and what moves them are left alone.
     """
-    if within and is_shared(attributed(type(mover))(mover).parts()):
+    if within and is_shared(attributed(type(mover)).parts(mover)):
         return False
     if isinstance(mover, _STORAGES) or type(mover).__module__.partition(".")[0] in _MOVE_THEMSELVES:
         return True
@@ -326,7 +317,7 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
     if not isinstance(mover, _STORAGES):
         with suppress(Exception):  # whatever an object says that can't be copied
             twin = copy.copy(mover)
-    before = dict(own_attributes(twin))
+    before = dict(attributed(type(twin)).own(twin))
     is_flat = twin is mover or not _part_from(twin, before)
     accepted = _parameters(twin)
     options: dict[str, Any] = {}

@@ -1,0 +1,371 @@
+"""Take objects of any kind apart, and build the same kind of object with other contents.
+
+No code of the object runs, neither `__init__` nor `__setitem__` nor a property: they may check,
+convert or refuse. Attributes and slots count as contents too, because some containers keep the same
+tensors in both (`ModelOutput` of transformers).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from types import (
+    BuiltinFunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    SimpleNamespace,
+)
+from typing import Any, ClassVar
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from ...manifest.paths import Key
+
+#: Values that are looked at within one, so that a list of millions of words doesn't take forever.
+MOST_VALUES = 200_000
+
+#: Gives what takes the place of an object: itself, where nothing does.
+Swap = Callable[[Any], Any]
+#: What a container holds: a label for the name, and the thing; it shares the name without a label.
+Part = tuple[str, Any]
+
+_PLACES = ("device", "_device")
+_BARE = frozenset((dict, defaultdict, list, tuple, set, frozenset, deque))  # have no attributes
+
+
+class Kind:
+    """How objects of one class are taken apart, and rebuilt."""
+
+    #: Whether the contents are there from the making on, or it is hashed by them.
+    fixed: ClassVar[bool] = False
+    #: Whether it can't be made without them.
+    complete: ClassVar[bool] = False
+    #: Whether contents go by a name of their own.
+    names: ClassVar[bool] = True
+
+    def __init__(self, kind: type, *, declares: bool = True) -> None:
+        #: Whether the class says of itself that it holds data: as a container, or by fields.
+        self.declares = declares
+        self._dict: GetSetDescriptorType | MemberDescriptorType | None = None
+        self._slots: dict[str, MemberDescriptorType] = {}
+        for base in () if kind in _BARE else kind.__mro__:
+            own = vars(base).get("__dict__")
+            if self._dict is None and isinstance(own, (GetSetDescriptorType, MemberDescriptorType)):
+                self._dict = own
+            if "__slots__" in vars(base):
+                for name, slot in vars(base).items():
+                    if isinstance(slot, MemberDescriptorType):
+                        self._slots.setdefault(name, slot)
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        """What it holds as a container, by key."""
+        yield from ()
+
+    def own(self, whole: Any) -> dict[str, Any]:
+        """Its `__dict__`; empty where there is none."""
+        return {} if self._dict is None else self._dict.__get__(whole)
+
+    def attributes(self, whole: Any) -> Iterator[tuple[str, Any]]:
+        """Its own attributes, and its slots."""
+        yield from list(self.own(whole).items())
+        for name, slot in self._slots.items():
+            try:
+                value = slot.__get__(whole)
+            except AttributeError:  # nothing was put there
+                continue
+            yield name, value
+
+    def items(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        """Contents and attributes; once, what is under the same name in both."""
+        inside = {}
+        for key, each in self.contents(whole):
+            if type(key) is str:  # others might run code to be compared
+                inside[key] = each
+            yield key, each
+        for name, each in self.attributes(whole):
+            if inside.get(name) is not each:
+                yield name, each
+
+    def parts(self, whole: Any) -> Iterator[Part]:
+        """What another is made of."""
+        yield from self.needed(whole)
+        yield from self.attributes(whole)
+
+    def needed(self, whole: Any) -> Iterator[Part]:
+        """What must be there before another is made, where it is `fixed`."""
+        for key, each in self.contents(whole):
+            yield str(key) if self.names else "", each
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        """Another of its kind: empty, unless it is `fixed`."""
+        raise NotImplementedError
+
+    def fill(self, whole: Any, new: Any, swap: Swap) -> None:
+        """Put into another what this one holds."""
+        for name, value in self.attributes(whole):
+            self._set(new, name, swap(value))
+
+    def _set(self, whole: Any, name: str, value: Any) -> None:
+        if name in self._slots:
+            self._slots[name].__set__(whole, value)
+        else:
+            self.own(whole)[name] = value
+
+
+class _Dict(Kind):
+    def __init__(self, kind: type) -> None:
+        super().__init__(kind)
+        bases: tuple[Any, ...] = (OrderedDict, defaultdict, dict)
+        self._base: Any = next(base for base in bases if issubclass(kind, base))
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        return iter(list(self._base.items(whole)))
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        new = self._base.__new__(type(whole))
+        if self._base is defaultdict:
+            new.default_factory = whole.default_factory
+        return new
+
+    def fill(self, whole: Any, new: Any, swap: Swap) -> None:
+        put = self._base.__setitem__
+        for key, value in self._base.items(whole):
+            put(new, key, swap(value))
+        super().fill(whole, new, swap)
+
+
+class _List(Kind):
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        return enumerate(list.__iter__(whole))
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        return list.__new__(type(whole))
+
+    def fill(self, whole: Any, new: Any, swap: Swap) -> None:
+        list.extend(new, map(swap, list.__iter__(whole)))
+        super().fill(whole, new, swap)
+
+
+class _Deque(Kind):
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        return enumerate(deque.__iter__(whole))
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        new = deque.__new__(type(whole))
+        deque.__init__(new, (), whole.maxlen)
+        return new
+
+    def fill(self, whole: Any, new: Any, swap: Swap) -> None:
+        deque.extend(new, map(swap, deque.__iter__(whole)))
+        super().fill(whole, new, swap)
+
+
+class _Tuple(Kind):
+    fixed = complete = True
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        names = getattr(type(whole), "_fields", ())
+        for index, value in enumerate(tuple.__iter__(whole)):
+            yield names[index] if index < len(names) else index, value
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        kind = type(whole)
+        values = [swap(value) for value in tuple.__iter__(whole)]
+        try:
+            return tuple.__new__(kind, values)
+        except TypeError:  # not safe for those made in C, such as torch.return_types.max
+            return kind(values)
+
+
+class _Packed(_Tuple):
+    """A PackedSequence, whose `batch_sizes` always stay on the CPU."""
+
+    def needed(self, whole: Any) -> Iterator[Part]:
+        return (part for part in super().needed(whole) if part[0] != "batch_sizes")
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        sizes = whole.batch_sizes
+        return super().begun(whole, lambda value: value if value is sizes else swap(value))
+
+
+class _Set(Kind):
+    names = False
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        return enumerate(set.__iter__(whole))
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        return set.__new__(type(whole))
+
+    def fill(self, whole: Any, new: Any, swap: Swap) -> None:
+        set.update(new, map(swap, set.__iter__(whole)))
+        super().fill(whole, new, swap)
+
+
+class _FrozenSet(Kind):
+    fixed = complete = True
+    names = False
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        return enumerate(frozenset.__iter__(whole))
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        return frozenset.__new__(type(whole), map(swap, frozenset.__iter__(whole)))
+
+
+class _Proxy(Kind):
+    """It shows a mapping to which nothing but the garbage collector leads."""
+
+    fixed = complete = True
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        for each in gc.get_referents(whole):
+            if isinstance(each, dict):
+                yield from _Dict(type(each)).contents(each)
+
+    def needed(self, whole: Any) -> Iterator[Part]:
+        return (("", each) for each in gc.get_referents(whole))
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        (shown,) = gc.get_referents(whole)
+        return MappingProxyType(swap(shown))
+
+
+class Fields(Kind):
+    """Attributes and slots alone."""
+
+    def follow(self, whole: Any, new: Any, places: Mapping[torch.device, torch.device]) -> None:
+        """Have another that says on which device it is say so truly."""
+        for name, value in self.attributes(whole):
+            if name in _PLACES and isinstance(value, torch.device) and value in places:
+                self._set(new, name, places[value])
+
+    def begun(self, whole: Any, swap: Swap) -> Any:
+        """Another of its class, without attributes."""
+        return maker_of(type(whole))(type(whole))
+
+
+class _Hashed(Fields):
+    """Such whose hash is that of what it holds: a frozen dataclass, say."""
+
+    fixed = True
+    parts = needed = Kind.attributes
+
+
+class _Wrapper(Fields):
+    """What wraps a dict or list as `data`, which has no name of its own."""
+
+    def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
+        for name, value in self.attributes(whole):
+            if name == "data" and type(value) in (dict, OrderedDict, list):
+                yield from (_List if type(value) is list else _Dict)(type(value)).contents(value)
+            else:
+                yield name, value
+
+    items = contents
+
+    def parts(self, whole: Any) -> Iterator[Part]:
+        for name, value in self.attributes(whole):
+            yield "" if name == "data" else name, value
+
+
+class _Chain(Fields):
+    """Dicts one behind the other, whose names are its own."""
+
+    def parts(self, whole: Any) -> Iterator[Part]:
+        for name, value in self.attributes(whole):
+            yield from (("", each) for each in value) if name == "maps" else [(name, value)]
+
+    def fill(self, whole: Any, new: Any, swap: Swap) -> None:
+        super().fill(whole, new, swap)
+        new.maps = [swap(each) for each in whole.maps]
+
+
+_KINDS: tuple[tuple[type, Callable[[type], Kind]], ...] = (
+    (dict, _Dict),
+    (list, _List),
+    (PackedSequence, _Packed),
+    (tuple, _Tuple),
+    (set, _Set),
+    (frozenset, _FrozenSet),
+    (deque, _Deque),
+    (UserDict, _Wrapper),
+    (UserList, _Wrapper),
+    (ChainMap, _Chain),
+    (MappingProxyType, _Proxy),
+)
+
+
+def container(kind: type) -> Kind | None:
+    """How a dict, list, tuple, set or deque of any kind is taken apart; None for all else."""
+    return next((row(kind) for base, row in _KINDS if issubclass(kind, base)), None)
+
+
+def fielded(kind: type) -> Kind | None:
+    """How an object that declares its fields is taken apart; None for all else."""
+    if is_dataclass(kind) or hasattr(kind, "__attrs_attrs__") or issubclass(kind, SimpleNamespace):
+        return attributed(kind)
+    return None
+
+
+def attributed(kind: type, *, declares: bool = True) -> Fields:
+    """How an object is taken apart by its attributes."""
+    hashed: Any = kind.__hash__  # None, where it can't be
+    is_by_identity = hashed in (None, object.__hash__)
+    return (Fields if is_by_identity else _Hashed)(kind, declares=declares)
+
+
+def maker_of(kind: type) -> Any:
+    """The `__new__` of a class that is made in C: it runs no code of the class."""
+    makers = (base.__dict__.get("__new__") for base in kind.__mro__)
+    return next(each for each in makers if isinstance(each, BuiltinFunctionType))
+
+
+def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict[int, Any]) -> None:
+    """Make another of each container, with what takes the place of what it holds.
+
+    Args:
+        containers: by `id()`, with their kinds; none of them is changed.
+        swapped: `id()` of an object → what takes its place; those made are added.
+    """
+
+    def swap(value: Any) -> Any:
+        return swapped.get(id(value), value)
+
+    for key, (kind, whole) in containers.items():
+        if not kind.complete:
+            swapped[key] = kind.begun(whole, swap)
+    late = [key for key, (kind, _) in containers.items() if not kind.fixed]
+    for key in _inner_first({key: each for key, each in containers.items() if each[0].fixed}):
+        kind, whole = containers[key]
+        if key not in swapped:
+            swapped[key] = kind.begun(whole, swap)
+        parts = {id(part) for _, part in kind.needed(whole)}
+        if isinstance(kind, _Hashed) and swapped.keys() >= parts & containers.keys():
+            kind.fill(whole, swapped[key], swap)
+        else:  # a tuple's attributes, or what holds itself by way of a tuple
+            late.append(key)
+    for key in late:
+        kind, whole = containers[key]
+        kind.fill(whole, swapped[key], swap)
+
+
+def _inner_first(containers: Mapping[int, tuple[Kind, Any]]) -> Iterator[int]:
+    """The containers, each after those it holds itself, as far as that can be."""
+    seen: set[int] = set()
+    for root in containers:
+        stack: list[tuple[int, bool]] = [(root, False)]
+        while stack:
+            key, is_done = stack.pop()
+            if is_done:
+                yield key
+            elif key not in seen:
+                seen.add(key)
+                stack.append((key, True))
+                kind, whole = containers[key]
+                inner = [id(part) for _, part in kind.needed(whole)]
+                stack.extend((part, False) for part in inner if part in containers)

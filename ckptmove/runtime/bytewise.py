@@ -38,15 +38,10 @@ _Progress = Callable[[int], object]
 
 
 class Outcome(NamedTuple):
-    """What a comparison has found.
+    """What a comparison has found."""
 
-    Attributes:
-        values: how elements differ, or None if they do not.
-        close: how many differ by less than the tolerance.
-    """
-
-    values: Values | None
-    close: int
+    values: Values | None  #: how elements differ, or None if they do not
+    close: int  #: how many differ by less than the tolerance
 
     @property
     def same(self) -> bool:

@@ -21,20 +21,14 @@ _FLOATING = ("float", "bfloat", "complex")
 
 
 class Unlike(NamedTuple):
-    """How two runs of elements differ.
+    """How two runs of elements differ."""
 
-    Attributes:
-        far: how many elements differ, by more than the tolerance.
-        close: how many differ by less.
-        first: which element is the first that does by more, counted from the start; -1 if none, or
-            if it was not asked for.
-        max_abs, max_rel: as `compare.difference.Values` has them.
-    """
-
-    far: int
-    close: int
+    far: int  #: how many elements differ, by more than the tolerance
+    close: int  #: how many differ by less
+    #: Which element is the first that does by more, counted from the start; -1 if none, or if it
+    #: was not asked for.
     first: int
-    max_abs: float | None
+    max_abs: float | None  #: as `compare.difference.Values` has them
     max_rel: float | None
 
 

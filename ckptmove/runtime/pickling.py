@@ -18,15 +18,11 @@ from .opaque import Opaque
 
 
 class Pickled(NamedTuple):
-    """An object, pickled.
+    """An object, pickled."""
 
-    Attributes:
-        data: the pickle, of protocol 2.
-        storages: key → the bytes of a storage; a view of the tensor's own memory where that is
-            the CPU's, so nothing must change them until they are written.
-    """
-
-    data: bytes
+    data: bytes  #: the pickle, of protocol 2
+    #: Key → the bytes of a storage; a view of the tensor's own memory where that is the CPU's, so
+    #: nothing must change them until they are written.
     storages: dict[str, memoryview]
 
 

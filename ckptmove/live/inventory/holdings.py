@@ -70,27 +70,17 @@ REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
 
 
 class HeldTensor(NamedTuple):
-    """A tensor under a path.
+    """A tensor under a path."""
 
-    Attributes:
-        path: where: attribute names and keys, that of a module first.
-        tensor: the tensor.
-        held: how.
-        section: what it serves.
-        role: set where torch has a rule of its own for its device.
-        module: the dotted name of the module that holds it; "" for the model itself, or none.
-        owner: path of the parameter whose gradient or state it is, or None.
-        in_module: whether a module that is not registered holds it.
-    """
-
-    path: Path
+    path: Path  #: where: attribute names and keys, that of a module first
     tensor: torch.Tensor
     held: Ownership
-    section: Section
-    role: Role | None = None
+    section: Section  #: what it serves
+    role: Role | None = None  #: set where torch has a rule of its own for its device
+    #: The dotted name of the module that holds it; "" for the model itself, or none.
     module: str = ""
-    owner: Path | None = None
-    in_module: bool = False
+    owner: Path | None = None  #: path of the parameter whose gradient or state it is, or None
+    in_module: bool = False  #: whether a module that is not registered holds it
 
     @property
     def name(self) -> str:
@@ -109,27 +99,18 @@ class Naming(NamedTuple):
 
 @dataclass
 class Holdings:
-    """What a model and what belongs to it hold.
+    """What a model and what belongs to it hold."""
 
-    Attributes:
-        all: every tensor under every path.
-        aliases: modules that are reached again.
-        naming: attributes that name a device.
-        foreign: parameters of an optimizer that are not the model's.
-        full: whether there was more within attributes than is looked at.
-        modules: every module under every path.
-        roots: paths of those that are no other's: `()` for the model.
-        optimizers: by path.
-    """
-
-    all: list[HeldTensor] = field(default_factory=list)
-    aliases: list[Alias] = field(default_factory=list)
-    naming: list[Naming] = field(default_factory=list)
+    all: list[HeldTensor] = field(default_factory=list)  #: every tensor under every path
+    aliases: list[Alias] = field(default_factory=list)  #: modules that are reached again
+    naming: list[Naming] = field(default_factory=list)  #: attributes that name a device
+    #: Parameters of an optimizer that are not the model's.
     foreign: list[HeldTensor] = field(default_factory=list)
-    full: bool = False
-    modules: dict[Path, nn.Module] = field(default_factory=dict)
+    full: bool = False  #: whether there was more within attributes than is looked at
+    modules: dict[Path, nn.Module] = field(default_factory=dict)  #: every module under every path
+    #: Paths of those that are no other's: `()` for the model.
     roots: list[Path] = field(default_factory=list)
-    optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)
+    optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)  #: by path
 
     def of(self, *held: Ownership) -> list[HeldTensor]:
         """Those that are held in one of these ways."""

@@ -121,16 +121,10 @@ def _inputs(offloads: Offloads, found: Holdings, manifest: Manifest) -> str:
 
 
 class _Storing(NamedTuple):
-    """The bytes of a tensor.
+    """The bytes of a tensor."""
 
-    Attributes:
-        key: the same for all tensors that share them.
-        nbytes: how many there are, or None where they are no storage of the manifest.
-        location: the device.
-    """
-
-    key: Hashable
-    nbytes: int | None
+    key: Hashable  #: the same for all tensors that share them
+    nbytes: int | None  #: how many there are, or None where they are no storage of the manifest
     location: str
 
 

@@ -40,16 +40,12 @@ def registered_in(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 class Known:
-    """What is listed on its own, and thus not again as a part of something.
-
-    Attributes:
-        objects: modules and optimizers.
-        registered: `id()` of each tensor that a module has registered.
-    """
+    """What is listed on its own, and thus not again as a part of something."""
 
     def __init__(
         self, models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
         modules = {id(m): m for each in models for _, m in modules_of(each, ())}
-        self.objects: list[object] = [*modules.values(), *optimizers]
+        self.objects: list[object] = [*modules.values(), *optimizers]  #: modules and optimizers
+        #: `id()` of each tensor that a module has registered.
         self.registered = {id(t) for each in modules.values() for t in registered_in(each)}

@@ -20,17 +20,11 @@ CPU, DISK = "cpu (offloaded)", "disk (offloaded)"
 
 
 class Offloaded(NamedTuple):
-    """Where the data of a tensor on `meta` is.
+    """Where the data of a tensor on `meta` is."""
 
-    Attributes:
-        device: `cpu (offloaded)` or `disk (offloaded)`.
-        tensor: it, if it is in memory.
-        place: names it on disk.
-    """
-
-    device: str
-    tensor: torch.Tensor | None = None
-    place: tuple[str, ...] = ()
+    device: str  #: `cpu (offloaded)` or `disk (offloaded)`
+    tensor: torch.Tensor | None = None  #: it, if it is in memory
+    place: tuple[str, ...] = ()  #: names it on disk
 
 
 class Offloads:

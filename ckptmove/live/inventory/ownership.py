@@ -16,20 +16,13 @@ from .unregistered import Unregistered, unregistered
 
 
 class Misplaced(NamedTuple):
-    """A gradient, or a tensor of an optimizer's state, that is not where it belongs.
+    """A gradient, or a tensor of an optimizer's state, that is not where it belongs."""
 
-    Attributes:
-        name: of the tensor.
-        held: which of them.
-        device, wanted: where it is, and where it belongs.
-        role: the optimizer's step, which belongs on the CPU; or None.
-    """
-
-    name: str
-    held: Ownership
-    device: str
+    name: str  #: of the tensor
+    held: Ownership  #: which of them
+    device: str  #: where it is, and where it belongs
     wanted: str
-    role: Role | None = None
+    role: Role | None = None  #: the optimizer's step, which belongs on the CPU; or None
 
 
 Shaped = tuple[str, tuple[int, ...]]
@@ -37,23 +30,16 @@ Shaped = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class OwnershipReport:
-    """What belongs together, and doesn't.
+    """What belongs together, and doesn't."""
 
-    Attributes:
-        foreign: parameters of optimizers that are not the model's, with their shapes.
-        untrained: trainable parameters of the model that no optimizer has, if there is any.
-        misplaced: state and gradients that are not where they belong.
-        unregistered: tensors that stay behind when the model moves.
-        kind: the class of the first optimizer.
-        shared: whether some of the model's parameters are trained.
-    """
-
+    #: Parameters of optimizers that are not the model's, with their shapes.
     foreign: Sequence[Shaped] = ()
+    #: Trainable parameters of the model that no optimizer has, if there is any.
     untrained: Sequence[Shaped] = ()
-    misplaced: Sequence[Misplaced] = ()
-    unregistered: Sequence[Unregistered] = ()
-    kind: str = "AdamW"
-    shared: bool = False
+    misplaced: Sequence[Misplaced] = ()  #: state and gradients that are not where they belong
+    unregistered: Sequence[Unregistered] = ()  #: tensors that stay behind when the model moves
+    kind: str = "AdamW"  #: the class of the first optimizer
+    shared: bool = False  #: whether some of the model's parameters are trained
 
 
 def belonging(

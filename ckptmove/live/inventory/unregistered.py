@@ -17,21 +17,13 @@ _IN_HOOK = "let the hook read it from a buffer of the module"
 
 
 class Unregistered(NamedTuple):
-    """A tensor that `Module.to` and the state dict don't know of.
+    """A tensor that `Module.to` and the state dict don't know of."""
 
-    Attributes:
-        name: of the tensor.
-        advice: what to write instead.
-        kind: the class of the module that holds it.
-        attribute: the module's attribute through which it does.
-        held: how.
-    """
-
-    name: str
-    advice: str
-    kind: type
-    attribute: str
-    held: Ownership = Ownership.UNREGISTERED
+    name: str  #: of the tensor
+    advice: str  #: what to write instead
+    kind: type  #: the class of the module that holds it
+    attribute: str  #: the module's attribute through which it does
+    held: Ownership = Ownership.UNREGISTERED  #: how
 
 
 def unregistered(found: Holdings) -> Iterator[Unregistered]:

@@ -15,24 +15,15 @@ UNKNOWN = OwnershipReport()
 
 @dataclass
 class Evidence:
-    """What there is to explain, and what is explained so far.
+    """What there is to explain, and what is explained so far."""
 
-    Attributes:
-        device: where everything is meant to be.
-        manifest: of the model and what trains it.
-        belonging: what belongs together.
-        trace: of the run, or None.
-        failed: the exception that ended it, in a line, or None.
-        variable: what the user calls the model, or "".
-        explained: names and lines of which nothing more is to be said.
-    """
-
-    device: str
-    manifest: Manifest
-    belonging: OwnershipReport
-    trace: Trace | None
-    failed: str | None
-    variable: str = ""
+    device: str  #: where everything is meant to be
+    manifest: Manifest  #: of the model and what trains it
+    belonging: OwnershipReport  #: what belongs together
+    trace: Trace | None  #: of the run, or None
+    failed: str | None  #: the exception that ended it, in a line, or None
+    variable: str = ""  #: what the user calls the model, or ""
+    #: Names and lines of which nothing more is to be said.
     explained: set[str] = field(default_factory=set)
 
     def happened(self, *kinds: str) -> list[Happening]:

@@ -47,16 +47,7 @@ class _Noted:
 
 
 class Recorder(TorchDispatchMode):
-    """Records every operation while it is entered.
-
-    Attributes:
-        error: where the last exception came out of an operation, or None.
-        operands: what that operation took.
-        said: the exception in a line.
-        running: the names of the modules that run, the innermost last.
-        names: what is known of models and optimizers.
-        calls, steps: how often a model was called, and an optimizer stepped.
-    """
+    """Records every operation while it is entered."""
 
     def __init__(
         self,
@@ -74,7 +65,7 @@ class Recorder(TorchDispatchMode):
             ends the run.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names = Names()
+        self.names = Names()  #: what is known of models and optimizers
         if module is not None:
             self.names.know(module)
         self._home = indexed(device)
@@ -91,12 +82,13 @@ class Recorder(TorchDispatchMode):
         self._stepping = self._begun = False
         self._hooked: ExitStack | None = None
         self._thread = 0
+        #: Where the last exception came out of an operation, or None.
         self.error: Site | None = None
-        self.operands: tuple[Operand, ...] = ()
-        self.said: str | None = None
+        self.operands: tuple[Operand, ...] = ()  #: what that operation took
+        self.said: str | None = None  #: the exception in a line
         self._raised = 0, ""  # that exception, which must not be kept
-        self.running: list[str] = []
-        self.calls = self.steps = 0
+        self.running: list[str] = []  #: the names of the modules that run, the innermost last
+        self.calls = self.steps = 0  #: how often a model was called, and an optimizer stepped
 
     def trace(self, ended_by: BaseException | None = None) -> Trace:
         """What was recorded so far.

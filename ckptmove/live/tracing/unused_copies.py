@@ -15,21 +15,13 @@ _MOST_COPIES = 1024
 
 
 class Copy(NamedTuple):
-    """A copy that was not used yet.
+    """A copy that was not used yet."""
 
-    Attributes:
-        site: where it was made.
-        devices: from and to.
-        nbytes: how large it is.
-        operand: what was copied.
-        source: the key of that storage.
-    """
-
-    site: Site
-    devices: str
-    nbytes: int
-    operand: Operand
-    source: int | None
+    site: Site  #: where it was made
+    devices: str  #: from and to
+    nbytes: int  #: how large it is
+    operand: Operand  #: what was copied
+    source: int | None  #: the key of that storage
 
 
 class Copies:

@@ -31,11 +31,7 @@ _CARRIERS = {
 
 
 class Copying:
-    """Sends tensors to a device.
-
-    Attributes:
-        pinned: what copies that may still be under way read from.
-    """
+    """Sends tensors to a device."""
 
     def __init__(
         self, device: torch.device, *, non_blocking: bool = False, pin: bool = False
@@ -52,7 +48,7 @@ class Copying:
         self._hurries = non_blocking and accelerated
         self._pins = pin and accelerated
         self._is_without_storage = device.type in _WITHOUT_STORAGE
-        self.pinned: list[torch.Tensor] = []
+        self.pinned: list[torch.Tensor] = []  #: what copies that may still be under way read from
 
     def copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each of some tensors, none of which is on the device, there.

@@ -19,23 +19,17 @@ _CALLED = ("device", "_device")
 
 @dataclass
 class Renaming:
-    """What becomes of attributes that name a device.
+    """What becomes of attributes that name a device."""
 
-    Attributes:
-        going: those that are rewritten, with the new device.
-        rewritten: the same, as reports have them.
-        rewritten_to: the new device of each.
-        rewritable: those that would be, had it been asked for.
-        unchanged: those that aren't, though things left the device.
-        staying: all that are left as they are.
-    """
-
+    #: Those that are rewritten, with the new device.
     going: list[tuple[Naming, str]] = field(default_factory=list)
-    rewritten: list[NamedDevice] = field(default_factory=list)
-    rewritten_to: list[str] = field(default_factory=list)
+    rewritten: list[NamedDevice] = field(default_factory=list)  #: the same, as reports have them
+    rewritten_to: list[str] = field(default_factory=list)  #: the new device of each
+    #: Those that would be, had it been asked for.
     rewritable: list[NamedDevice] = field(default_factory=list)
+    #: Those that aren't, though things left the device.
     unchanged: list[NamedDevice] = field(default_factory=list)
-    staying: list[NamedDevice] = field(default_factory=list)
+    staying: list[NamedDevice] = field(default_factory=list)  #: all that are left as they are
 
     def perform(self, undoing: Callable[[Callable[[], None]], None]) -> None:
         """Rewrite them; `undoing` is given what undoes it."""

@@ -19,19 +19,12 @@ from ...phrases import first_line
 
 
 class Computed(NamedTuple):
-    """An attribute that a hook computes.
+    """An attribute that a hook computes."""
 
-    Attributes:
-        name: its dotted name.
-        module: whose it is.
-        attribute: what it is called there.
-        compute: gives it anew.
-    """
-
-    name: str
-    module: nn.Module
-    attribute: str
-    compute: Callable[[], torch.Tensor]
+    name: str  #: its dotted name
+    module: nn.Module  #: whose it is
+    attribute: str  #: what it is called there
+    compute: Callable[[], torch.Tensor]  #: gives it anew
 
     @property
     def value(self) -> object:

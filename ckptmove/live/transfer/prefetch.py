@@ -124,17 +124,11 @@ class Prefetched(Generic[Batch]):
 
 @dataclass
 class _Coming:
-    """A batch under way, or what came instead of it.
+    """A batch under way, or what came instead of it."""
 
-    Attributes:
-        source: what the loader gave: its memory is being read.
-        delivery: it, on the device.
-        error: what was raised.
-    """
-
-    source: Any = None
-    delivery: Delivery | None = None
-    error: Exception | None = None
+    source: Any = None  #: what the loader gave: its memory is being read
+    delivery: Delivery | None = None  #: it, on the device
+    error: Exception | None = None  #: what was raised
 
     @property
     def is_copy(self) -> bool:

@@ -27,18 +27,12 @@ _UNDONE = "nothing was moved; the memory of the copies is free again"
 
 
 class TensorMove(NamedTuple):
-    """A tensor that goes to a device.
+    """A tensor that goes to a device."""
 
-    Attributes:
-        name: its name, for messages.
-        tensor: the tensor.
-        device: where to.
-        holder: what holds it besides Python, with what to do about it, if that is known.
-    """
-
-    name: str
+    name: str  #: its name, for messages
     tensor: torch.Tensor
-    device: torch.device
+    device: torch.device  #: where to
+    #: What holds it besides Python, with what to do about it, if that is known.
     holder: tuple[str, str] | None = None
 
 
@@ -56,11 +50,7 @@ class _Ready(NamedTuple):
 
 
 class Exchange:
-    """Copies, and then gives tensors their copies; or leaves everything as it was.
-
-    Attributes:
-        nbytes: what was copied so far.
-    """
+    """Copies, and then gives tensors their copies; or leaves everything as it was."""
 
     def __init__(self, *, non_blocking: bool = False, suspects: str = "") -> None:
         """Args:
@@ -76,7 +66,7 @@ class Exchange:
         self._holders: dict[int, torch.Tensor] = {}
         self._met: set[int] = set()  # tensors that go
         self._undo: list[Callable[[], None]] = []
-        self.nbytes = 0
+        self.nbytes = 0  #: what was copied so far
 
     def check(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
         """Refuse what `commit` would, as far as it can be known before, and copy nothing.

@@ -40,18 +40,12 @@ _STORAGES = (torch.UntypedStorage, torch.TypedStorage)  # copied byte by byte
 
 @dataclass
 class Delivery:
-    """A batch on a device.
+    """A batch on a device."""
 
-    Attributes:
-        value: the batch.
-        tensors: those that were copied there.
-        movers: what moved itself there.
-        pinned: what copies that may still be under way read from.
-    """
-
-    value: Any
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    movers: list[Any] = field(default_factory=list)
+    value: Any  #: the batch
+    tensors: list[torch.Tensor] = field(default_factory=list)  #: those that were copied there
+    movers: list[Any] = field(default_factory=list)  #: what moved itself there
+    #: What copies that may still be under way read from.
     pinned: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -140,20 +134,14 @@ def patterns_of(keep: Any) -> tuple[str, ...]:
 
 
 class _Contents:
-    """What there is in a batch, by `id()`.
-
-    Attributes:
-        leaves: tensors, and what can move itself.
-        containers: what holds them.
-        kept: what goes by a name that a pattern covers, and was not looked into.
-        seen: all of it but `kept`.
-    """
+    """What there is in a batch, by `id()`."""
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
-        self.leaves: dict[int, Any] = {}
-        self.containers: dict[int, tuple[Kind, Any]] = {}
+        self.leaves: dict[int, Any] = {}  #: tensors, and what can move itself
+        self.containers: dict[int, tuple[Kind, Any]] = {}  #: what holds them
+        #: What goes by a name that a pattern covers, and was not looked into.
         self.kept: list[Any] = []
-        self.seen: set[int] = set()
+        self.seen: set[int] = set()  #: all of it but `kept`
         self._patterns = patterns
         self._kinds = dict(_COMMON)
         self._holders: defaultdict[int, list[int]] = defaultdict(list)

@@ -37,86 +37,49 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Device:
-    """A device that torch sees, apart from the CPU.
+    """A device that torch sees, apart from the CPU."""
 
-    Attributes:
-        tag: as torch calls it, e.g. `cuda:0`.
-        name: as its maker calls it; "" if unknown.
-        capability: NVIDIA's compute capability, or None.
-        architecture: AMD's, e.g. `gfx90a`; "" for others.
-        total: its memory in bytes, or None.
-        free: what is free of it, or None.
-    """
-
-    tag: str
-    name: str = ""
-    capability: Pair | None = None
-    architecture: str = ""
-    total: int | None = None
-    free: int | None = None
+    tag: str  #: as torch calls it, e.g. `cuda:0`
+    name: str = ""  #: as its maker calls it; "" if unknown
+    capability: Pair | None = None  #: NVIDIA's compute capability, or None
+    architecture: str = ""  #: AMD's, e.g. `gfx90a`; "" for others
+    total: int | None = None  #: its memory in bytes, or None
+    free: int | None = None  #: what is free of it, or None
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine and a build of torch.
+    """A machine and a build of torch."""
 
-    Attributes:
-        python: its version.
-        platform: the operating system, its version and the processor.
-        system: `Linux`, `Darwin`, `Windows`.
-        processor: e.g. `x86_64`, `aarch64`, `arm64`.
-        torch: its version.
-        torch_at: the folder it was imported from.
-        other_torches: further folders on the path of imports that hold a torch.
-        installer: what installed it, e.g. `pip`, `uv`, `conda`; "" if unknown.
-        companions: versions of packages that are there and must be of the same build.
-        cuda: the CUDA that torch was built with, or None.
-        hip: the ROCm that it was built with, or None.
-        xpu: whether it was built for Intel GPUs.
-        mps: whether it was built for Apple GPUs.
-        mps_available: whether there is one that it can use.
-        cudnn: the version of cuDNN, or None.
-        arch_list: the architectures that it has kernels for.
-        driver: the version of the NVIDIA driver, or None.
-        driver_cuda: the newest CUDA that this supports, or None.
-        libcuda: whether the driver's library can be loaded.
-        complaint: what the driver said instead of answering; "" if nothing.
-        denied: device files that this user may not open.
-        gpus: what the machine has, whatever torch sees.
-        devices: what torch sees, apart from the CPU.
-        visible: the variables of `VISIBLE`, None where unset.
-        said: what torch said when it was asked for GPUs.
-        default_device: where torch makes tensors if nobody says where.
-        default_dtype: of which dtype.
-    """
-
-    python: str = ""
-    platform: str = ""
-    system: str = "Linux"
-    processor: str = "x86_64"
-    torch: str = ""
-    torch_at: str = ""
-    other_torches: tuple[str, ...] = ()
-    installer: str = ""
+    python: str = ""  #: its version
+    platform: str = ""  #: the operating system, its version and the processor
+    system: str = "Linux"  #: `Linux`, `Darwin`, `Windows`
+    processor: str = "x86_64"  #: e.g. `x86_64`, `aarch64`, `arm64`
+    torch: str = ""  #: its version
+    torch_at: str = ""  #: the folder it was imported from
+    other_torches: tuple[str, ...] = ()  #: further folders on the path of imports that hold a torch
+    installer: str = ""  #: what installed it, e.g. `pip`, `uv`, `conda`; "" if unknown
+    #: Versions of packages that are there and must be of the same build.
     companions: Mapping[str, str] = field(default_factory=dict)
-    cuda: str | None = None
-    hip: str | None = None
-    xpu: bool = False
-    mps: bool = False
-    mps_available: bool = False
-    cudnn: str | None = None
-    arch_list: tuple[str, ...] = ()
-    driver: str | None = None
-    driver_cuda: Pair | None = None
-    libcuda: bool = False
-    complaint: str = ""
-    denied: tuple[str, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    devices: tuple[Device, ...] = ()
+    cuda: str | None = None  #: the CUDA that torch was built with, or None
+    hip: str | None = None  #: the ROCm that it was built with, or None
+    xpu: bool = False  #: whether it was built for Intel GPUs
+    mps: bool = False  #: whether it was built for Apple GPUs
+    mps_available: bool = False  #: whether there is one that it can use
+    cudnn: str | None = None  #: the version of cuDNN, or None
+    arch_list: tuple[str, ...] = ()  #: the architectures that it has kernels for
+    driver: str | None = None  #: the version of the NVIDIA driver, or None
+    driver_cuda: Pair | None = None  #: the newest CUDA that this supports, or None
+    libcuda: bool = False  #: whether the driver's library can be loaded
+    complaint: str = ""  #: what the driver said instead of answering; "" if nothing
+    denied: tuple[str, ...] = ()  #: device files that this user may not open
+    gpus: tuple[Gpu, ...] = ()  #: what the machine has, whatever torch sees
+    devices: tuple[Device, ...] = ()  #: what torch sees, apart from the CPU
+    #: The variables of `VISIBLE`, None where unset.
     visible: Mapping[str, str | None] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
-    default_device: str = "cpu"
-    default_dtype: str = "float32"
+    said: tuple[str, ...] = ()  #: what torch said when it was asked for GPUs
+    default_device: str = "cpu"  #: where torch makes tensors if nobody says where
+    default_dtype: str = "float32"  #: of which dtype
 
     def of(self, kind: str) -> list[Device]:
         """The devices of a kind that torch sees, e.g. of `cuda`."""

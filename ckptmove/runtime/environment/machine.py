@@ -32,48 +32,28 @@ _PCI_NVIDIA, _PCI_DISPLAY = "0x10de", "0x03"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of the machine.
+    """A GPU of the machine."""
 
-    Attributes:
-        vendor: `nvidia` or `amd`.
-        name: as its maker calls it; "" if unknown.
-        uuid: NVIDIA's, `GPU-...`; "" if unknown.
-        capability: NVIDIA's compute capability, or None.
-        architecture: AMD's, e.g. `gfx90a`; "" if unknown.
-        total: its memory in bytes, or None.
-        free: what is free of it, or None.
-        kernel_driver: what the kernel drives it with, e.g. `nouveau`; "" if unknown.
-    """
-
-    vendor: str
-    name: str = ""
-    uuid: str = ""
-    capability: Pair | None = None
-    architecture: str = ""
-    total: int | None = None
-    free: int | None = None
-    kernel_driver: str = ""
+    vendor: str  #: `nvidia` or `amd`
+    name: str = ""  #: as its maker calls it; "" if unknown
+    uuid: str = ""  #: NVIDIA's, `GPU-...`; "" if unknown
+    capability: Pair | None = None  #: NVIDIA's compute capability, or None
+    architecture: str = ""  #: AMD's, e.g. `gfx90a`; "" if unknown
+    total: int | None = None  #: its memory in bytes, or None
+    free: int | None = None  #: what is free of it, or None
+    kernel_driver: str = ""  #: what the kernel drives it with, e.g. `nouveau`; "" if unknown
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        gpus: every one, in the order of the PCI bus.
-        driver: the version of the NVIDIA driver, or None.
-        driver_cuda: the newest CUDA that it supports, or None.
-        libcuda: whether the driver's library, which torch needs, can be loaded.
-        complaint: what the driver said instead of answering; "" if nothing.
-        denied: device files that are there and that this user may not open.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    driver: str | None = None
-    driver_cuda: Pair | None = None
-    libcuda: bool = False
-    complaint: str = ""
-    denied: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()  #: every one, in the order of the PCI bus
+    driver: str | None = None  #: the version of the NVIDIA driver, or None
+    driver_cuda: Pair | None = None  #: the newest CUDA that it supports, or None
+    libcuda: bool = False  #: whether the driver's library, which torch needs, can be loaded
+    complaint: str = ""  #: what the driver said instead of answering; "" if nothing
+    denied: tuple[str, ...] = ()  #: device files that are there and that this user may not open
 
 
 def look() -> Machine:

@@ -18,23 +18,14 @@ Pair = tuple[int, int]
 
 
 class Wheel(NamedTuple):
-    """A kind of build on PyTorch's own index.
+    """A kind of build on PyTorch's own index."""
 
-    Attributes:
-        tag: the end of its index's address.
-        cuda: the version of CUDA it is built with.
-        first: the first release of torch that comes in it.
-        last: the last one; None where it goes on.
-        least: the lowest compute capability that it has kernels for.
-        most: the highest.
-    """
-
-    tag: str
-    cuda: Pair
-    first: Pair
-    last: Pair | None
-    least: Pair
-    most: Pair
+    tag: str  #: the end of its index's address
+    cuda: Pair  #: the version of CUDA it is built with
+    first: Pair  #: the first release of torch that comes in it
+    last: Pair | None  #: the last one; None where it goes on
+    least: Pair  #: the lowest compute capability that it has kernels for
+    most: Pair  #: the highest
 
     def has(self, torch: Pair) -> bool:
         """Whether a release of torch comes in it."""

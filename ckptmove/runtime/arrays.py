@@ -76,11 +76,7 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
 
 
 def give_state(made: Any, state: Any) -> None:
-    """What BUILD does to a dtype or an array.
-
-    Raises:
-        TypeError, ValueError: it takes no such state.
-    """
+    """What BUILD does to a dtype or an array; a TypeError or ValueError if it can't."""
     import numpy as np
 
     if isinstance(made, np.dtype):

@@ -51,12 +51,8 @@ def built(
 ) -> object:
     """The object that a graph stands for.
 
-    A node becomes one object, wherever it is met.
-
-    Args:
-        root: what was saved.
-        storage_of: gives the storage that a persistent id names, the same for the same storage.
-        strict: whether there may be no `Opaque`.
+    A node becomes one object, wherever it is met. `storage_of` gives the storage that a persistent
+    id names; `strict` allows no `Opaque`.
 
     Raises:
         CorruptError: the graph is one that nothing can be made of.
@@ -96,11 +92,7 @@ class _Builder:
         return self.value(root)
 
     def value(self, node: Node) -> object:
-        """What was made of a node.
-
-        Raises:
-            CorruptError: it is not made yet, since it is part of itself.
-        """
+        """What was made of a node; a CorruptError if it is not made yet, as part of itself."""
         if node is None or type(node) in (bool, int, float, bytes):
             return node
         if isinstance(node, str):

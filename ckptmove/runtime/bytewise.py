@@ -55,10 +55,8 @@ class Comparison:
     def __init__(
         self, nbytes: int, atol: float, rtol: float, progress: _Progress | None = None
     ) -> None:
-        """Args:
-        nbytes: the sizes of both checkpoints together.
-        atol, rtol: as `differing.unlike` takes them.
-        progress: called with the bytes of the first checkpoint that were compared.
+        """`nbytes` are the sizes of both checkpoints together; `progress` is called with the bytes
+        of the first one that were compared.
         """
         self.tolerance = atol, rtol
         self.room = _LEAST_ROOM + _TIMES * nbytes
@@ -104,11 +102,7 @@ class Comparison:
         return found.digest()
 
     def take_room(self, nbytes: int) -> None:
-        """Count bytes that are to be read.
-
-        Raises:
-            UnsupportedError: they are absurdly many for files of that size.
-        """
+        """Count bytes to be read; an UnsupportedError if absurdly many for files of that size."""
         self.room -= nbytes
         if self.room < 0:
             raise UnsupportedError("its tensors use the same bytes too many times")

@@ -37,12 +37,9 @@ def unlike(
 ) -> Unlike:
     """Compare elements by their bits, and those that differ as numbers.
 
-    Args:
-        old, new: contiguous little-endian elements, as many.
-        dtype: theirs, by torch's name.
-        atol, rtol: floating elements are close if their difference is at most `atol` plus `rtol`
-            times the old one, or if neither is a number; without tolerance none are.
-        first: whether to look for the first.
+    Both are contiguous little-endian elements, as many. Floating elements are close if their
+    difference is at most `atol` plus `rtol` times the old one, or if neither is a number; without
+    tolerance none are.
     """
     differs = _differs(old, new, max(1, BITS[dtype] // 8))
     total = int(differs.count_nonzero())

@@ -37,10 +37,8 @@ _Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
 def gathered(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
-    Args:
-        source: the file that `gather.source_at` is counted in, which must stay as it is; None if
-            the view is in memory.
-        gather: the view, and what it is to become.
+    `source` is the file that `gather.source_at` is counted in, which must stay as it is; None if
+    the view is in memory.
 
     Raises:
         CorruptError: the view makes no sense, or reaches outside its region; nothing was read.
@@ -181,11 +179,7 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
 
 
 def _finishing(gather: Gather) -> Callable[[bytearray], bytearray]:
-    """What turns elements of a view into those of the destination.
-
-    Raises:
-        CorruptError, UnsupportedError: as `gathered`.
-    """
+    """What turns elements of a view into those of the destination; raises as `gathered`."""
     flips = _flips(gather)
     dtype, to = gather.dtype, _to(gather)
     cast = None if dtype == to else _checked_cast(dtype, to)

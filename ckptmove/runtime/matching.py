@@ -16,13 +16,7 @@ def renamed(
 ) -> Iterator[tuple[Held, Held]]:
     """Pairs of tensors of one dtype and shape, and with the same bytes, each in one pair at most.
 
-    Args:
-        old, new: tensors, each in order; those that are made of others are left out.
-        comparison: compares their bytes.
-        cast: whether to compare floating tensors as the new one's dtype has them.
-
-    Raises:
-        CorruptError, UnsupportedError: as `Comparison.compare`.
+    Tensors that are made of others are left out; `cast` as in `Comparison.compare`, which raises.
     """
     groups: dict[_Key, tuple[list[Held], list[Held]]] = defaultdict(lambda: ([], []))
     for side, tensors in enumerate((old, new)):

@@ -48,7 +48,7 @@ def _need(value: object, *kinds: type) -> Any:
 
 
 def keys_of(values: Iterable[object]) -> list[object]:
-    """The values, all of which can be keys of one dict or items of one set.
+    """The values, which can be keys of one dict or items of one set.
 
     Raises:
         CorruptError: one can't, or they would take for ever to be told apart.
@@ -73,11 +73,7 @@ def _differ(keys: Iterable[object]) -> bool:
 
 
 def key_of(value: object) -> object:
-    """The value, which can be a key or an item of a set.
-
-    Raises:
-        CorruptError: it can't, or would take for ever to be hashed.
-    """
+    """The value, which can be a key; a CorruptError if not, or not before ages."""
     if type(value) in (tuple, frozenset):
         todo: list[Any] = [value]
         count = 0
@@ -247,11 +243,7 @@ PLAIN: dict[str, Callable[..., object]] = {
 
 
 def give_state(made: object, state: object) -> None:
-    """What BUILD does to an object that `PLAIN` made.
-
-    Raises:
-        TypeError, ValueError: it takes no such state.
-    """
+    """What BUILD does to an object that `PLAIN` made; a TypeError or ValueError if it can't."""
     if state is None:
         return
     if isinstance(made, uuid.UUID):

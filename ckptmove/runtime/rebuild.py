@@ -213,11 +213,7 @@ def plain_tensor(
 ) -> torch.Tensor | None:
     """What `_rebuild_tensor_v2` and `_v3` make, or None where the arguments may make no sense.
 
-    Args:
-        storage: its bytes.
-        dtype: one of `WHOLE`.
-        offset, shape, stride: in elements.
-        requires_grad: as it says.
+    The dtype is one of `WHOLE`; offset, shape and stride are in elements.
     """
     if type(offset) is not int or offset < 0 or not len(shape) == len(stride) <= MOST_DIMENSIONS:
         return None

@@ -30,12 +30,7 @@ class Restoring:
     """Puts storages where they belong."""
 
     def __init__(self, map_location: MapLocation) -> None:
-        """Args:
-        map_location: as torch.load takes it.
-
-        Raises:
-            UsageError: it is nothing of the kind.
-        """
+        """`map_location` is as torch.load takes it; a UsageError if it is nothing of the kind."""
         known = isinstance(map_location, (str, bytes, torch.device, Mapping, type(None)))
         if not known and not callable(map_location):
             raise UsageError(
@@ -71,11 +66,7 @@ class Restoring:
         return storage
 
     def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """A storage where it belongs.
-
-        Args:
-            storage: its bytes.
-            location: what it is tagged with.
+        """A storage where it belongs, by the location that it is tagged with.
 
         Raises:
             DeviceError: that is a device that is not there.

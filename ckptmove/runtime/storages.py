@@ -29,10 +29,6 @@ class Storages:
     """
 
     def __init__(self, sources: Sequence[Source], restoring: Restoring) -> None:
-        """Args:
-        sources: the files.
-        restoring: where they go.
-        """
         self._sources = sources
         self._restoring = restoring
         self._files: dict[int, Any] = {}

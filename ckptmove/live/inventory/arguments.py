@@ -18,11 +18,7 @@ _LONGEST_SAID = 40  # characters
 
 
 def optimizers_at(given: Any, path: Path) -> dict[Path, torch.optim.Optimizer]:
-    """Optimizers by the path that they go by: one, several, or by name.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Optimizers by the path that they go by: one, several, or by name; else a UsageError."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and {"state", "param_groups"} <= given.keys():
@@ -60,15 +56,9 @@ def are_optimizers(value: object) -> bool:
 def check_others(
     others: Mapping[str, object], taken: Collection[object], parameters: Sequence[str]
 ) -> None:
-    """Refuse names that the model has itself, and what can't be on a device.
+    """Refuse keywords that the model has itself, and what can't be on a device.
 
-    Args:
-        others: by keyword.
-        taken: names that the model has.
-        parameters: what the user may have meant by a keyword.
-
-    Raises:
-        UsageError: there is such a name, or such a thing.
+    `parameters` are what the user may have meant by a keyword.
     """
     for name, value in others.items():
         if name in taken:

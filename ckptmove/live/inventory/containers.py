@@ -328,9 +328,7 @@ def maker_of(kind: type) -> Any:
 def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict[int, Any]) -> None:
     """Make another of each container, with what takes the place of what it holds.
 
-    Args:
-        containers: by `id()`, with their kinds; none of them is changed.
-        swapped: `id()` of an object → what takes its place; those made are added.
+    Both are by `id()`; no container is changed, and those made are added to `swapped`.
     """
 
     def swap(value: Any) -> Any:

@@ -126,15 +126,9 @@ def holdings(
     *,
     parameters: Sequence[str] = _PARAMETERS,
 ) -> Holdings:
-    """Everything that a model holds, and what belongs to it.
+    """Everything that a model holds, and what belongs to it: any other object, by keyword.
 
-    Args:
-        model: the model.
-        optimizer: of its parameters; or several.
-        scheduler: of the learning rate.
-        batch: what the model is called with.
-        others: whatever else: another model (of averages, say), a gradient scaler, an optimizer.
-        parameters: what the user may have meant by the name of one of these.
+    `parameters` are what the user may have meant by the name of one of these.
 
     Raises:
         UsageError: the model is no module, the optimizer none, or one of the others is nothing that
@@ -192,11 +186,7 @@ def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
 
 
 def optimizers_of(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
-    """One optimizer or several, as a list.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """One optimizer or several, as a list; a UsageError for anything else."""
     return list(optimizers_at(optimizer, ()).values())
 
 

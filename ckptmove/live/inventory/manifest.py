@@ -57,11 +57,6 @@ def manifest_of(found: Holdings, model: nn.Module, *, warn: bool = True) -> Mani
     """What a model and what belongs to it hold, in the order of `found.all`.
 
     An entry that is `part_of` none stands for one holding; its parts come right after it.
-
-    Args:
-        found: what they hold.
-        model: the model.
-        warn: whether to look for what is odd.
     """
     return _manifest(_Listing(found), found, model, warn=warn)
 

@@ -50,11 +50,8 @@ def belonging(
 ) -> OwnershipReport:
     """How what was found belongs together.
 
-    Args:
-        found: what a model, its optimizers and others hold.
-        fed: whether a parameter has, or had, a gradient; given, parameters count as foreign or
-            untrained only where that shows that they should not be.
-        call: what to call a device, where some only stand in for others.
+    Given `fed` (whether a parameter has, or had, a gradient), parameters count as foreign or
+    untrained only where that shows that they should not be. `call` gives what to call a device.
     """
     foreign = [(each.name, each.tensor) for each in found.foreign]
     untrained = _untrained(found)

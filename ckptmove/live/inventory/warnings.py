@@ -17,13 +17,7 @@ from .ownership import OwnershipReport, belonging
 
 
 def oddities(found: Holdings, entries: Sequence[TensorEntry], offloads: Offloads) -> Iterator[str]:
-    """What a user may want to mend, or to know before moving the model.
-
-    Args:
-        found: what the model holds.
-        entries: of each tensor, as a manifest tells it.
-        offloads: what accelerate keeps elsewhere.
-    """
+    """What a user may want to mend, or to know before moving the model."""
     held = list(zip(found.all, entries, strict=True))
     together = belonging(found)
     yield from _unregistered(together)

@@ -38,13 +38,8 @@ def causes(
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
-    Args:
-        device: where everything is meant to be, e.g. `cuda:0`.
-        manifest: of the model, with its optimizer.
-        belonging: what belongs together.
-        trace: of a step or several, or None.
-        failed: the exception that ended it, in a line, or None.
-        variable: what the user calls the model, or "".
+    `device` is where everything is meant to be; `failed` the exception that ended the run, in a
+    line; `variable` what the user calls the model, or "".
     """
     case = Evidence(device, manifest, belonging, trace, failed, variable)
     found = [*_model(case)]

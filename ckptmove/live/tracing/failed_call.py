@@ -12,9 +12,6 @@ class Failing(TorchFunctionMode):
     """Tells which call failed: a recurrent network's, say, looks at its operands first."""
 
     def __init__(self, tell: Callable[[BaseException, str, Any], None]) -> None:
-        """Args:
-        tell: called with the exception, the call's name and its arguments.
-        """
         super().__init__()
         self._tell = tell
 

@@ -57,12 +57,9 @@ class Recorder(TorchDispatchMode):
         call: Callable[[str], str] = str,
         turn: Callable[[Recorder], None] | None = None,
     ) -> None:
-        """Args:
-        module: the model, whose modules are told by name; None takes whatever is called.
-        device: where everything is meant to happen.
-        call: what to call a device, where some only stand in for others.
-        turn: called before each call of a model and after each step of an optimizer; what it raises
-            ends the run.
+        """`call` gives what to call a device, where some only stand in for others; `turn` is called
+        before each call of a model and after each step: what it raises ends the run. Without a
+        module, whatever is called is told by name.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = Names()  #: what is known of models and optimizers
@@ -93,9 +90,8 @@ class Recorder(TorchDispatchMode):
     def trace(self, ended_by: BaseException | None = None) -> Trace:
         """What was recorded so far.
 
-        Args:
-            ended_by: what ended the run; of an operation that failed for other reasons, and was
-                caught, nothing is told then.
+        Of an operation that failed for other reasons than what `ended_by` says, and was caught,
+        nothing is told then.
         """
         told_of = ended_by is None or self._is_known(ended_by)
         noted = dict(self._happenings)

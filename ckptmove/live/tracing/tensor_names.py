@@ -179,13 +179,7 @@ class Names:
         return None if found is None else str(found[1])
 
     def operand(self, tensor: torch.Tensor, device: str, frame: FrameType | None = None) -> Operand:
-        """A tensor by its name.
-
-        Args:
-            tensor: the tensor.
-            device: what its device is called.
-            frame: of the code that uses it, which may have a variable for it.
-        """
+        """A tensor by its name; the frame of the code that uses it may have a variable for it."""
         found = self._of(tensor)
         name, held, other = found.name, found.held, ""
         if held in _LOOSE:

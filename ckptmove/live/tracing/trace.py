@@ -46,20 +46,9 @@ def diagnose(
 ) -> ShownDiagnosis:
     """What a run comes to.
 
-    Args:
-        device: where everything was meant to be.
-        trace: of the run.
-        model: what ran, if anything.
-        optimizers: what trained it.
-        failed: the exception that ended it, in a line.
-        simulated: whether the device was simulated.
-        known: what the machine is like, if it was asked already.
-        subject: what to call it; else the model's class.
-        variable: what the user calls the model, or "".
-        fed: whether a parameter has, or had, a gradient.
-        call: what to call a device, where some only stand in for others.
-        notes: what else should be said.
-        complete, not_simulated: see `Diagnosis`.
+    `failed` is the exception that ended it, in a line; `fed` tells whether a parameter has, or had,
+    a gradient; `call` gives what to call a device, where some only stand in for others. The rest is
+    as in `Diagnosis`; `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
     verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
@@ -118,15 +107,7 @@ class Watch:
     def __init__(
         self, model: nn.Module, optimizer: Optimizers = None, *, device: object = None
     ) -> None:
-        """Args:
-        model: the model.
-        optimizer: what trains it, or several; those that step meanwhile are found anyway.
-        device: where everything should be; the best device that the machine has.
-
-        Raises:
-            UsageError: the model or the optimizer is none.
-            DeviceError: it is no device.
-        """
+        """As `ckptmove.trace`; optimizers that step meanwhile are found anyway."""
         holdings(model)  # a model that can't be looked through shall say so now
         self._model = model
         self._optimizers = optimizers_of(optimizer)

@@ -36,12 +36,9 @@ class Copying:
     def __init__(
         self, device: torch.device, *, non_blocking: bool = False, pin: bool = False
     ) -> None:
-        """Args:
-        device: where to, with its index.
-        non_blocking: whether not to wait for copies from pinned memory to an accelerator. Others
-            are always waited for: the host would read what has not yet come, or write into what
-            has not yet gone.
-        pin: whether to pin what is not, first.
+        """`non_blocking` does not wait for copies from pinned memory to an accelerator. Others are
+        always waited for: the host would read what has not yet come, or write into what has not
+        yet gone. `pin` pins what is not, first.
         """
         accelerated = device.type not in _AT_ONCE
         self._device = device
@@ -51,11 +48,7 @@ class Copying:
         self.pinned: list[torch.Tensor] = []  #: what copies that may still be under way read from
 
     def copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Each of some tensors, none of which is on the device, there.
-
-        Raises:
-            UsageError: one has no values.
-        """
+        """Copies on the device of tensors elsewhere; a UsageError where one has no values."""
         made: dict[int, torch.Tensor] = {}
         storages: defaultdict[int, list[int]] = defaultdict(list)
         for index, tensor in enumerate(tensors):

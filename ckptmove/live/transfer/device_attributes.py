@@ -44,10 +44,8 @@ def renaming(
 ) -> Renaming:
     """Decide which attributes follow: where all of their module leaves the device for one other.
 
-    Args:
-        namings: the attributes.
-        pairs: everything that is held, its entry, and where it shall be.
-        asked: whether to rewrite what needn't be.
+    `pairs` is everything that is held, its entry, and where it shall be; `asked` tells whether to
+    rewrite what needn't be.
     """
     went: dict[Path, set[tuple[str, str]]] = {}
     for each, entry, target in pairs:

@@ -17,9 +17,6 @@ _LONGEST_SAID = 120  # characters of why torch can't use a device
 def reachable(device: Any) -> torch.device:
     """The device that a user means, with its index, as tensors there name it.
 
-    Args:
-        device: as torch takes it: `cuda`, `cuda:1`, `meta`, 0, a `torch.device`.
-
     Raises:
         DeviceError: there is none such, or torch can't use it here.
     """

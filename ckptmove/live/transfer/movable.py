@@ -20,11 +20,7 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 
 
 def check_movable(roots: Iterable[object], found: Holdings) -> None:
-    """Refuse what others have placed, and keep books about.
-
-    Raises:
-        RefusedError: the model is dispatched, offloaded, distributed, or moves in a way of its own.
-    """
+    """Refuse what others have placed and keep books about: dispatched, offloaded, distributed."""
     for root in roots:
         if isinstance(root, nn.Module):
             for name, module in root.named_modules():

@@ -42,11 +42,7 @@ class Computed(NamedTuple):
 
 
 def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
-    """The attributes of modules that are results, and that a hook of theirs computes.
-
-    Args:
-        modules: each with its dotted name.
-    """
+    """The attributes of modules, by name, that are results which a hook of theirs computes."""
     met: set[int] = set()
     for name, module in modules:
         if id(module) in met:
@@ -88,11 +84,7 @@ def dropped(weights: list[Computed]) -> Iterator[None]:
 
 
 def renew(weights: list[Computed], undoing: Callable[[Callable[[], None]], None]) -> None:
-    """Compute what was let go of; `undoing` is given what undoes it.
-
-    Raises:
-        RefusedError: the device can't.
-    """
+    """Compute what was let go of; `undoing` is given what undoes it."""
     for each in weights:
         undoing(each.drop)
         try:

@@ -53,10 +53,8 @@ class Exchange:
     """Copies, and then gives tensors their copies; or leaves everything as it was."""
 
     def __init__(self, *, non_blocking: bool = False, suspects: str = "") -> None:
-        """Args:
-        non_blocking: copy from pinned memory to an accelerator while the host goes on; all is
-            waited for at the end of `prepare`.
-        suspects: what may keep a tensor from being exchanged, in words, if anything is known.
+        """`non_blocking` copies from pinned memory to an accelerator while the host goes on, until
+        the end of `prepare`. `suspects` may keep a tensor from being exchanged.
         """
         self._suspects = suspects
         self._non_blocking = non_blocking
@@ -69,14 +67,7 @@ class Exchange:
         self.nbytes = 0  #: what was copied so far
 
     def check(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
-        """Refuse what `commit` would, as far as it can be known before, and copy nothing.
-
-        Args:
-            goings, holders: as for `prepare`.
-
-        Raises:
-            RefusedError: torch will refuse to exchange a tensor.
-        """
+        """Raise the RefusedError that `commit` would, if that can be known before; copy nothing."""
         found = {id(each.tensor): each for each in reversed(list(goings))}
         held = [each for each in holders if each.is_leaf and each.grad is not None]
         with torch.inference_mode(False), torch.no_grad(), _plainly():
@@ -96,12 +87,8 @@ class Exchange:
     def prepare(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
         """Copy every storage, once, and see the copies as the tensors see theirs.
 
-        Args:
-            goings: the tensors; one that is given several times goes where it is said first.
-            holders: other tensors whose gradients may be among them.
-
-        Raises:
-            RefusedError: there is no room, or torch can't.
+        A tensor that is given several times goes where it is said first; `holders` are others whose
+        gradients may be among them. A RefusedError says that there is no room, or that torch can't.
         """
         going: TensorMove | None = None
         try:
@@ -129,10 +116,7 @@ class Exchange:
             raise _refused(error, going, self.nbytes) from error
 
     def commit(self, then: Callable[[Callable[[Callable[[], None]], None]], None]) -> None:
-        """Give every tensor its copy.
-
-        Args:
-            then: what else is to be done; it is given what takes the undoing of each thing.
+        """Give every tensor its copy, then do the rest: `then` is given what takes each undoing.
 
         Raises:
             RefusedError: torch refuses to exchange a tensor; all of them are as they were.

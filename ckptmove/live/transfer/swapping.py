@@ -24,11 +24,8 @@ def would_be_set(tensor: torch.Tensor, device: torch.device) -> bool:
 
 def check_free(tensor: Any, released: int = 0) -> None:
     """Raise what `swap_tensors` would, which spoils graphs that still lead to what it has swapped:
-    nothing is swapped before it is known that the rest can be.
-
-    Args:
-        tensor: what is to be swapped.
-        released: how many uses of it there won't be then.
+    nothing is swapped before it is known that the rest can be. `released` uses of it will be gone
+    by then.
     """
     if weakref.getweakrefs(tensor):
         raise RuntimeError("there is a weak reference")

@@ -64,13 +64,9 @@ def deliver(
     keep: str | Iterable[str] = (),
     pin: bool = False,
 ) -> Delivery:
-    """Bring a batch to a device, and tell what that took.
+    """Bring a batch to a device, as `reachable` gives it, and tell what that took.
 
-    Args:
-        obj: the batch.
-        device: as `reachable` gives it.
-        non_blocking, keep: as in `to_device`.
-        pin: whether to pin what isn't, before it goes to an accelerator.
+    `pin` pins what isn't before it goes to an accelerator.
     """
     found = _Contents(patterns_of(keep))
     found.add(obj)
@@ -113,11 +109,7 @@ def deliver(
 
 
 def patterns_of(keep: Any) -> tuple[str, ...]:
-    """The patterns that a user gives as `keep`.
-
-    Raises:
-        UsageError: they are none.
-    """
+    """The patterns that a user gives as `keep`; a UsageError if they are none."""
     what = type(keep).__name__
     if isinstance(keep, str):
         return (keep,)
@@ -280,9 +272,7 @@ def _kind(kind: type) -> Any:
 def _is_asked(mover: Any, within: bool) -> bool:
     """Whether its `to` is meant for devices, and not for units, time zones or formats.
 
-    Args:
-        mover: what has a `to`.
-        within: whether it was found in an object; there models and what moves them are left alone.
+    `within` an object, models and what moves them are left alone.
     """
     if within and is_shared(attributed(type(mover)).parts(mover)):
         return False

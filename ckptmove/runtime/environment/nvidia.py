@@ -105,13 +105,7 @@ def _unseen(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _driver(index: int, facts: Facts, *, explained: bool) -> Iterator[Verdict]:
-    """What is wrong with the driver.
-
-    Args:
-        index: of the GPU that is wanted.
-        facts: what the machine and torch are like.
-        explained: whether it is known otherwise why torch sees no GPU.
-    """
+    """What is wrong with the driver; `explained`, if it is known why torch sees no GPU."""
     built, said = pair(facts.cuda), " ".join(facts.said)
     told = re.search(_TOO_OLD, said)
     version = int(told[1]) if told else 0

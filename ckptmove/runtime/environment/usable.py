@@ -51,10 +51,6 @@ def best(facts: Facts) -> str:
 def usable(device: str, facts: Facts) -> tuple[Verdict, ...]:
     """Why a device can't be used: the root cause first; nothing if it can.
 
-    Args:
-        device: e.g. `cuda:0`; without an index, the first.
-        facts: what the machine and torch are like.
-
     Raises:
         DeviceError: there is no such kind of device.
     """

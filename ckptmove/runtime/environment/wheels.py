@@ -112,11 +112,7 @@ def install(
 ) -> str:
     """The command that replaces a torch by the same release in another build.
 
-    Args:
-        torch: the version that is installed, e.g. `2.6.0+cpu`.
-        wheel: the other build.
-        installer: what installed it: `pip`, `uv` or `conda`.
-        companions: versions of other packages that must be of the same build.
+    `companions` are the versions of other packages that must be of the same build.
     """
     if installer == "conda":
         return "conda install -c conda-forge pytorch-gpu"
@@ -165,12 +161,6 @@ def covered(
 
     Machine code (`sm_80`) runs on later chips of its major version. PTX (`compute_80`) is compiled
     for any later chip, unless the driver knows only an older CUDA than wrote it.
-
-    Args:
-        arch_list: as `torch.cuda.get_arch_list()` gives them.
-        capability: the GPU's.
-        driver: the CUDA that the driver supports, None if unknown.
-        cuda: the CUDA that torch was built with.
     """
     known = [each for each in map(_architecture, arch_list) if each is not None]
     if not known:

@@ -63,7 +63,7 @@ def load(
         RefusedError: a glob matches nothing; or `weights` is given, and the file holds no such
             weights, or those of several models.
     """
-    from ..runtime.restoring import Restoring
+    from ..runtime.storages import Restoring
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
     restoring = Restoring(map_location)

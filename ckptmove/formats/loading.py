@@ -14,7 +14,7 @@ from . import Opened
 if TYPE_CHECKING:
     import torch
 
-    from ..runtime.restoring import Restoring
+    from ..runtime.storages import Restoring
 
 
 def object_in(

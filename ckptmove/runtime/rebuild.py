@@ -17,7 +17,7 @@ from torch._weights_only_unpickler import _get_allowed_globals
 from ..errors import CorruptError, DeviceError
 from ..manifest.dtypes import BITS, nbytes_of
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, count_of, reach_of
-from .restoring import REMEDY
+from .storages import REMEDY
 
 _sparse_checks: Any = torch.sparse.check_sparse_tensor_invariants
 _TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -20,7 +20,7 @@ from ..formats.loading import object_in
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry, Total
 from ..manifest.paths import Path, spell
 from ..runtime.opaque import Opaque
-from ..runtime.restoring import Restoring
+from ..runtime.storages import Restoring
 
 
 class State(NamedTuple):

@@ -22,15 +22,17 @@ from ...manifest.paths import Path, spell
 from ...phrases import class_name
 from ...torch_pickle.sections.sections import Rng, is_rng_state
 from .arguments import are_optimizers, check_others, optimizers_at
-from .modules import Known, modules_of, with_tensors
 from .object_walk import (
+    Known,
     Reach,
     Reached,
     attributes,
     besides,
     hooks,
     hooks_of,
+    modules_of,
     name_of,
+    with_tensors,
 )
 
 Optimizers = (

@@ -1,10 +1,13 @@
-"""Classify operations of torch: a copy, a wait of the host, an alias of a tensor."""
+"""Classify operations of torch: a copy, a wait of the host, an alias, or one that failed."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 #: What a program on the host must wait for: results whose shape or value it needs.
 SYNCS = frozenset(
@@ -87,3 +90,34 @@ def indexed(device: torch.device) -> torch.device:
     if device.index is None and device.type not in ("cpu", "meta", "mps"):
         return torch.device(device.type, 0)
     return device
+
+
+def runs_for(thread: int) -> bool:
+    """Whether what runs is of a thread, or of a backward pass, which autograd has threads for.
+
+    Hooks run in all threads, modes in one.
+    """
+    mine = threading.get_ident()
+    if mine == thread:
+        return True
+    if torch._C._current_autograd_node() is None:
+        return False
+    pythons = threading.enumerate()  # one that Python has not started is autograd's own
+    dummy = threading._DummyThread
+    return not any(each.ident == mine and not isinstance(each, dummy) for each in pythons)
+
+
+class Failing(TorchFunctionMode):
+    """Tells which call failed: a recurrent network's, say, looks at its operands first."""
+
+    def __init__(self, tell: Callable[[BaseException, str, Any], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See torch."""
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            self._tell(error, f"torch.{getattr(func, '__name__', func)}", (args, kwargs))
+            raise

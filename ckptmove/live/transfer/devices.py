@@ -1,15 +1,21 @@
-"""Check that a device exists, and give it the name that tensors on it have."""
+"""Devices as users name them, and the attributes of modules that name one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import get_worker_info
 
-from ...device import parse
+from ...device import kind_of, parse
 from ...errors import DeviceError
+from ...manifest.manifest import NamedDevice, Role, Section, TensorEntry
+from ...manifest.paths import Path, spell
 from ...phrases import first_line
+from ..inventory.holdings import HeldTensor, Naming, Ownership
 
 _LONGEST_SAID = 120  # characters of why torch can't use a device
 
@@ -41,3 +47,91 @@ def _spelled(device: Any) -> torch.device:
             pass
     tag = parse(device)  # says what is wrong
     raise DeviceError(f"this torch has no device '{tag}'", hint="import the package that adds it")
+
+
+#: What strings that name a device are called by everybody; others may mean where to offload, say.
+_CALLED = ("device", "_device")
+
+
+@dataclass
+class Renaming:
+    """What becomes of attributes that name a device."""
+
+    #: Those that are rewritten, with the new device.
+    going: list[tuple[Naming, str]] = field(default_factory=list)
+    rewritten: list[NamedDevice] = field(default_factory=list)  #: the same, as reports have them
+    rewritten_to: list[str] = field(default_factory=list)  #: the new device of each
+    #: Those that would be, had it been asked for.
+    rewritable: list[NamedDevice] = field(default_factory=list)
+    #: Those that aren't, though things left the device.
+    unchanged: list[NamedDevice] = field(default_factory=list)
+    staying: list[NamedDevice] = field(default_factory=list)  #: all that are left as they are
+
+    def perform(self, undoing: Callable[[Callable[[], None]], None]) -> None:
+        """Rewrite them; `undoing` is given what undoes it."""
+        for naming, device in self.going:
+            value = device if isinstance(naming.value, str) else torch.device(device)
+            undoing(_setter(naming, naming.value))
+            _setter(naming, value)()
+
+
+def renaming(
+    namings: Iterable[Naming], pairs: Iterable[tuple[HeldTensor, TensorEntry, str]], asked: bool
+) -> Renaming:
+    """Decide which attributes follow: where all of their module leaves the device for one other.
+
+    `pairs` is everything that is held, its entry, and where it shall be; `asked` tells whether to
+    rewrite what needn't be.
+    """
+    went: dict[Path, set[tuple[str, str]]] = {}
+    for each, entry, target in pairs:
+        in_module = each.section is Section.MODEL and each.held is not Ownership.GRADIENT
+        if in_module and each.role is not Role.RNG_STATE:
+            for n in range(len(each.path)):
+                went.setdefault(each.path[:n], set()).add((entry.device, target))
+    found = Renaming()
+    for naming in namings:
+        value, path = str(naming.value), naming.path[:-1]
+        while path and path not in went:
+            path = path[:-1]
+        always = naming.attribute == "_device" and _is_lightning(naming.module)
+        ways = {
+            (old, new) for old, new in went.get(path, ()) if always or value in (old, kind_of(old))
+        }
+        named = NamedDevice(
+            naming.path,
+            spell(naming.path),
+            value,
+            "str" if isinstance(naming.value, str) else "torch.device",
+        )
+        goes = {new for _, new in ways}
+        leaves = any(old != new for old, new in ways)
+        follows = len(goes) == 1 and goes != {value} and (leaves or always) and _is_certain(naming)
+        if follows and (asked or always):
+            (device,) = goes
+            found.going.append((naming, device))
+            found.rewritten.append(named)
+            found.rewritten_to.append(device)
+            continue
+        found.staying.append(named)
+        if follows:
+            found.rewritable.append(named)
+        elif leaves:
+            found.unchanged.append(named)
+    return found
+
+
+def _is_certain(naming: Naming) -> bool:
+    """Whether this is certainly meant to be where the module is."""
+    return isinstance(naming.value, torch.device) or naming.attribute in _CALLED
+
+
+def _is_lightning(module: nn.Module) -> bool:
+    return any(kind.__name__ == "_DeviceDtypeModuleMixin" for kind in type(module).__mro__)
+
+
+def _setter(naming: Naming, value: torch.device | str) -> Callable[[], None]:
+    def set_it() -> None:
+        vars(naming.module)[naming.attribute] = value
+
+    return set_it

@@ -22,8 +22,7 @@ from ...reports.move import MoveReport
 from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings
 from ..inventory.manifest import manifest_of, tag_of
 from ..inventory.unregistered import unregistered
-from .device_attributes import Renaming, renaming
-from .devices import reachable
+from .devices import Renaming, reachable, renaming
 from .movable import check_movable, holder_of, to_empty_hint
 from .parametrized import Computed, computed, dropped, renew
 from .swap_storages import Exchange, TensorMove

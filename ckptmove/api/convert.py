@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from .. import formats
 from ..errors import RefusedError, StrPath
-from ..formats.folders.model_folder import Weights, weights_of
+from ..formats.checkpoint import Folder
 from ..formats.writing import WriteOptions, WritePlan
 from ..graph.draft import CheckpointGraph
 from ..graph.edit.cast import Dtype
@@ -204,14 +203,16 @@ def convert(
         to=to,
         bare=bare,
     )
-    folder = weights_of(src) if place_of(src).is_folder() else None
-    target = target_of(dst, format, max_shard_size=max_shard_size, stem=folder and folder.stem)
-    whole = folder if target.is_folder else None
+    from_folder = place_of(src).is_folder()
+    target = target_of(dst, format, max_shard_size=max_shard_size, from_folder=from_folder)
     options = target.write_options(shared, metadata, bare=edits.bare)
     drops = texts(drop)
     with formats.opened(src, follow_links=follow_links) as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
+        folder = found.folder if target.is_folder else None
+        if folder is not None:
+            options = options._replace(stem=target.stem_of(folder.stem))
         graph = found.draft(nested=edits.narrow)
         changes = edits.apply(graph)
         graph.losses += target.format.losses(graph, options)
@@ -220,9 +221,9 @@ def convert(
             graph, target, options, drops, trusted=trust_objects, force=force
         )
         companions = list[Companion]()
-        if whole is not None:
+        if folder is not None:
             companions = _companions(
-                src, whole, graph, target, plan, strict=strict, follow_links=follow_links
+                folder, graph, target, plan, strict=strict, follow_links=follow_links
             )
         if dry_run:
             target.check(plan, graph.sources, companions, force=force)
@@ -232,7 +233,7 @@ def convert(
     copied = {each.name: each.nbytes for each in companions if not each.is_folder}
     sizes = {name: file.nbytes for name, file in plan.files.items()} | copied
     return ConvertReport(
-        source=graph.path if whole is None else os.fspath(src),
+        source=graph.path if folder is None else folder.path,
         destination=target.path,
         source_format=graph.format,
         format=target.format.name,
@@ -299,8 +300,7 @@ def _plan(
 
 
 def _companions(
-    src: StrPath,
-    weights: Weights,
+    folder: Folder,
     graph: CheckpointGraph,
     target: Target,
     plan: WritePlan,
@@ -314,10 +314,10 @@ def _companions(
         RefusedError: it can't be where the folder goes.
         UntrustedError: it names unknown callables, and `strict` is set.
     """
-    path = os.fspath(src)
+    path = folder.path
     check_apart(path, target.path)
     read = {PurePath(source.path).name for source in graph.sources}
-    found = companions_of(path, {*read, *weights.others}, graph.warnings, follow_links=follow_links)
+    found = companions_of(path, {*read, *folder.copies}, graph.warnings, follow_links=follow_links)
     for each in found:
         if each.name.partition("/")[0] in plan.files:
             raise RefusedError(f"it has another {each.name!r} besides its weights", path=path)

@@ -118,7 +118,7 @@ def diff(
     ):
         for found in (first, second) if strict else ():
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        alike = first.checkpoint.format == second.checkpoint.format
+        alike = first.format == second.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
         chosen = _chosen(old, new, patterns)
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)

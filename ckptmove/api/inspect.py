@@ -47,8 +47,7 @@ def inspect(
     """
     with formats.opened(path, follow_links=follow_links) as found:
         manifest = found.manifest
-        for source in found.sources:
-            source.check_unchanged()
+        found.check_unchanged()
         manifest = replace(manifest, fetched=found.fetched)
     if select is not None:
         manifest = manifest.select(select)

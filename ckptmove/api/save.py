@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, TypeGuard
 
-from .. import formats
 from ..errors import RefusedError, StrPath
+from ..formats.unknown_callables import judge
 from ..graph.canonical import Composite, canonical, nodes_of
 from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.edit.callables import Judge, Place, places_of
@@ -89,8 +89,8 @@ class _Restored:
 
     def judge(self, path: str) -> Judge:
         """Tells the unknown callable that a node is, if that comes of an `Opaque`."""
-        judge = formats.judge(path)
-        return lambda node: judge(node) if id(node) in self._made else None
+        judged = judge(path)
+        return lambda node: judged(node) if id(node) in self._made else None
 
     def _enter(self, node: Composite) -> None:
         if isinstance(node, Call):

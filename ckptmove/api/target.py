@@ -35,6 +35,11 @@ class Target(NamedTuple):
     is_folder: bool
     max_shard_nbytes: int | None  #: of a file in the folder
 
+    def stem_of(self, stem: str) -> str:
+        """What files are named like in this folder that were named like `stem` where they were."""
+        usual = {each.folder_stem for each in formats.WRITABLE}
+        return self.stem if stem in usual else stem
+
     def file(self, name: str) -> str:
         """The path of a file that is written."""
         return place_of(self.path).child(name).path if name else self.path
@@ -136,7 +141,7 @@ def target_of(
     format: str | None,
     *,
     max_shard_size: int | str | None = None,
-    stem: str | None = None,
+    from_folder: bool = False,
 ) -> Target:
     """Where to write, and how.
 
@@ -145,7 +150,7 @@ def target_of(
             What comes from a folder goes to one, too, unless the suffix is that of a file.
         format: as for `convert`.
         max_shard_size: as for `convert`.
-        stem: what the weights are called in the folder that they come from, if they do.
+        from_folder: whether it comes from a folder.
 
     Raises:
         UsageError: the format is not one that can be written, or not one of several files; or the
@@ -163,7 +168,7 @@ def target_of(
             f"{path!r} is called like a file, and --max-shard-size makes a folder",
             hint=f"name one, e.g. {path.removesuffix(PurePath(path).suffix)}/",
         )
-    is_folder = is_folder or sharded or (stem is not None and not known)
+    is_folder = is_folder or sharded or (from_folder and not known)
     if format is None:
         found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
         if found is None and not is_folder:
@@ -180,10 +185,7 @@ def target_of(
         )
     if sharded and not found.shards:
         raise UsageError(f"{found.name} is always one file: it takes no --max-shard-size")
-    if not is_folder:
-        stem = PurePath(path).stem
-    elif stem is None or stem in {each.folder_stem for each in writable.values()}:
-        stem = found.folder_stem
+    stem = found.folder_stem if is_folder else PurePath(path).stem
     return Target(path, stem, found, is_folder, limit)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .. import formats
 from ..errors import RefusedError
+from ..formats.unknown_callables import judge, unknown_callables
 from ..formats.writing import WriteOptions, WritePlan
 from ..graph.draft import CheckpointGraph
 from ..graph.edit.callables import Place, leave_out, places_of
@@ -86,14 +87,14 @@ def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
 
 
 def _unknown(writing: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
-    return formats.unknown_callables(writing.pickle, draft.path) if writing.pickle else ()
+    return unknown_callables(writing.pickle, draft.path) if writing.pickle else ()
 
 
 def _places(writing: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
     """The places where unknown callables are, each once."""
     yield from writing.places
     known = {(id(each.holder), each.slot) for each in writing.places}
-    for place in places_of(draft.graph.root, formats.judge(draft.path)):
+    for place in places_of(draft.graph.root, judge(draft.path)):
         if (id(place.holder), place.slot) not in known:
             yield place
 

@@ -222,10 +222,9 @@ def _container(
             manifest = found.manifest
             if strict:
                 refuse_unknown(manifest, otherwise=_WITHOUT_STRICT)
-            faults = list(found.checkpoint.damage(report))
+            faults = list(found.damage(report))
             files: Sequence[str] | RefusedError = [source.path for source in found.files]
-            for source in found.sources:
-                source.check_unchanged()
+            found.check_unchanged()
             if not place_of(path).opens_by_path:
                 files = _fetched(path, found, copies, has_trial)
             if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
@@ -248,7 +247,7 @@ def _container(
 
 
 def _fetched(
-    path: str, found: formats.Opened, copies: Copies, has_trial: bool
+    path: str, found: formats.Checkpoint, copies: Copies, has_trial: bool
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
-from ..formats.folders.model_folder import has_weights
-from ..formats.folders.shard_index import is_json, read_index
 from ..reports.data.batch_items import Item
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry
@@ -74,7 +72,8 @@ def find(root: str, wanted: ItemFilter, *, whole: bool) -> Found:
     )
     for folder in reversed(folders):  # those within come before those that they are in
         names = [each.name for each in folder.files]
-        if whole and folder.name and not folder.holds and has_weights(names):
+        is_one = whole and folder.name and not folder.holds
+        if is_one and formats.folder_format(folder.path, names) is not None:
             folder.holds = True
             if wanted.includes(folder.name, *map(folder.named, names)):
                 found.items.append(_item(folder.name, folder.path, "folder"))
@@ -180,10 +179,11 @@ def _kind_of(path: str) -> _Kind:
     try:
         with place_of(path).open() as source:
             head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
-            if is_json(head):
-                folder, names = place_of(path).parent, read_index(source).files
-                return "index", (*(folder.child(each).path for each in names), path)
-            known = bool(head) and formats.sniffed(source) is not None
+            found = formats.sniffed(source)
+        if found is not None and found.files:
+            folder = place_of(path).parent
+            return "index", (*(folder.child(each).path for each in found.files), path)
+        known = found is not None
     except UnsupportedError:
         known = False
     except InputError as error:

@@ -39,11 +39,12 @@ from ..torch_pickle.streams import Stream
 from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .archives.records import RecordsContainer
 from .archives.zip_container import content_of
-from .base import Carries, Probe
+from .base import PickledFormat, WritableFormat
 from .bundle_writing import is_bytes, is_of_torch, losses_of, planned
-from .checkpoint import PickledFormat
-from .opening import ReadSession
-from .torch.legacy import TorchLegacy
+from .checkpoint import Carries
+from .probe import Probe
+from .session import ReadSession
+from .torch.legacy import starts
 from .torch.zip import TorchZip
 from .writing import WriteOptions, WritePlan
 
@@ -52,11 +53,11 @@ _PROTO, _NEWEST_PROTOCOL = b"\x80", b"\5"
 _NAME_NBYTES = 300  # within which the name of a zip's first record ends
 
 
-class ZipBundle(PickledFormat):
+class ZipBundle(PickledFormat, WritableFormat):
     """The format of zips that hold checkpoints."""
 
     name = "zip-bundle"
-    suffixes: tuple[str, ...] = (".zip",)
+    suffixes = (".zip",)
     summary = "any zip with checkpoints in it, such as those of stable-baselines3"
     folder_stem = "bundle"
     shards = False
@@ -64,18 +65,18 @@ class ZipBundle(PickledFormat):
     refused = "nothing; records that are no checkpoints stay as they are, or are bytes in a dict"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A zip that torch did not lay out, with a record that torch.save wrote."""
-        archive = glimpse.archive
+        archive = probe.archive
         if archive is None or any(map(is_of_torch, archive.records)):
             return False
         records = archive.records.values()
-        return any(_is_checkpoint(archive, each, glimpse.opening) for each in records)
+        return any(_is_checkpoint(archive, each, probe.session) for each in records)
 
-    def open(self, glimpse: Probe) -> BundleContainer:
+    def open(self, probe: Probe) -> BundleContainer:
         """Open every record that is a checkpoint."""
-        assert glimpse.archive is not None
-        return BundleContainer(glimpse.archive, glimpse.opening)
+        assert probe.archive is not None
+        return BundleContainer(probe.archive, probe.session)
 
     def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """As `WritableFormat.losses`."""
@@ -94,13 +95,13 @@ class ZipBundle(PickledFormat):
 class BundleContainer(RecordsContainer):
     """The checkpoints in a zip."""
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Open every record that is a checkpoint.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(archive, opening, by_torch=False)
+        super().__init__(archive, session, by_torch=False)
         self.reached: list[str] = []  # what unpickling a record that can't be read would import
         self.in_text: list[Stream] = []  # pickles that a record keeps as text
         self.texts: Counter[str] = Counter()  # how many of those there are, by record
@@ -137,7 +138,7 @@ class BundleContainer(RecordsContainer):
         self.texts[record.name] += len(pickles)
         for pickle in (Memory(each, self.source.path) for each in pickles):
             try:
-                self.in_text.append(self.opening.stream(pickle))
+                self.in_text.append(self.session.stream(pickle))
             except Excess:
                 raise
             except InputError:
@@ -186,7 +187,7 @@ class BundleContainer(RecordsContainer):
                 return container is not None
             del self.roots[known:]
         except InputError as error:
-            if isinstance(error, Excess) or _is_checkpoint(self.archive, record, self.opening):
+            if isinstance(error, Excess) or _is_checkpoint(self.archive, record, self.session):
                 raise
             self.warnings.append(f"the record {record.name!r} can't be read, and stays as it is")
         return False
@@ -229,19 +230,17 @@ def _may_be_one(head: bytes) -> bool:
     return head.startswith(LOCAL_MAGIC) or (head[:1] == _PROTO and head[1:2] <= _NEWEST_PROTOCOL)
 
 
-def _is_checkpoint(archive: Archive, record: Record, opening: ReadSession) -> bool:
+def _is_checkpoint(archive: Archive, record: Record, session: ReadSession) -> bool:
     """Whether `torch.save` wrote a record."""
     head = _head(archive, record) if archive.may_be_parsed(record) else b""
     if not may_be_checkpoint(head):
         return False
     if not head.startswith(LOCAL_MAGIC):
-        return TorchLegacy().sniff(Probe(archive.source, head, None, opening))
-    source = content_of(archive, record)
+        return starts(head)
     try:
-        inner = Archive(source, opening.budget)
+        return TorchZip().sniff(Probe(content_of(archive, record), session))
     except InputError:  # broken, or no zip at all; torch.save's begins with the pickle
         return b"/data.pkl" in head[:_NAME_NBYTES]
-    return TorchZip().sniff(Probe(source, head, inner, opening))
 
 
 def _head(archive: Archive, record: Record) -> bytes:

@@ -1,11 +1,11 @@
-"""Checkpoints made of pickles: read what they hold, and plan how their devices change."""
+"""A checkpoint that was read: what it holds, and how its devices change."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 from ..errors import UnsupportedError, WriteError
 from ..graph.canonical import Graph, StorageSlice, canonical
@@ -19,39 +19,81 @@ from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..reports.data.loss import Loss
-from ..sources.source import MAX_NBYTES, Readable, Source
+from ..sources.source import MAX_NBYTES, Fetched, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
-from .base import Checkpoint, Probe
 
 
-class PickledFormat(ABC):
-    """A format whose objects are pickles: it says how a file is opened, and the rest is here."""
+class Carries(NamedTuple):
+    """What a format can hold. What it can't is a loss, to be named before anything is written."""
 
-    name: str
+    #: The device of each tensor.
+    devices: bool
+    #: Tensors that share storages, and objects that are one and the same.
+    aliases: bool
+    #: Tensors that are not contiguous.
+    strides: bool
+    #: Anything besides tensors.
+    objects: bool
+    #: What dtypes, in words.
+    dtypes: str
 
-    @abstractmethod
-    def open(self, glimpse: Probe) -> Container:
-        """Read everything but the tensors."""
 
-    def read(self, glimpse: Probe) -> PickledCheckpoint:
-        """Read everything but the tensors."""
-        return PickledCheckpoint(self.name, self.open(glimpse))
+class Folder(NamedTuple):
+    """The folder that a user named, of which a checkpoint is a part."""
+
+    path: str
+    #: What the weights are called, without what says the format.
+    stem: str
+    #: Names of files that hold the weights once more.
+    copies: tuple[str, ...] = ()
 
 
-class PickledCheckpoint:
-    """What a container holds, for any format whose objects are pickles."""
+class Checkpoint:
+    """What a container holds, for any format; it can be read as long as its files are open."""
 
-    def __init__(self, format: str, container: Container) -> None:
+    #: The folder that it was found in, if that is what the user named.
+    folder: Folder | None = None
+    #: What the user should know of how it was found.
+    notes: Sequence[str] = ()
+
+    def __init__(
+        self,
+        format: str,
+        container: Container,
+        carries: Carries,
+        files: Sequence[Source] | None = None,
+        indexes: Sequence[Source] = (),
+    ) -> None:
         """Args:
         format: the name of the format.
-        container: the file.
+        container: what was read.
+        carries: what the format can hold.
+        files: those that hold tensors, by the numbers in their extents; by default the only one.
+        indexes: those that only say what is in the others.
         """
         self.format = format
         self.container = container
+        self.carries = carries
+        if files is None:
+            files = [container.source] if isinstance(container.source, Source) else []
+        self.files = files
+        self.sources = (*files, *indexes)
         self.whole = whole(container)
+
+    @property
+    def fetched(self) -> Fetched | None:
+        """What was fetched of its files so far, or None if they are here."""
+        parts = [source.fetched for source in self.sources]
+        away = [part for part in parts if part is not None]
+        return Fetched(*map(sum, zip(*away, strict=True))) if away else None
+
+    def check_unchanged(self) -> None:
+        """Raises CorruptError if one of its files was written to since it was opened."""
+        for source in self.sources:
+            source.check_unchanged()
 
     @cached_property
     def contents(self) -> Contents:
@@ -73,23 +115,21 @@ class PickledCheckpoint:
             values_naming_devices=tuple(contents.values),
             objects=dict(contents.objects),
             globals=tuple(names),
-            unknown_callables=self.unknown_callables(),
+            unknown_callables=unknown_callables_in(container),
             aliases=tuple(contents.aliases),
             capturable=tuple(contents.capturable),
             meshes=tuple(map(str, contents.meshes)),
             remotes=tuple(device_text(each) or "" for each in contents.remotes),
             records=tuple(held.record for held in self._records()),
             metadata=container.metadata,
-            warnings=tuple(dict.fromkeys((*self._warnings(), *contents.doubts.sentences()))),
+            warnings=(
+                *self.notes,
+                *dict.fromkeys((*self._warnings(), *contents.doubts.sentences())),
+            ),
             writer=container.writer,
             tree=joined(container.roots),
             nested=self._nested(),
         )
-
-    def unknown_callables(self) -> tuple[str, ...]:
-        """The names that loading it would import, and that are not known to be harmless."""
-        found = (each.unknown_callables() for each in self.container.everything())
-        return tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def _warnings(self) -> Iterator[str]:
         for each in self.container.everything():
@@ -146,16 +186,13 @@ class PickledCheckpoint:
                 name = f"{prefix}{held.record.name}"
                 yield held._replace(record=held.record._replace(name=name))
 
-    def draft(
-        self, sources: Sequence[Source], *, nested: bool = False, program: bool = False
-    ) -> CheckpointGraph:
+    def draft(self, *, nested: bool = False, program: bool = False) -> CheckpointGraph:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
-        Of a program this is a state dict of its tensors, unless all of it is wanted.
-
         Args:
-            sources: the files that it was read from.
-            nested, program: as `Checkpoint.draft` has them.
+            nested: whether to look into bytes that hold checkpoints, to compare these.
+            program: whether to hold all that is saved of a program, not only a state dict of its
+                tensors.
 
         Raises:
             CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
@@ -182,7 +219,7 @@ class PickledCheckpoint:
             format=self.format,
             graph=graph,
             stored=stored,
-            sources=sources,
+            sources=self.sources,
             section=container.section,
             blobs=self._blobs(),
             metadata=container.metadata,
@@ -194,7 +231,7 @@ class PickledCheckpoint:
             ],
             records=records,
             beside=beside,
-            warnings=[*dict.fromkeys(self._warnings()), *_parts_cut(graph)],
+            warnings=[*self.notes, *dict.fromkeys(self._warnings()), *_parts_cut(graph)],
             inert=container.inert,
             bytecode=container.bytecode,
         )
@@ -256,7 +293,7 @@ class PickledCheckpoint:
         Raises:
             WriteError: they differ in more than the moves.
         """
-        if not isinstance(other, PickledCheckpoint) or other.format != self.format:
+        if other.format != self.format:
             raise WriteError("the written file has another format than the source")
         spelling = self._spell(moves)
         mine, theirs = self.whole, other.whole
@@ -274,6 +311,12 @@ class PickledCheckpoint:
         frames = [each.frame(spelling) for each in self.container.everything()]
         if not same or frames != [each.frame() for each in other.container.everything()]:
             raise WriteError("the written file has other storages than the source")
+
+
+def unknown_callables_in(container: Container) -> tuple[str, ...]:
+    """The names that loading it would import, and that are not known to be harmless."""
+    found = (each.unknown_callables() for each in container.everything())
+    return tuple(dict.fromkeys(chain.from_iterable(found)))
 
 
 def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage]) -> Call:

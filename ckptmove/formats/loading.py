@@ -9,7 +9,7 @@ from ..errors import CorruptError
 from ..graph.edit.narrow import leave
 from ..graph.fill import fill
 from ..pickles.nodes import Persistent
-from . import Opened
+from .checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def object_in(
-    found: Opened,
+    found: Checkpoint,
     restoring: Restoring,
     *,
     select: Sequence[str] = (),
@@ -55,6 +55,5 @@ def object_in(
 
     with restoring.rebuilding():
         loaded = built(draft.graph.root, storage_of, strict=strict)
-    for source in found.sources:
-        source.check_unchanged()
+    found.check_unchanged()
     return loaded

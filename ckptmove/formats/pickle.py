@@ -23,8 +23,9 @@ from ..pickles.reach import names_reached
 from ..sources.budget import Excess
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
-from .base import Carries, Probe
-from .checkpoint import PickledFormat
+from .base import PickledFormat
+from .checkpoint import Carries
+from .probe import Probe
 
 _PROTO = 0x80
 _TEXTUAL = frozenset(b"(c]}lditIFLVSN")  # what protocols 0 and 1 start with
@@ -35,39 +36,41 @@ class PlainPickle(PickledFormat):
     """The format of `pickle.dump`."""
 
     name = "pickle"
-    suffixes: tuple[str, ...] = (".pkl", ".pickle", ".p")
+    suffixes = (".pkl", ".pickle", ".p")
+    nestable = True
+    vague = True
     summary = "pickle.dump of anything that holds tensors"
     refused = "pickles that keep buffers or objects outside of the file, since they are not there"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A PROTO opcode comes first; or an opcode of old, and the file ends with STOP."""
-        head, source = glimpse.head, glimpse.source
-        if head[0] == _PROTO:
+        head, source = probe.head, probe.source
+        if head[:1] == bytes((_PROTO,)):
             return len(head) > 1 and head[1] <= 5
-        if head[0] not in _TEXTUAL or source.read(source.nbytes - 1, 1) != b".":
+        if not head or head[0] not in _TEXTUAL or source.read(source.nbytes - 1, 1) != b".":
             return False
         try:
-            return not isinstance(glimpse.opening.stream(source).pickle.root, (str, int, float))
+            return not isinstance(probe.session.stream(source).pickle.root, (str, int, float))
         except InputError:
             return False
 
-    def open(self, glimpse: Probe) -> PickleContainer:
+    def open(self, probe: Probe) -> PickleContainer:
         """Read the pickles."""
-        return PickleContainer(glimpse)
+        return PickleContainer(probe)
 
 
 class PickleContainer(Container):
     """One or more pickles, one after the other."""
 
-    def __init__(self, glimpse: Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         """Read the pickles.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(glimpse.source)
-        glimpse.opening.folder()
+        super().__init__(probe.source)
+        probe.session.folder()
         self.reached: list[str] = []  # what unpickling the bytes that follow would import
         at = 0
         roots: list[Node] = []
@@ -75,7 +78,7 @@ class PickleContainer(Container):
             if len(roots) == _MOST:
                 raise UnsupportedError(f"it holds more than {_MOST:,} pickles")
             try:
-                stream = glimpse.opening.stream(self.source, at)
+                stream = probe.session.stream(self.source, at)
             except CorruptError as error:
                 if isinstance(error, Excess) or not roots or self._says_so(at):
                     raise

@@ -102,10 +102,9 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
         formats.opened(path, follow_links=True) as found,  # whoever asks has looked where they lead
     ):
         manifest = found.manifest
+        says_devices = found.carries.devices
         loaded = object_in(found, Restoring("cpu" if values else "meta"))
     states, optimizers = _found(loaded)
-    carries = {each.name: each.carries.devices for each in formats.FORMATS}
-    says_devices = carries.get(manifest.format, not manifest.format.startswith("safetensors"))
     entries = {entry.path: entry for entry in manifest.tensors}
     return Saved(manifest, states, optimizers, says_devices, entries)
 

@@ -220,7 +220,7 @@ def _format(path: Path) -> str:
     from .. import formats
 
     with formats.opened(path, follow_links=True) as found:
-        return found.checkpoint.manifest.format
+        return found.format
 
 
 def _exported(path: Path, trust_pickle: bool) -> Built:

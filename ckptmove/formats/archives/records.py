@@ -19,7 +19,7 @@ from ...zips.archive import STORED, Archive, Record
 from ...zips.content import Content
 from ...zips.layout import ALIGNMENT
 from ...zips.rewrite import rewrite
-from ..opening import ReadSession
+from ..session import ReadSession
 from .documents import Changes, Document
 from .zip_container import ArchiveContainer, content_of
 
@@ -48,13 +48,13 @@ class RecordsContainer(ArchiveContainer):
         by_torch: whether torch's own writer laid the zip out.
     """
 
-    def __init__(self, archive: Archive, opening: ReadSession, *, by_torch: bool) -> None:
+    def __init__(self, archive: Archive, session: ReadSession, *, by_torch: bool) -> None:
         """Check the layout; no record is read.
 
         Raises:
             CorruptError: records contradict the directory, or overlap.
         """
-        super().__init__(archive, opening)
+        super().__init__(archive, session)
         self.parts: dict[str, Container] = {}
         self.documents: dict[str, Document] = {}
         self.by_torch = by_torch
@@ -73,7 +73,7 @@ class RecordsContainer(ArchiveContainer):
         """
         try:
             container = (
-                self.opening.open(content_of(self.archive, record)) if record.nbytes else None
+                self.session.open(content_of(self.archive, record)) if record.nbytes else None
             )
         except InputError as error:
             raise type(error)(f"the record {record.name!r}: {error}", hint=error.hint) from error

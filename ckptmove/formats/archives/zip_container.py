@@ -21,7 +21,7 @@ from ...zips.archive import DEFLATED, STORED, Archive, Record
 from ...zips.checking import damage
 from ...zips.layout import ALIGNMENT
 from ...zips.rewrite import rewrite
-from ..opening import ReadSession
+from ..session import ReadSession
 
 _NAMES = ("data.pkl", "byteorder", "version", ".format_version", ".storage_alignment")
 #: What only says how the file is laid out.
@@ -41,11 +41,11 @@ class ArchiveContainer(Container):
 
     Attributes:
         archive: the zip.
-        opening: of the file.
+        session: of the file.
         folder: what the ids of its storages start with.
     """
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Check the layout; no record is read.
 
         Raises:
@@ -53,8 +53,8 @@ class ArchiveContainer(Container):
         """
         super().__init__(archive.source)
         self.archive = archive
-        self.opening = opening
-        self.folder = opening.folder()
+        self.session = session
+        self.folder = session.folder()
         self._held: dict[str, Record] = {}  # the record of each storage
         archive.check_layout()
 
@@ -122,8 +122,8 @@ def content_of(archive: Archive, record: Record) -> Readable:
 class ZipContainer(ArchiveContainer):
     """A zip file with pickles in records, and a record for each storage, as torch lays it out."""
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
-        super().__init__(archive, opening)
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
+        super().__init__(archive, session)
         self.prefix = prefix_of(archive)
         self.pickled: list[Record] = []  # the record of each stream
         self._check_records()
@@ -168,7 +168,7 @@ class ZipContainer(ArchiveContainer):
         """Read a pickle, but none of what it refers to; the arguments are those of `add`."""
         record = self.archive.records[f"{self.prefix}{name}"]
         content = Memory(self.archive.read_parsed(record), self.source.path)
-        stream = self.opening.stream(content)
+        stream = self.session.stream(content)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle has protocol 0, which torch can't load")
         self.streams.append(stream)

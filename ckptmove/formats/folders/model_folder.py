@@ -1,4 +1,4 @@
-"""Find the weights in a model folder, by the file names that libraries use.
+"""model-folder: a folder with the weights of a model, found by the file names that libraries use.
 
     model.safetensors                 transformers, accelerate, huggingface_hub
     model.safetensors.index.json      … with the files that it names
@@ -17,12 +17,12 @@ Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import NamedTuple
 
-from ...errors import StrPath, UnsupportedError
-from ...sources import place_of
+from ...errors import UnsupportedError
 from ...sources.place import EntryKind
+from ..base import Format
+from ..checkpoint import Carries, Checkpoint, Folder
+from ..probe import Probe
 
 _INDEX = ".index.json"
 #: The weights as one file each, in order of preference: those of a line are the same weights.
@@ -62,57 +62,70 @@ _STRANGERS: tuple[tuple[str, str, str | None], ...] = (
 )
 
 
-class Weights(NamedTuple):
-    """The weights in a folder.
+class ModelFolder(Format):
+    """The format of a folder in which weights have a usual name."""
 
-    Attributes:
-        path: of the file that holds them, or of their index.
-        stem: what it is called, without what says the format.
-        others: names of files that hold them once more.
-        warnings: what the user should know.
-    """
+    name = "model-folder"
+    summary = "transformers, diffusers, peft, accelerate, huggingface_hub (`save_pretrained`)"
+    refused = "to relocate it, since each of its files can be; links that lead out of it"
+    carries = Carries(True, True, True, True, dtypes="those of its weights")
 
-    path: str
-    stem: str
-    others: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    def sniff(self, probe: Probe) -> bool:
+        """Weights of a usual name are in it."""
+        return probe.is_folder and _usual(probe) is not None
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read the weights."""
+        found = _usual(probe)
+        assert found is not None
+        return _read(probe, found)
 
 
-def weights_of(folder: StrPath) -> Weights:
-    """Find the weights in a folder.
+class OnlyFile(ModelFolder):
+    """The last resort: a folder in which exactly one file may hold weights."""
 
-    Raises:
-        UnsupportedError: there are none, or it is not known which they are.
-        InputError: it can't be read.
-    """
-    place = place_of(folder)
-    entries = place.entries()
-    names = [each.name for each in entries if each.kind is EntryKind.FILE]
-    found = next((name for name in _WANTED if name in names), None)
-    if found is None:
-        found = _only_one(place.path, names, [each.name for each in entries])
+    def sniff(self, probe: Probe) -> bool:
+        """Any folder."""
+        return probe.is_folder
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read that file.
+
+        Raises:
+            UnsupportedError: there is none, or are several.
+        """
+        return _read(probe, _only_one(probe))
+
+
+def _usual(probe: Probe) -> str | None:
+    """The weights that have a usual name, or their index."""
+    names = set(_files(probe))
+    return next((name for name in _WANTED if name in names), None)
+
+
+def _files(probe: Probe) -> list[str]:
+    return [name for name, each in probe.entries.items() if each.kind is EntryKind.FILE]
+
+
+def _read(probe: Probe, found: str) -> Checkpoint:
+    """Read the file that holds the weights in a folder, and tell of others that do so too."""
     whole = _whole_of(found)
     family = next((each for each in _FAMILIES if whole in each), (whole,))
     others = [
         name
-        for name in names
+        for name in _files(probe)
         if name != found
         and _whole_of(name) in family
         and not (found.endswith(_INDEX) and _SHARD.fullmatch(name) and _whole_of(name) == whole)
     ]
-    warnings = []
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
-        warnings.append(
+        probe.note(
             f"{found} is used as the weights; {others[0]}{more} seems to hold the same weights"
         )
-    stem = whole.rpartition(".")[0] or whole
-    return Weights(place.child(found).path, stem, tuple(others), tuple(warnings))
-
-
-def has_weights(names: Collection[str]) -> bool:
-    """Whether a folder with files of these names is that of a model, as libraries save one."""
-    return not {*_WANTED}.isdisjoint(names)
+    checkpoint = probe.read(found)
+    checkpoint.folder = Folder(probe.path, whole.rpartition(".")[0] or whole, tuple(others))
+    return checkpoint
 
 
 def is_weights(name: str) -> bool:
@@ -131,22 +144,18 @@ def _may_be_weights(name: str) -> bool:
     return name.endswith(_LIKE_WEIGHTS) and not name.startswith(_BESIDE)
 
 
-def _only_one(path: str, names: list[str], inside: list[str]) -> str:
+def _only_one(probe: Probe) -> str:
     """The one file in a folder that may hold weights, if none has a usual name.
-
-    Args:
-        path: the folder.
-        names: of its files.
-        inside: the names of all that is in it.
 
     Raises:
         UnsupportedError: there is none, or are several.
     """
+    names, path = _files(probe), probe.path
     indexes = [name for name in names if name.endswith(_INDEXED)]
     found = indexes or [name for name in names if _may_be_weights(name)]
     if not indexes:
         for pattern, what, hint in _STRANGERS:
-            if any(re.fullmatch(pattern, name) for name in inside):
+            if any(re.fullmatch(pattern, name) for name in probe.entries):
                 hint = hint and hint.replace("DIR", path)
                 raise UnsupportedError(f"is a directory: {what}", path=path, hint=hint)
     if len(found) > 1:

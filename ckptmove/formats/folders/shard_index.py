@@ -17,23 +17,17 @@ Source: huggingface_hub/serialization/_torch.py (`save_torch_state_dict`,
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from typing import NamedTuple
 
-from ...errors import CorruptError, InputError, UnsupportedError
+from ...errors import CorruptError, UnsupportedError
 from ...graph.tree_text import TREE
-from ...sources import Missing, place_of
-from ...sources.source import Source
-from ...writing.in_place.change import recover_if_interrupted
+from ...sources.source import Readable
 from ..safetensors.header import LONGEST, read_json, shown
 
-_SPACE = b" \t\r\n"  # that JSON may start with
 _LONGEST_NAME = 255  # bytes of a file's name
 _SEPARATORS = frozenset("/\\\0")
 _NBYTES_OF_QUOTE = 10  # an entry has four in 40 bytes at least: a name, and that of a file
-_FEW = 64  # files that a process has open besides
 
 
 class Index(NamedTuple):
@@ -45,7 +39,7 @@ class Index(NamedTuple):
         tree: what it tells of the tree, if it does.
     """
 
-    source: Source
+    source: Readable
     where: Mapping[str, str]
     tree: str | None
 
@@ -55,12 +49,7 @@ class Index(NamedTuple):
         return sorted(set(self.where.values()))
 
 
-def is_json(head: bytes) -> bool:
-    """Whether a file starts as a JSON object does."""
-    return head.lstrip(_SPACE)[:1] == b"{" and b"\0" not in head
-
-
-def read_index(source: Source) -> Index:
+def read_index(source: Readable) -> Index:
     """Read an index.
 
     Raises:
@@ -94,52 +83,6 @@ def is_plain_name(file: str) -> bool:
     except UnicodeEncodeError:
         return False
     return 0 < nbytes <= _LONGEST_NAME and file not in (".", "..") and _SEPARATORS.isdisjoint(file)
-
-
-def open_shards(
-    index: Index, stack: ExitStack, *, follow_links: bool = False
-) -> tuple[dict[str, Source], list[str]]:
-    """Open every file of a checkpoint, for as long as a stack lasts.
-
-    Args:
-        index: the index.
-        stack: closes them.
-        follow_links: whether they may be links that lead out of its folder.
-
-    Returns:
-        The files by name, and what the user should know of them.
-
-    Raises:
-        InputError: one is missing, can't be read, or there are too many.
-    """
-    folder, opened = place_of(index.source.path).parent, dict[str, Source]()
-    notes: list[str] = []
-    for name in index.files:
-        place = folder.child(name)
-        if not follow_links:
-            place.check_link(folder)
-        notes += (f"{name}: {note}" for note in recover_if_interrupted(place.path))
-        try:
-            opened[name] = source = place.open()
-        except InputError as error:
-            raise _without(name, len(index.files), error) from error
-        stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
-        if not follow_links:
-            place.check_link(folder, source)
-    return opened, notes
-
-
-def _without(name: str, count: int, error: InputError) -> InputError:
-    """What to say of a file that can't be opened."""
-    number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
-    if number == errno.ENOENT or isinstance(error, Missing):
-        return InputError(f"its file {shown(name)} is missing", hint="download it again")
-    if number in (errno.EMFILE, errno.ENFILE):
-        return InputError(
-            f"its {count:,} files can't all be opened at the same time",
-            hint=f"ulimit -n {2 * count + _FEW}",
-        )
-    return error
 
 
 def check_shards(index: Index, held: Mapping[str, Iterable[str]], warnings: list[str]) -> None:

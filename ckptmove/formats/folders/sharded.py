@@ -13,85 +13,130 @@ huggingface_hub/serialization/_torch.py.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...errors import CorruptError, UnsupportedError
+from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.tree_text import TREE
 from ...manifest.manifest import Section
 from ...pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...plans.plan import Plan
+from ...sources import Missing
 from ...sources.source import Source
 from ...torch_pickle.streams import Container, LocationEdits
-from ..base import Carries
-from ..checkpoint import PickledCheckpoint
-from ..safetensors.file import Placed, SafetensorsContainer, TensorsContainer
-from ..safetensors.header import Entry
-from .shard_index import Index, check_shards
+from ..base import Format, PickledFormat
+from ..checkpoint import Carries, Checkpoint
+from ..pickle import PlainPickle
+from ..probe import Probe
+from ..safetensors.file import Placed, SafetensorsContainer, SafetensorsFile, TensorsContainer
+from ..safetensors.header import Entry, shown
+from ..strangers import stranger
+from ..torch.legacy import TorchLegacy
+from ..torch.zip import TorchZip
+from .shard_index import Index, check_shards, read_index
 
+#: What its files may be.
+_PARTS: tuple[PickledFormat, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
+_FEW = 64  # files that a process has open besides
 _ORDERED = "collections.OrderedDict"
-_REFUSED = (
-    "to relocate it, since each of its files can be; an index that leads out of its folder, or "
-    "contradicts the files"
-)
 
 
 class Shard(NamedTuple):
-    """A file of a checkpoint.
-
-    Attributes:
-        name: of the file.
-        source: the file.
-        container: what it holds.
-    """
+    """A file of a checkpoint."""
 
     name: str
     source: Source
     container: Container
 
 
-class SafetensorsSharded:
-    """The format of several safetensors files with an index."""
+class Sharded(Format):
+    """The format of an index and the files that it names.
 
-    name = "safetensors-sharded"
-    suffixes: tuple[str, ...] = (".safetensors.index.json",)
-    summary = "transformers, diffusers, huggingface_hub, for what is too large for one file"
-    refused = _REFUSED
-    carries = Carries(
-        devices=False,
-        aliases=False,
-        strides=False,
-        objects=False,
-        dtypes="as safetensors",
+    The name of a checkpoint's format says what these are: `safetensors-sharded` or `torch-sharded`.
+    """
+
+    name = "sharded"
+    suffixes = (".safetensors.index.json", ".bin.index.json")
+    summary = "transformers, diffusers, huggingface_hub: several files and their index"
+    refused = (
+        "to relocate it, since each of its files can be; an index that leads out of its folder, or "
+        "contradicts the files"
     )
+    carries = Carries(True, True, True, True, dtypes="those of its files")
+    vague = True
 
-    def fits(self, shards: Sequence[Shard]) -> bool:
-        """Whether the files are of this format."""
-        return all(isinstance(each.container, SafetensorsContainer) for each in shards)
+    def sniff(self, probe: Probe) -> bool:
+        """JSON beside other files."""
+        return probe.is_json and not probe.is_alone
 
-    def read(self, index: Index, shards: Sequence[Shard]) -> PickledCheckpoint:
-        """Read them as one."""
-        return PickledCheckpoint(self.name, _ShardedTensors(index, shards))
+    def files(self, probe: Probe) -> Sequence[str]:
+        """The files that the index names.
+
+        Raises:
+            CorruptError, UnsupportedError: as `read_index`.
+        """
+        return read_index(probe.source).files
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read them as one.
+
+        Raises:
+            UnsupportedError: they are not all of one kind.
+        """
+        index = read_index(probe.source)
+        files = {name: _open(probe, name, len(index.files)) for name in index.files}
+        shards = [_shard(name, file) for name, file in files.items()]
+        safe = {isinstance(shard.container, SafetensorsContainer) for shard in shards}
+        if len(safe) > 1:
+            raise UnsupportedError("its files have different formats")
+        sources = [shard.source for shard in shards]
+        if safe == {True}:
+            return Checkpoint(
+                "safetensors-sharded",
+                _ShardedTensors(index, shards),
+                SafetensorsFile.carries,
+                sources,
+                [probe.file],
+            )
+        return Checkpoint(
+            "torch-sharded", _ShardedPickles(index, shards), TorchZip.carries, sources, [probe.file]
+        )
 
 
-class TorchSharded:
-    """The format of several files of `torch.save` with an index."""
+def _open(probe: Probe, name: str, count: int) -> Probe:
+    """Open a file that an index names, one of so many.
 
-    name = "torch-sharded"
-    suffixes: tuple[str, ...] = (".bin.index.json",)
-    summary = "transformers, diffusers, huggingface_hub, before safetensors"
-    refused = _REFUSED
-    carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
+    Raises:
+        InputError: it is missing, can't be read, or there are too many.
+    """
+    try:
+        return probe.open(name)
+    except InputError as error:
+        number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+        if number == errno.ENOENT or isinstance(error, Missing):
+            why = f"its file {shown(name)} is missing"
+            raise InputError(why, hint="download it again") from error
+        if number in (errno.EMFILE, errno.ENFILE):
+            raise InputError(
+                f"its {count:,} files can't all be opened at the same time",
+                hint=f"ulimit -n {2 * count + _FEW}",
+            ) from error
+        raise
 
-    def fits(self, shards: Sequence[Shard]) -> bool:
-        """Whether the files are of this format."""
-        return not any(isinstance(each.container, SafetensorsContainer) for each in shards)
 
-    def read(self, index: Index, shards: Sequence[Shard]) -> PickledCheckpoint:
-        """Read them as one."""
-        return PickledCheckpoint(self.name, _ShardedPickles(index, shards))
+def _shard(name: str, probe: Probe) -> Shard:
+    """What a file holds that is a part of a checkpoint."""
+    try:
+        found = next((format for format in _PARTS if format.sniff(probe)), None)
+        if found is None:
+            raise stranger(probe)
+        return Shard(name, probe.file, found.open(probe))
+    except InputError as error:
+        error.about(probe.path)
+        raise
 
 
 class _ShardedTensors(TensorsContainer):

@@ -17,7 +17,7 @@ from ...zips.archive import Archive, Record
 from ..archives.documents import Changes, Json, member
 from ..archives.records import RecordsContainer, View
 from ..archives.zip_container import prefix_of
-from ..opening import ReadSession
+from ..session import ReadSession
 from .export_graph import Place, device_text, walk
 
 OLD_PROGRAM = "serialized_exported_program.json"
@@ -77,14 +77,14 @@ class ExportContainer(RecordsContainer):
     beside = "its program"
     program = True
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Read all but the tensors.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
         self.old = OLD_PROGRAM in archive.records
-        super().__init__(archive, opening, by_torch=not self.old)
+        super().__init__(archive, session, by_torch=not self.old)
         self.weights: list[Weight] = []
         self.places: list[Place] = []
         self.place_records: list[str] = []

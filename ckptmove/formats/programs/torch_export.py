@@ -33,19 +33,20 @@ from ...plans.plan import Plan
 from ...torch_pickle.sections.tensor_names import with_shared
 from ..archives.documents import Changes, Json
 from ..archives.zip_container import prefix_of
-from ..base import Carries, Checkpoint, Probe
-from ..checkpoint import PickledCheckpoint
+from ..base import Format
+from ..checkpoint import Carries, Checkpoint
+from ..probe import Probe
 from .export_archive import OLD_PROGRAM, ExportContainer
 from .export_graph import Place
 
 _MOST_REASONS = 3
 
 
-class TorchExport:
+class TorchExport(Format):
     """The format of `torch.export.save`."""
 
     name = "torch-export"
-    suffixes: tuple[str, ...] = (".pt2",)
+    suffixes = (".pt2",)
     summary = "torch.export.save, torch 2.1 and newer"
     refused = (
         "to relocate what is compiled for its device (AOTInductor) or holds objects, "
@@ -53,21 +54,21 @@ class TorchExport:
     )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A zip that says so, or one with the program of old."""
-        if glimpse.archive is None:
+        if probe.archive is None:
             return False
-        records = glimpse.archive.records
-        return f"{prefix_of(glimpse.archive)}archive_format" in records or OLD_PROGRAM in records
+        records = probe.archive.records
+        return f"{prefix_of(probe.archive)}archive_format" in records or OLD_PROGRAM in records
 
-    def read(self, glimpse: Probe) -> ExportCheckpoint:
+    def read(self, probe: Probe) -> ExportCheckpoint:
         """Read everything but the tensors."""
-        assert glimpse.archive is not None
-        container = ExportContainer(glimpse.archive, glimpse.opening)
-        return ExportCheckpoint(self.name, container)
+        assert probe.archive is not None
+        container = ExportContainer(probe.archive, probe.session)
+        return ExportCheckpoint(self.name, container, self.carries)
 
 
-class ExportCheckpoint(PickledCheckpoint):
+class ExportCheckpoint(Checkpoint):
     """Exported programs: what they hold, and how their devices change."""
 
     container: ExportContainer
@@ -96,7 +97,7 @@ class ExportCheckpoint(PickledCheckpoint):
         return [weight.entry for weight in self.container.weights]
 
     def raw(self) -> list[TensorEntry]:
-        """As `PickledCheckpoint.raw`; tensors without bytes are only in the description."""
+        """As `Checkpoint.raw`; tensors without bytes are only in the description."""
         return [each for each in self._raw if each.storage is not None]
 
     def plan_relocate(self, moves: Moves) -> Plan:

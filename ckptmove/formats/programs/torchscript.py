@@ -35,9 +35,10 @@ from ...torch_pickle.torchscript_code import Literal, literals, rewritten
 from ...torch_pickle.values.persistent_ids import StorageId
 from ...zips.archive import Archive, Record
 from ..archives.zip_container import ZipContainer, prefix_of
-from ..base import Carries, Probe
-from ..checkpoint import PickledFormat
-from ..opening import ReadSession
+from ..base import PickledFormat
+from ..checkpoint import Carries
+from ..probe import Probe
+from ..session import ReadSession
 
 _BYTECODE = "bytecode"
 _PICKLES = ("data", "constants", "traced_inputs", _BYTECODE)
@@ -50,7 +51,8 @@ class TorchScript(PickledFormat):
     """The format of `torch.jit.save`."""
 
     name = "torchscript"
-    suffixes: tuple[str, ...] = (".pt", ".pth", ".jit", ".ptl")
+    suffixes = (".pt", ".pth", ".jit", ".ptl")
+    nestable = True
     summary = "torch.jit.save, archive version 2 and newer; also for phones (`.ptl`)"
     refused = (
         "nothing; devices that its code names are listed, and moved only by `--values`, "
@@ -58,18 +60,18 @@ class TorchScript(PickledFormat):
     )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A zip with both a `data.pkl` and a `constants.pkl`."""
-        if glimpse.archive is None:
+        if probe.archive is None:
             return False
-        prefix = prefix_of(glimpse.archive)
+        prefix = prefix_of(probe.archive)
         names = (f"{prefix}data.pkl", f"{prefix}constants.pkl")
-        return bool(prefix) and all(name in glimpse.archive.records for name in names)
+        return bool(prefix) and all(name in probe.archive.records for name in names)
 
-    def open(self, glimpse: Probe) -> ScriptContainer:
+    def open(self, probe: Probe) -> ScriptContainer:
         """Read the directory, the pickles and the code."""
-        assert glimpse.archive is not None
-        return ScriptContainer(glimpse.archive, glimpse.opening)
+        assert probe.archive is not None
+        return ScriptContainer(probe.archive, probe.session)
 
 
 class ScriptContainer(ZipContainer):
@@ -80,13 +82,13 @@ class ScriptContainer(ZipContainer):
     program = True
     inert = True  # libtorch imports nothing
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Read the pickles and the code.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(archive, opening)
+        super().__init__(archive, session)
         for name in _PICKLES:
             if f"{self.prefix}{name}.pkl" in archive.records:
                 path = () if name == "data" else (name,)

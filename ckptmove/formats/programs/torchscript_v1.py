@@ -38,9 +38,10 @@ from ...zips.archive import Archive, Record
 from ..archives.documents import Changes, Json, member
 from ..archives.records import RecordsContainer, View
 from ..archives.zip_container import prefix_of
-from ..base import Carries, Checkpoint, Probe
-from ..checkpoint import PickledCheckpoint
-from ..opening import ReadSession
+from ..base import Format
+from ..checkpoint import Carries, Checkpoint
+from ..probe import Probe
+from ..session import ReadSession
 
 #: caffe2/proto/caffe2.proto, `TensorProto.DataType`, by name.
 _DTYPES = {
@@ -58,11 +59,11 @@ _MOST_CODE_NBYTES = 64 << 20
 _DEEPEST = 200  # modules in each other; containers of a pickled attribute
 
 
-class TorchScriptV1:
+class TorchScriptV1(Format):
     """The format of `torch.jit.save` before 1.4."""
 
     name = "torchscript-v1"
-    suffixes: tuple[str, ...] = (".pt", ".pth")
+    suffixes = (".pt", ".pth")
     summary = "torch.jit.save, torch 1.0 to 1.3"
     refused = (
         "to relocate a module with members that are not understood, since they may name devices"
@@ -71,19 +72,19 @@ class TorchScriptV1:
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 1.3 had"
     )
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A zip with a `model.json`, and without the pickles of later versions."""
-        if glimpse.archive is None:
+        if probe.archive is None:
             return False
-        records, prefix = glimpse.archive.records, prefix_of(glimpse.archive)
+        records, prefix = probe.archive.records, prefix_of(probe.archive)
         names = (f"{prefix}data.pkl", f"{prefix}constants.pkl", f"{prefix}archive_format")
         return bool(prefix) and f"{prefix}model.json" in records and not records.keys() & set(names)
 
-    def read(self, glimpse: Probe) -> ScriptV1Checkpoint:
+    def read(self, probe: Probe) -> ScriptV1Checkpoint:
         """Read everything but the tensors."""
-        assert glimpse.archive is not None
-        container = ScriptV1Container(glimpse.archive, glimpse.opening)
-        return ScriptV1Checkpoint(self.name, container)
+        assert probe.archive is not None
+        container = ScriptV1Container(probe.archive, probe.session)
+        return ScriptV1Checkpoint(self.name, container, self.carries)
 
 
 class _Described(NamedTuple):
@@ -107,13 +108,13 @@ class ScriptV1Container(RecordsContainer):
     program = True
     inert = True
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Read the JSON, the attributes and the code.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(archive, opening, by_torch=True)
+        super().__init__(archive, session, by_torch=True)
         self.prefix = prefix_of(archive)
         self.riddles: list[str] = []
         self.names: list[tuple[Path, int]] = []
@@ -195,7 +196,7 @@ class ScriptV1Container(RecordsContainer):
         if record is None:
             return []
         content = Memory(self.archive.read_parsed(record), self.source.path)
-        stream = self.opening.stream(content)
+        stream = self.session.stream(content)
         root = stream.pickle.root
         if stream.pickle.persistents or not isinstance(root, (Tuple, List)):
             raise UnsupportedError("its pickled attributes are not a tuple")
@@ -258,7 +259,7 @@ class ScriptV1Container(RecordsContainer):
                     self.said.append(NamedDevice(path, name, literal.value, kind, fixed=True))
 
 
-class ScriptV1Checkpoint(PickledCheckpoint):
+class ScriptV1Checkpoint(Checkpoint):
     """What such a file holds, and how its devices change."""
 
     container: ScriptV1Container
@@ -278,7 +279,7 @@ class ScriptV1Checkpoint(PickledCheckpoint):
         )
 
     def raw(self) -> Sequence[TensorEntry]:
-        """As `PickledCheckpoint.raw`."""
+        """As `Checkpoint.raw`."""
         return self.manifest.tensors
 
     def plan_relocate(self, moves: Moves) -> Plan:

@@ -31,8 +31,9 @@ from ...reports.data.loss import Loss
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.strided import MOST_DIMENSIONS
-from ..base import Carries, Probe
-from ..checkpoint import PickledCheckpoint, PickledFormat
+from ..base import PickledFormat, WritableFormat, runs_nothing
+from ..checkpoint import Carries, Checkpoint
+from ..probe import Probe
 from ..writing import WriteOptions, WritePlan
 from .header import LENGTH_NBYTES, Entry, read_header, shown
 from .metadata import other_names
@@ -49,11 +50,11 @@ _WRITERS = {
 }
 
 
-class SafetensorsFile(PickledFormat):
+class SafetensorsFile(PickledFormat, WritableFormat):
     """The format of the safetensors library."""
 
     name = "safetensors"
-    suffixes: tuple[str, ...] = (".safetensors",)
+    suffixes = (".safetensors",)
     folder_stem = "model"
     shards = True
     annotates = True
@@ -70,20 +71,20 @@ class SafetensorsFile(PickledFormat):
         dtypes="all of torch but complex128, complex32, quantized and bits",
     )
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A length comes first that the file has, and then the start of a JSON object."""
-        length = int.from_bytes(glimpse.head[:LENGTH_NBYTES], "little")
-        start = glimpse.head[LENGTH_NBYTES : LENGTH_NBYTES + length]
-        fits = 0 < length <= glimpse.source.nbytes - LENGTH_NBYTES
-        return fits and start.lstrip(_SPACE)[:1] in (b"{", b"")
+        length = int.from_bytes(probe.head[:LENGTH_NBYTES], "little")
+        start = probe.head[LENGTH_NBYTES : LENGTH_NBYTES + length]
+        fits = 0 < length <= probe.source.nbytes - LENGTH_NBYTES
+        return fits and start.lstrip(_SPACE)[:1] in (b"{", b"") and runs_nothing(probe)
 
-    def read(self, glimpse: Probe) -> TensorsCheckpoint:
+    def read(self, probe: Probe) -> TensorsCheckpoint:
         """Read the header."""
-        return TensorsCheckpoint(self.name, self.open(glimpse))
+        return TensorsCheckpoint(self.name, self.open(probe), self.carries)
 
-    def open(self, glimpse: Probe) -> SafetensorsContainer:
+    def open(self, probe: Probe) -> SafetensorsContainer:
         """Read the header."""
-        return SafetensorsContainer(glimpse)
+        return SafetensorsContainer(probe)
 
     def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """Nothing, unless the tree is left out that tells of what has no form of its own."""
@@ -120,17 +121,15 @@ class Placed(NamedTuple):
     source: int = 0
 
 
-class TensorsCheckpoint(PickledCheckpoint):
+class TensorsCheckpoint(Checkpoint):
     """What is saved as tensors by name."""
 
-    def __init__(self, format: str, container: TensorsContainer) -> None:
-        super().__init__(format, container)
-        self._tensors = container
+    container: TensorsContainer
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
-        """As `PickledCheckpoint.graph`."""
-        if self._tensors.is_canonical:
-            return self._tensors.graph
+        """As `Checkpoint.graph`."""
+        if self.container.is_canonical:
+            return self.container.graph
         return super().graph(nested=nested, program=program)
 
 
@@ -226,14 +225,14 @@ class SafetensorsContainer(TensorsContainer):
         header: what it says.
     """
 
-    def __init__(self, glimpse: Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         """Read the header.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        glimpse.opening.folder()
-        source = glimpse.source
+        probe.session.folder()
+        source = probe.source
         self.header = read_header(source)
         placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
         said, own = self.header.metadata, ("format", TREE)

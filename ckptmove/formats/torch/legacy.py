@@ -30,8 +30,9 @@ from ...pickles.reach import names_reached
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from ..base import Carries, Probe
-from ..checkpoint import PickledFormat
+from ..base import PickledFormat, runs_nothing
+from ..checkpoint import Carries
+from ..probe import Probe
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -48,7 +49,8 @@ class TorchLegacy(PickledFormat):
     """The format of `torch.save` before zip."""
 
     name = "torch-legacy"
-    suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
+    suffixes = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
+    nestable = True
     summary = "torch.save, torch 0.2 to 1.5, or with `_use_new_zipfile_serialization=False`"
     refused = "nothing"
     carries = Carries(
@@ -59,17 +61,24 @@ class TorchLegacy(PickledFormat):
         dtypes="all of torch; newer ones than 1.5 had are written, but torch can not load them",
     )
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A pickle of torch's magic number comes first."""
-        return starts(glimpse.head)
+        return starts(probe.head)
 
-    def sniff_behind(self, glimpse: Probe) -> bool:
-        """One comes after something that is no checkpoint."""
-        return glimpse.archive is None and start_of(glimpse) is not None
-
-    def open(self, glimpse: Probe) -> LegacyContainer:
+    def open(self, probe: Probe) -> LegacyContainer:
         """Read the pickles and where the storages lie."""
-        return LegacyContainer(glimpse)
+        return LegacyContainer(probe)
+
+
+class LegacyBehind(TorchLegacy):
+    """The same, after something that is no checkpoint."""
+
+    nestable = False
+
+    def sniff(self, probe: Probe) -> bool:
+        """A pickle of torch's magic number comes within the first bytes."""
+        found = probe.archive is None and start_of(probe) is not None
+        return found and runs_nothing(probe)
 
 
 def starts(head: bytes) -> bool:
@@ -79,12 +88,12 @@ def starts(head: bytes) -> bool:
     )
 
 
-def start_of(glimpse: Probe) -> int | None:
+def start_of(probe: Probe) -> int | None:
     """Where what torch saved starts: a program may have written something of its own before it."""
-    head = glimpse.head
+    head = probe.head
     if starts(head):
         return 0
-    source = glimpse.source
+    source = probe.source
     head = source.read(0, min(source.nbytes, _LATEST_START))
     found = (head.find(magic + _MAGIC_BYTES) for magic in _MAGIC_HEADS[:2])
     return min((at for at in found if at >= 0), default=None)
@@ -93,18 +102,18 @@ def start_of(glimpse: Probe) -> int | None:
 class LegacyContainer(Container):
     """Five pickles and a tail of storages; and again, where several were saved to one file."""
 
-    def __init__(self, glimpse: Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         """Read the pickles, and the size of each storage.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(glimpse.source)
-        self.opening = glimpse.opening
-        self.folder = f"{self.opening.folder()}data/"
+        super().__init__(probe.source)
+        self.session = probe.session
+        self.folder = f"{self.session.folder()}data/"
         self._extents: dict[str, Extent] = {}
         self.reached: list[str] = []  # what unpickling the bytes that follow would import
-        start = start_of(glimpse) or 0
+        start = start_of(probe) or 0
         if start:
             self.warnings.append(f"{start:,} bytes precede what torch saved")
         end = self._read(start, self.folder)
@@ -126,18 +135,18 @@ class LegacyContainer(Container):
 
     def _read(self, at: int, folder: str) -> int:
         """Read what was saved there; gives where it ends."""
-        opening = self.opening
-        magic = opening.plain(self.source, at)
-        protocol = opening.plain(self.source, at + magic.nbytes)
+        session = self.session
+        magic = session.plain(self.source, at)
+        protocol = session.plain(self.source, at + magic.nbytes)
         if magic.pickle.root != _MAGIC:
             raise CorruptError("the magic number at its start is wrong")
         if protocol.pickle.root != _PROTOCOL:
             raise UnsupportedError(f"its protocol is not {_PROTOCOL}")
-        machine = opening.plain(self.source, protocol.start + protocol.nbytes)
+        machine = session.plain(self.source, protocol.start + protocol.nbytes)
         if not isinstance(machine.pickle.root, Dict):  # torch reads it, and believes none of it
             raise CorruptError("the third pickle of the file should be a dict")
-        stream = opening.stream(self.source, machine.start + machine.nbytes)
-        keys = opening.plain(self.source, stream.start + stream.nbytes)
+        stream = session.stream(self.source, machine.start + machine.nbytes)
+        keys = session.plain(self.source, stream.start + stream.nbytes)
         if stream.pickle.textual:
             raise UnsupportedError("its pickle has protocol 0, which torch can't load")
         self.streams.append(stream)

@@ -35,9 +35,10 @@ from ...torch_pickle.streams import LocationEdits
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
 from ...zips.archive import STORED, Archive, Record
 from ..archives.zip_container import ZipContainer, prefix_of
-from ..base import Carries, Probe
-from ..checkpoint import PickledFormat
-from ..opening import ReadSession
+from ..base import PickledFormat
+from ..checkpoint import Carries
+from ..probe import Probe
+from ..session import ReadSession
 
 _STORAGES = ".data/"
 _CODE = (f"{_STORAGES}extern_modules", f"{_STORAGES}ts_code/")
@@ -49,22 +50,22 @@ class TorchPackage(PickledFormat):
     """The format of `torch.package`."""
 
     name = "torch-package"
-    suffixes: tuple[str, ...] = (".pt", ".package")
+    suffixes = (".pt", ".package")
     summary = "torch.package, torch 1.8 and newer"
     refused = "to relocate ScriptModules in it, since what they hold is not read"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A zip with the list of modules that a package does not bring."""
-        archive = glimpse.archive
+        archive = probe.archive
         return archive is not None and (
             f"{prefix_of(archive)}{_STORAGES}extern_modules" in archive.records
         )
 
-    def open(self, glimpse: Probe) -> PackageContainer:
+    def open(self, probe: Probe) -> PackageContainer:
         """Read the directory and the pickles."""
-        assert glimpse.archive is not None
-        return PackageContainer(glimpse.archive, glimpse.opening)
+        assert probe.archive is not None
+        return PackageContainer(probe.archive, probe.session)
 
 
 class PackageContainer(ZipContainer):
@@ -72,13 +73,13 @@ class PackageContainer(ZipContainer):
 
     beside = "its modules"
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Read the pickles.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(archive, opening)
+        super().__init__(archive, session)
         self.brought = {  # the modules and packages whose source is in it, by their first names
             record.name.removeprefix(self.prefix).partition("/")[0].removesuffix(".py")
             for record in archive.records.values()
@@ -115,7 +116,7 @@ class PackageContainer(ZipContainer):
         try:
             found = fetch(Memory(content, self.source.path), 0)
             gaps = {at: gap.nbytes for at, gap in found.gaps.items()}
-            walk(found.data, gaps=gaps, budget=self.opening.budget)
+            walk(found.data, gaps=gaps, budget=self.session.budget)
         except Excess:
             raise
         except CorruptError:

@@ -35,8 +35,9 @@ from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
 from ...torch_pickle.values.strided import tensor_at
 from ..archives.tar_archive import BLOCK, Member, has_checksum, members_of, resized
-from ..base import Carries, Probe
-from ..checkpoint import PickledFormat
+from ..base import PickledFormat, runs_nothing
+from ..checkpoint import Carries
+from ..probe import Probe
 
 _NEEDED = ("storages", "tensors", "pickle")
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
@@ -47,7 +48,8 @@ class TorchTar(PickledFormat):
     """The format of `torch.save` in torch 0.1."""
 
     name = "torch-tar"
-    suffixes: tuple[str, ...] = (".pt", ".pth", ".t7", ".tar")
+    suffixes = (".pt", ".pth", ".t7", ".tar")
+    vague = True
     summary = "torch.save, torch 0.1"
     refused = (
         "tars without the members that all of torch had, since nothing else says where tensors lie"
@@ -56,28 +58,29 @@ class TorchTar(PickledFormat):
         devices=True, aliases=True, strides=True, objects=True, dtypes="those that torch 0.1 had"
     )
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A tar header comes first, by its magic or its checksum: torch takes it for a tar then."""
-        head = glimpse.head
-        return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
+        head = probe.head
+        found = len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
+        return found and runs_nothing(probe)
 
-    def open(self, glimpse: Probe) -> TarContainer:
+    def open(self, probe: Probe) -> TarContainer:
         """Read the pickles and where the storages lie."""
-        return TarContainer(glimpse)
+        return TarContainer(probe)
 
 
 class TarContainer(Container):
     """The members of a tar, and the tensors and storages that numbers stand for."""
 
-    def __init__(self, glimpse: Probe) -> None:
+    def __init__(self, probe: Probe) -> None:
         """Read the pickles, the table of tensors, and the size of each storage.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(glimpse.source)
-        self.opening = glimpse.opening
-        self.folder = f"{self.opening.folder()}storages/"
+        super().__init__(probe.source)
+        self.session = probe.session
+        self.folder = f"{self.session.folder()}storages/"
         self.members, end = members_of(self.source)
         missing = [name for name in _NEEDED if name not in self.members]
         if len(missing) == len(_NEEDED):
@@ -183,7 +186,7 @@ class TarContainer(Container):
 
     def _stream(self, member: Member, at: int) -> Stream:
         """The pickle there, which must not reach beyond the member."""
-        stream = self.opening.stream(self.source.window(0, member.end), at)
+        stream = self.session.stream(self.source.window(0, member.end), at)
         self.streams.append(stream)
         return stream
 

@@ -35,10 +35,11 @@ from ...sources.source import Readable
 from ...zips.archive import STORED, Archive
 from ...zips.layout import LaidOut, Member, directory, lay_out
 from ..archives.zip_container import ZipContainer, prefix_of
-from ..base import Carries, Probe
-from ..checkpoint import PickledFormat
-from ..opening import ReadSession
+from ..base import PickledFormat, WritableFormat
+from ..checkpoint import Carries
+from ..probe import Probe
 from ..safetensors.metadata import RECORD, metadata_record, read_metadata, still_true
+from ..session import ReadSession
 from ..writing import WriteOptions, WritePlan, assembled
 
 #: The small records, as torch 2.13 has them, before and after the storages.
@@ -48,11 +49,12 @@ _ID_NBYTES = 40
 _LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
 
 
-class TorchZip(PickledFormat):
+class TorchZip(PickledFormat, WritableFormat):
     """The format of `torch.save`."""
 
     name = "torch-zip"
-    suffixes: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
+    suffixes = (".pt", ".pth", ".bin", ".ckpt")
+    nestable = True
     folder_stem = "pytorch_model"
     shards = False
     annotates = False
@@ -60,22 +62,22 @@ class TorchZip(PickledFormat):
     refused = "zips that contradict themselves, since readers would disagree on what is in them"
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 
-    def sniff(self, glimpse: Probe) -> bool:
+    def sniff(self, probe: Probe) -> bool:
         """A zip with a `data.pkl`, and without the `constants.pkl` of TorchScript."""
-        if glimpse.archive is None:
+        if probe.archive is None:
             return False
-        prefix = prefix_of(glimpse.archive)
-        records = glimpse.archive.records
+        prefix = prefix_of(probe.archive)
+        records = probe.archive.records
         return (
             bool(prefix)
             and f"{prefix}data.pkl" in records
             and f"{prefix}constants.pkl" not in records
         )
 
-    def open(self, glimpse: Probe) -> TorchZipContainer:
+    def open(self, probe: Probe) -> TorchZipContainer:
         """Read the directory and the pickle."""
-        assert glimpse.archive is not None
-        return TorchZipContainer(glimpse.archive, glimpse.opening)
+        assert probe.archive is not None
+        return TorchZipContainer(probe.archive, probe.session)
 
     def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         """None."""
@@ -200,13 +202,13 @@ def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None
 class TorchZipContainer(ZipContainer):
     """A file that torch.save wrote."""
 
-    def __init__(self, archive: Archive, opening: ReadSession) -> None:
+    def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Read the pickle.
 
         Raises:
             CorruptError, UnsupportedError: as `formats.read`.
         """
-        super().__init__(archive, opening)
+        super().__init__(archive, session)
         self.add("data.pkl", "data/")
         self.metadata = read_metadata(archive, self.prefix)
         self.writer = self._writer()

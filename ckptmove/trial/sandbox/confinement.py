@@ -19,7 +19,6 @@ import torch
 
 from ... import formats
 from ...errors import CkptmoveError, StrPath
-from ...formats.checkpoint import PickledCheckpoint
 from ...reports.data.findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .. import model_factory, subprocess_call
 from ..import_by_name import imported, is_named
@@ -86,14 +85,13 @@ def _start(device: str) -> None:
 def _modules(path: StrPath, trust_pickle: bool) -> list[str]:
     """The modules that code of a file takes for granted."""
     with formats.opened(path) as found:
-        checkpoint = found.checkpoint
-        if checkpoint.manifest.format == "torch-export":
+        if found.format == "torch-export":
             return [*_TORCH, *exported_programs.libraries(path)]
-        if not trust_pickle or not isinstance(checkpoint, PickledCheckpoint):
+        if not trust_pickle:
             return []
         names = [
             each.module
-            for container in checkpoint.container.everything()
+            for container in found.container.everything()
             for stream in container.streams
             for each in stream.pickle.globals
         ]

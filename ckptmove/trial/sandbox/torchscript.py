@@ -19,7 +19,6 @@ import torch
 
 from ... import formats
 from ...errors import StrPath, UnsupportedError
-from ...formats.checkpoint import PickledCheckpoint
 from ...sources.source import File
 from ...zips.archive import Archive
 from .exported_graphs import FILES, NAMESPACES
@@ -58,13 +57,11 @@ def danger(path: StrPath) -> str | None:
         InputError: it can't be read.
     """
     with formats.opened(path) as found:
-        checkpoint = found.checkpoint
-        if isinstance(checkpoint, PickledCheckpoint):
-            for container in checkpoint.container.everything():
-                for stream in container.streams:
-                    for each in stream.pickle.globals:
-                        if _is_foreign(each.qualname):
-                            return f"it holds an object of {each.qualname[:80]!r}"
+        for container in found.container.everything():
+            for stream in container.streams:
+                for each in stream.pickle.globals:
+                    if _is_foreign(each.qualname):
+                        return f"it holds an object of {each.qualname[:80]!r}"
     if not makes_itself(path):
         return None
     for name, text in _code(path):

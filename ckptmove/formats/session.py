@@ -16,7 +16,7 @@ _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
 
 
 class ReadSession:
-    """The opening of one file: what is read in its course.
+    """One reading of a checkpoint: numbers its pickles, opens what is nested in them, bounds both.
 
     Attributes:
         budget: what the file, and all that is nested in it, may still make us build.

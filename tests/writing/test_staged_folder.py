@@ -14,7 +14,7 @@ import pytest
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
 from ckptmove.plans.plan import Copy, Plan, Write
-from ckptmove.writing.staged_folder import LocalFolder, check_folder
+from ckptmove.writing.staged_folder import LocalFolder
 from tests.faults.injecting import WRITING, Call, calls_of, needs_strace, run
 from tests.making.plans import content, opened
 from tests.making.staging import Once, leaving_nothing, mounted
@@ -78,12 +78,6 @@ def test_a_slash_at_the_end_is_no_part_of_the_name(tmp_path: Path) -> None:
             file.write(Plan("relay", 2, (), (Write(0, b"{}"),)))
         folder.commit()
     assert tree(tmp_path / "out") == {"settings.json": b"{}"}
-
-
-def test_what_was_not_committed_is_gone(tmp_path: Path) -> None:
-    with LocalFolder(tmp_path / "out", [], force=False) as folder:
-        folder.file("a/b/c")  # stays open
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("force", [True, False])
@@ -151,20 +145,13 @@ def test_a_name_that_is_taken_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
     assert tree(out) == OLD
 
 
-def test_sources_in_the_destination_are_not_replaced(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with opened(out, BOTH) as sources, pytest.raises(RefusedError, match="is inside"):
-        check_folder(f"{tmp_path}/./out/", sources, force=True)
-
-
 @pytest.mark.parametrize("name", [".", "..", "/", "", "no/where", "in-0", "in-0/out", "a\0b"])
 def test_a_name_that_no_directory_can_have_is_refused(name: str, tmp_path: Path) -> None:
     with opened(tmp_path, BOTH) as sources, pytest.raises(RefusedError):
         LocalFolder(f"{tmp_path}/{name}" if name else "", sources, force=True)
 
 
-@pytest.mark.parametrize("name", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", "..", "a\0b"])
+@pytest.mark.parametrize("name", ["/a", "a/../../b", "a\0b"])
 def test_files_stay_inside(name: str, tmp_path: Path) -> None:
     before = tree(tmp_path)
     with LocalFolder(tmp_path / "out", [], force=False) as folder, pytest.raises(RefusedError):

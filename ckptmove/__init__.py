@@ -54,20 +54,17 @@ if TYPE_CHECKING:
     )
     from .placement.place import Kept, Moved
     from .reports.batch import BatchPlan, BatchReport
-    from .reports.convert import ConvertReport
-    from .reports.data.batch_items import Result
-    from .reports.data.diagnosis import Diagnosis
-    from .reports.data.difference import Difference, Kind, Values
-    from .reports.data.events import Happening, Operand, Site, Trace, Usage
-    from .reports.data.findings import Finding
-    from .reports.data.loss import Loss
-    from .reports.data.verdict import Verdict
-    from .reports.diff import Diff
-    from .reports.manifests import FileManifest, LiveManifest
+    from .reports.batch_items import Result
+    from .reports.convert import ConvertReport, Loss
+    from .reports.diff import Diff, Difference, Kind, Values
+    from .reports.doctor import Diagnosis, Verdict
+    from .reports.events import Happening, Operand, Site, Trace, Usage
+    from .reports.inspect import FileManifest
+    from .reports.live import LiveManifest
     from .reports.move import MoveReport
     from .reports.recover import Recovered, RecoverReport
     from .reports.relocate import RelocateReport
-    from .reports.validate import ValidationReport
+    from .reports.validate import Finding, ValidationReport
     from .runtime.opaque import Opaque
     from .writing.verify import Progress
 
@@ -183,20 +180,17 @@ _GIVES: dict[str, tuple[str, ...]] = {
     ),
     "ckptmove.placement.place": ("Kept", "Moved"),
     "ckptmove.reports.batch": ("BatchPlan", "BatchReport"),
-    "ckptmove.reports.convert": ("ConvertReport",),
-    "ckptmove.reports.data.batch_items": ("Result",),
-    "ckptmove.reports.data.diagnosis": ("Diagnosis",),
-    "ckptmove.reports.data.difference": ("Difference", "Kind", "Values"),
-    "ckptmove.reports.data.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
-    "ckptmove.reports.data.findings": ("Finding",),
-    "ckptmove.reports.data.loss": ("Loss",),
-    "ckptmove.reports.data.verdict": ("Verdict",),
-    "ckptmove.reports.diff": ("Diff",),
-    "ckptmove.reports.manifests": ("FileManifest", "LiveManifest"),
+    "ckptmove.reports.batch_items": ("Result",),
+    "ckptmove.reports.convert": ("ConvertReport", "Loss"),
+    "ckptmove.reports.diff": ("Diff", "Difference", "Kind", "Values"),
+    "ckptmove.reports.doctor": ("Diagnosis", "Verdict"),
+    "ckptmove.reports.events": ("Happening", "Operand", "Site", "Trace", "Usage"),
+    "ckptmove.reports.inspect": ("FileManifest",),
+    "ckptmove.reports.live": ("LiveManifest",),
     "ckptmove.reports.move": ("MoveReport",),
-    "ckptmove.reports.recover": ("RecoverReport", "Recovered"),
+    "ckptmove.reports.recover": ("Recovered", "RecoverReport"),
     "ckptmove.reports.relocate": ("RelocateReport",),
-    "ckptmove.reports.validate": ("ValidationReport",),
+    "ckptmove.reports.validate": ("Finding", "ValidationReport"),
     "ckptmove.runtime.opaque": ("Opaque",),
     "ckptmove.writing.verify": ("Progress",),
 }

@@ -17,8 +17,7 @@ from ..graph.edit.cast import Dtype
 from ..graph.patterns import covers
 from ..pickles.terms import TooLong
 from ..placement.rules import Device
-from ..reports.convert import ConvertReport
-from ..reports.data.loss import Loss
+from ..reports.convert import ConvertReport, Loss
 from ..sources import place_of
 from ..writing.verify import Progress
 from .edits import PRESETS, Edits, texts

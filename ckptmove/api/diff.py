@@ -19,8 +19,7 @@ from ..graph.patterns import is_name
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
 from ..phrases import plural
-from ..reports.data.difference import Difference, Kind
-from ..reports.diff import Diff
+from ..reports.diff import Diff, Difference, Kind
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..writing.in_place.change import recover_if_interrupted

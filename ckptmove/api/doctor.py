@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..device import numbered
 from ..errors import StrPath, UsageError
-from ..reports.data.diagnosis import Diagnosis
-from ..reports.data.verdict import Verdict
-from ..reports.doctor import ShownDiagnosis
+from ..reports.doctor import Diagnosis, Verdict
 from .options import Input, Option, Simulate, declare_options
 
 if TYPE_CHECKING:
@@ -119,13 +117,13 @@ def doctor(
         from ..runtime.environment.facts import facts
         from ..runtime.environment.usable import best, usable
     except ImportError:
-        return ShownDiagnosis(subject, device, verdicts=(_NO_TORCH,), complete=not subject)
+        return Diagnosis(subject, device, verdicts=(_NO_TORCH,), complete=not subject)
     known = facts()
     wanted = best(known) if device == "auto" else numbered(device)
     unusable = usable(wanted, known)
     alone = model is None and script is None
     if alone or (unusable and not simulate):
-        found = ShownDiagnosis(subject, wanted, facts=known.to_json(), verdicts=unusable)
+        found = Diagnosis(subject, wanted, facts=known.to_json(), verdicts=unusable)
         return found if alone else _noted(replace(found, complete=False), _NOT_RUN)
     run = _Run(subject, wanted, simulate and bool(unusable), known, timeout)
     if script is not None:
@@ -153,7 +151,7 @@ def _spelled(model: object) -> str:
     return getattr(model, "__qualname__", type(model).__name__)
 
 
-def _script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> ShownDiagnosis:
+def _script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> Diagnosis:
     from ..trial.script import watched
 
     asked = {
@@ -172,7 +170,7 @@ def _model(
     model: str | os.PathLike[str] | Callable[..., Any],
     specs: Sequence[str],
     optimizer: str | None,
-) -> ShownDiagnosis:
+) -> Diagnosis:
     from ..trial import inputs
     from ..trial.examine import examine, examined
     from ..trial.import_by_name import spelled
@@ -207,7 +205,7 @@ def _apart(
     heard: bool = False,
     script: bool = False,
     guarded: bool = False,
-) -> ShownDiagnosis:
+) -> Diagnosis:
     """What a run in another process comes to, however it ends."""
     from ..trial.subprocess_call import SubprocessLost, call_in_subprocess
 
@@ -215,7 +213,7 @@ def _apart(
         told = call_in_subprocess(
             function, asked, patience=run.timeout, heard=heard, script=script, guarded=guarded
         )
-        return ShownDiagnosis.of_json(told)
+        return Diagnosis.of_json(told)
     except SubprocessLost as lost:
         return _lost(run, lost, lost.code, lost.latest, lost.lines)
     except ValueError as error:
@@ -228,14 +226,14 @@ def _lost(
     code: int | None,
     latest: Mapping[str, Any] | None,
     lines: tuple[str, ...],
-) -> ShownDiagnosis:
+) -> Diagnosis:
     """The diagnosis after a process ended without a result (`subprocess_call.SubprocessLost`)."""
-    found = ShownDiagnosis(
+    found = Diagnosis(
         run.subject, run.device, run.played, facts=run.known.to_json(), complete=False
     )
     if latest is not None:
         with contextlib.suppress(ValueError):
-            found = ShownDiagnosis.of_json(latest)
+            found = Diagnosis.of_json(latest)
     if code is None:
         return _noted(found, f"the run was ended: {why}; see --timeout")
     if not code:
@@ -248,5 +246,5 @@ def _lost(
     return replace(found, verdicts=(*found.verdicts, verdict))
 
 
-def _noted(found: ShownDiagnosis, *notes: str) -> ShownDiagnosis:
+def _noted(found: Diagnosis, *notes: str) -> Diagnosis:
     return replace(found, notes=(*found.notes, *notes))

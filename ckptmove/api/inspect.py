@@ -8,7 +8,7 @@ from typing import Annotated
 
 from .. import formats
 from ..errors import StrPath
-from ..reports.manifests import FileManifest
+from ..reports.inspect import FileManifest
 from .options import FollowLinks, Option, declare_options
 
 

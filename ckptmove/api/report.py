@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..reports.manifests import LiveManifest
+from ..reports.live import LiveManifest
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from ..graph.draft import CheckpointGraph
 from ..graph.edit.callables import Place, leave_out, places_of
 from ..graph.patterns import covers
 from ..phrases import short
-from ..reports.data.loss import Loss
+from ..reports.convert import Loss
 
 _ROOM = 140  # bytes of a line for places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"

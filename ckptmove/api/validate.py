@@ -18,8 +18,7 @@ from ..errors import (
 )
 from ..manifest.manifest import Manifest
 from ..phrases import plural
-from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding, TrialResult
-from ..reports.validate import ValidationReport
+from ..reports.validate import FAILED, PASSED, SKIPPED, Finding, TrialResult, ValidationReport
 from ..sources import place_of
 from ..sources.downloads import Copies
 from ..writing.verify import Progress

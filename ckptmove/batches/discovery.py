@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
-from ..reports.data.batch_items import Item
+from ..reports.batch_items import Item
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry
 from .selection import ItemFilter

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..api.inspect import inspect
 from ..errors import InputError
-from ..reports.data.batch_items import Entry, Item, Task
+from ..reports.batch_items import Entry, Item, Task
 from ..sources import place_of
 from ..version import __version__
 from .discovery import parts_of

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import RefusedError
-from ..reports.data.batch_items import Task
+from ..reports.batch_items import Task
 from ..writing.execute import FICLONE
 from ..writing.final_name import NO_ROOM
 from .trees import tree_at

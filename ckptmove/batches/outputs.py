@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import formats
 from ..errors import RefusedError
-from ..reports.data.batch_items import Item
+from ..reports.batch_items import Item
 from ..sources import place_of
 
 _REPORT = ".validation.json"

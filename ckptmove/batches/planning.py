@@ -9,7 +9,7 @@ from typing import Any
 from ..api.folder_files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..reports.batch import BatchPlan
-from ..reports.data.batch_items import Item, Task
+from ..reports.batch_items import Item, Task
 from ..sources import place_of
 from ..writing.final_name import failure_of
 from .discovery import Found, dedupe_hard_links, find

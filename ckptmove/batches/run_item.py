@@ -14,8 +14,8 @@ from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
 from ..errors import CkptmoveError, InputError, RefusedError
 from ..plans.plan import Copy, Plan, Write
+from ..reports.batch_items import Entry, Item, Task
 from ..reports.convert import ConvertReport
-from ..reports.data.batch_items import Entry, Item, Task
 from ..sources import place_of
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CkptmoveError
 from ..reports.batch import BatchPlan, BatchReport
-from ..reports.data.batch_items import (
+from ..reports.batch_items import (
     BUSY,
     FAILED,
     OUTCOMES,

@@ -19,8 +19,9 @@ from ..batches.batch import batch as run_batch
 from ..batches.options import item_options
 from ..batches.running import Batch
 from ..errors import CheckFailed, WriteError
-from ..reports.batch import RetryCommand, batch_line, batch_plan, batch_summary
-from ..reports.data.batch_items import Result
+from ..reports.batch import RetryCommand, batch_line
+from ..reports.batch_items import Result
+from ..reports.blocks import text_of
 from ..reports.text import cut, printable
 from .declare import Command, Decorator, option, verb_options, with_options
 from .output import (
@@ -162,7 +163,7 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     shown = _Shown(not (quiet or verbose or no_progress) and sys.stderr.isatty())
     work = run_batch(verb, src, dst, progress=shown.advance, **options)
     if dry_run:
-        output.show(work.plan, batch_plan)
+        output.show(work.plan)
         return
     output.warn(src, work.plan.notes)
     warned, broken = 0, None
@@ -184,7 +185,8 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
         emit_json(report.to_json())
     elif not quiet:
         again = _again(log if lines.error is None else None)
-        emit(batch_summary(report, again, warned, told=verbose))
+        emit(text_of(report.blocks(full=verbose, warned=warned, told=verbose)))
+        emit(again.lines(report))
     if broken is not None:
         raise broken
     if lines.error is not None:

@@ -9,8 +9,6 @@ import click
 from ..api.convert import convert as convert_checkpoint
 from ..api.options import options_of
 from ..errors import UsageError
-from ..phrases import which_loading_runs
-from ..reports.convert import conversion
 from .declare import Command, verb_options
 from .output import Output, destination_argument, needs_source, output_options, source_argument
 
@@ -57,5 +55,4 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
         raise UsageError("the destination is missing", hint="ckptmove convert SRC DST")
     with output.progress_bar("convert", path, shown=not options["dry_run"]) as progress:
         report = convert_checkpoint(path, dst, progress=progress, **options)
-    output.show(report, conversion)
-    output.warn(path, [*report.warnings, *which_loading_runs(report.unknown_callables)])
+    output.show(report, path)

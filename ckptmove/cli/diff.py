@@ -9,7 +9,6 @@ import click
 from ..api.diff import diff as diff_checkpoints
 from ..api.options import options_of
 from ..errors import UsageError
-from ..reports.diff import differences
 from .declare import Command, verb_options
 from .output import Output, needs_source, output_options
 
@@ -38,6 +37,5 @@ def diff(a: str | None, b: str | None, output: Output, **options: Any) -> None:
         raise UsageError("the second checkpoint is missing", hint="ckptmove diff A B")
     with output.progress_bar("diff", first) as progress:
         found = diff_checkpoints(first, b, progress=progress, **options)
-    output.show(found, differences)
-    output.warn(None, found.warnings)
+    output.show(found)
     found.raise_if_different()

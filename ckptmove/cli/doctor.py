@@ -9,7 +9,6 @@ import click
 from ..api.doctor import doctor as examine
 from ..api.options import options_of
 from ..errors import CheckFailed
-from ..reports.doctor import diagnosis
 from .declare import Command, verb_options
 from .output import Output, output_options
 from .streams import stdout_kept
@@ -43,7 +42,7 @@ def doctor(output: Output, **options: Any) -> None:
     """
     with stdout_kept():
         found = examine(quiet=output.quiet, **options)
-    output.show(found, diagnosis)
+    output.show(found)
     if output.quiet or output.as_json:
         found.raise_if_wrong()
     elif not found.ok:

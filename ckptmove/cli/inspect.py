@@ -8,7 +8,8 @@ from ..api.inspect import inspect as inspect_checkpoint
 from ..api.options import options_of
 from ..device import parse
 from ..errors import UsageError
-from ..reports import inspect as render
+from ..reports import inspect as views
+from ..reports.blocks import text_of
 from .declare import Command, option, verb_options
 from .output import Output, emit, needs_source, output_options, source_argument
 
@@ -44,10 +45,10 @@ def inspect(
     whole = inspect_checkpoint(path, follow_links=follow_links)
     manifest = whole.select(select) if select else whole
     if (tree or tensors) and not output.quiet:
-        emit(render.tree(whole, select) if tree else render.tensors(manifest))
+        emit(text_of(views.tree(whole, select) if tree else views.tensors(manifest)))
+        output.warn(path, manifest.remarks())
     else:
-        output.show(manifest, render.summary)
-    output.warn(path, manifest.warnings)
+        output.show(manifest, path)
     if select and not manifest.tensors:
         output.warn(path, ["no tensor has a name that matches --select"])
     if device is not None:

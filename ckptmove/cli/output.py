@@ -6,19 +6,16 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import click
 
+from ..reports.report import Report
 from ..reports.text import printable
 from ..sources import masked, place_of
 from ..writing.verify import Progress
 from .declare import Function, option, with_options
-
-
-class _Report(Protocol):
-    def to_json(self) -> dict[str, Any]: ...
 
 
 class Output(NamedTuple):
@@ -29,12 +26,13 @@ class Output(NamedTuple):
     verbose: bool
     no_progress: bool
 
-    def show(self, report: _Report, lines: Callable[..., Iterable[str]]) -> None:
-        """Print a result as JSON, or as the lines that this function makes of it."""
+    def show(self, report: Report, path: str | None = None) -> None:
+        """Print a report, about a file if one is named, and its remarks to stderr."""
         if self.as_json:
             emit_json(report.to_json())
         elif not self.quiet:
-            emit(lines(report, full=self.verbose))
+            emit(report.lines(full=self.verbose))
+        self.warn(path, report.remarks())
 
     def warn(self, path: str | None, messages: Iterable[str]) -> None:
         """Print warnings to stderr, about a file if one is named."""

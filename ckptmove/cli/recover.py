@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from ..api.recover import recover as recover_files
-from ..reports.recover import recovery
 from .declare import Command
 from .output import Output, needs_source, output_options
 
@@ -29,4 +28,4 @@ def recover(path: str | None, output: Output) -> None:
     ckptmove recover checkpoints/
     """
     report = recover_files(needs_source(path))
-    output.show(report, lambda report, full: recovery(report))
+    output.show(report)

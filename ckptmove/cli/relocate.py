@@ -9,8 +9,6 @@ import click
 from ..api.options import options_of
 from ..api.relocate import relocate as relocate_checkpoint
 from ..errors import UsageError
-from ..phrases import which_loading_runs
-from ..reports.relocate import relocation
 from .declare import Command, option, verb_options
 from .output import Output, destination_argument, needs_source, output_options, source_argument
 
@@ -57,5 +55,4 @@ def relocate(
     shown = not (options["dry_run"] or options["in_place"])
     with output.progress_bar("relocate", path, shown=shown) as progress:
         report = relocate_checkpoint(path, dst, progress=progress, **options)
-    output.show(report, relocation)
-    output.warn(path, [*report.warnings, *which_loading_runs(report.unknown_callables)])
+    output.show(report, path)

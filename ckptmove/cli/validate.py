@@ -9,7 +9,6 @@ import click
 from ..api.options import options_of
 from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
-from ..reports.validate import validation
 from .declare import Command, verb_options
 from .output import Output, needs_source, output_options, source_argument
 from .streams import stdout_kept
@@ -50,8 +49,7 @@ def validate(src: str | None, output: Output, **options: Any) -> None:
     path = needs_source(src)
     with output.progress_bar("validate", path) as progress, stdout_kept():
         report = validate_checkpoint(path, progress=progress, **options)
-    output.show(report, validation)
-    output.warn(path, report.warnings)
+    output.show(report, path)
     if output.quiet or output.as_json:
         report.raise_if_failed()
     elif not report.ok:

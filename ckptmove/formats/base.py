@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..errors import CorruptError
 from ..graph.draft import CheckpointGraph
 from ..pickles.reach import names_reached
-from ..reports.data.loss import Loss
+from ..reports.convert import Loss
 from ..torch_pickle.callables.uses import not_surely_harmless
 from ..torch_pickle.streams import Container
 from .checkpoint import Carries, Checkpoint

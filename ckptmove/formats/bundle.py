@@ -31,7 +31,7 @@ from ..pickles.base64_text import pickles_in
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
 from ..pickles.reach import names_reached
-from ..reports.data.loss import Loss
+from ..reports.convert import Loss
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless

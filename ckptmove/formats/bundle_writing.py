@@ -32,7 +32,7 @@ from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
 from ..plans.plan import CrcRange, Plan, Write
 from ..plans.split import combined
-from ..reports.data.loss import Loss
+from ..reports.convert import Loss
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out

@@ -18,7 +18,7 @@ from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
-from ..reports.data.loss import Loss
+from ..reports.convert import Loss
 from ..sources.source import MAX_NBYTES, Fetched, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream, whole

@@ -10,7 +10,7 @@ from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..plans.plan import Checksum, Copy, Gather, SourceChecksum, Write
-from ..reports.data.loss import Loss
+from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, Whole

@@ -12,20 +12,25 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 from ..device import kind_of, parse
 from ..errors import CheckFailed
 from ..phrases import join_names, plural
 from ..pickles.nodes import Node
+from ..reports.plain import OMITTED, Key, Plain, derived
+from ..reports.report import Report
 from ..sources.source import Fetched
 from .other_records import OtherRecord
-from .paths import Path, path_json
+from .paths import Path, PlainPath
 
-SCHEMA = 1
 #: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.
 MOST_SHARED = 16
 _MOST_NAMED = 5  # of what is not where it must be
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Group = TypeVar("Group", str, tuple[str, ...])
 
@@ -93,7 +98,7 @@ class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass 
     """One tensor under one path.
 
     Attributes:
-        path, name: where it is. In a module that was saved whole, the name is the one in its state
+        name, path: where it is. In a module that was saved whole, the name is the one in its state
             dict, or the name of the attribute.
         section: the part of the checkpoint it belongs to.
         kind: `tensor`, `parameter`, `storage`, or a qualified name: `numpy.ndarray`, a subclass.
@@ -118,8 +123,8 @@ class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass 
             non-persistent buffer, an attribute, …
     """
 
-    path: Path
     name: str
+    path: PlainPath
     section: Section
     kind: str
     layout: str
@@ -131,17 +136,17 @@ class TensorEntry(NamedTuple):  # of which there may be very many: no dataclass 
     nbytes: int
     storage: str | None
     requires_grad: bool
-    state_key: str | None = None
+    state_key: Annotated[str | None, OMITTED] = None
     part_of: str | None = None
     role: Role | None = None
-    shared_with: tuple[str, ...] = ()
-    says_device: bool = False
+    shared_with: Annotated[tuple[str, ...], Key(after="storage")] = ()
+    says_device: Annotated[bool, OMITTED] = False
     held: str | None = None
-    beside: bool = False
+    beside: Annotated[bool, OMITTED] = False
 
 
 @dataclass(frozen=True, slots=True)
-class NamedDevice:
+class NamedDevice(Plain):
     """A value that names a device: your own value, or an instruction of an exported program.
 
     Attributes:
@@ -153,7 +158,7 @@ class NamedDevice:
             might become equal, or a string in code, because it may mean anything.
     """
 
-    path: Path
+    path: PlainPath
     name: str
     value: str
     kind: str
@@ -163,16 +168,6 @@ class NamedDevice:
     def follows(self) -> bool:
         """Whether it belongs to a program, and so goes where the tensors of the program go."""
         return self.kind in ("graph", "autocast")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "path": path_json(self.path),
-            "name": self.name,
-            "value": self.value,
-            "kind": self.kind,
-            "fixed": self.fixed,
-        }
 
 
 class Alias(NamedTuple):
@@ -193,32 +188,32 @@ class Total(NamedTuple):
     nbytes: int = 0
 
 
-@dataclass(frozen=True, repr=False)
-class Manifest:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Manifest(Report):
     """Everything that is known about a checkpoint, or a model in memory, without reading a tensor.
 
     Attributes:
         path: the file; for a model in memory, the name of its class.
         format: the name of its format, or `live model`.
+        writer: what is known about the program that wrote it, for example `torch 1.6 to 2.0`; may
+            be empty.
         nbytes: its size; for a model in memory, the size of its storages, each counted once.
         tensors: every tensor under every path, in the order of the checkpoint.
         storages: by id.
-        values_naming_devices: your own values that name a device.
         objects: how many objects of each kind there are, except tensors and plain containers.
+        values_naming_devices: your own values that name a device.
+        records: records of the file that hold neither its object nor its tensors.
+        metadata: the metadata of safetensors, text by key.
+        aliases: containers that are listed before under another path.
         globals: every name that unpickling would import.
         unknown_callables: the names among these that neither belong to torch nor are known to be
             harmless. For safetensors: the names in its tree, which a pickle made from it would
             import.
-        aliases: containers that are listed before under another path.
         capturable: names of optimizers that have a group with `capturable=True`.
         meshes: the device type of each device mesh.
         remotes: the devices that sharded tensors name for their shards, on any machine.
-        records: records of the file that hold neither its object nor its tensors.
-        metadata: the metadata of safetensors, text by key.
         warnings: what is unusual about the file, one sentence each.
         fetched: what was fetched to know all this, if the file is in an object store.
-        writer: what is known about the program that wrote it, for example `torch 1.6 to 2.0`; may
-            be empty.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
         nested: objects that are saved in bytes within it: from `id()` of the node of these bytes to
             paths from there, and nodes.
@@ -226,31 +221,33 @@ class Manifest:
 
     path: str
     format: str
+    writer: str = ""
     nbytes: int
     tensors: tuple[TensorEntry, ...]
-    storages: Mapping[str, Storage]
-    values_naming_devices: tuple[NamedDevice, ...] = ()
+    storages: Annotated[Mapping[str, Storage], OMITTED]
     objects: Mapping[str, int] = field(default_factory=dict)
-    globals: tuple[str, ...] = ()
-    unknown_callables: tuple[str, ...] = ()
-    aliases: tuple[Alias, ...] = ()
-    capturable: tuple[str, ...] = ()
-    meshes: tuple[str, ...] = ()
-    remotes: tuple[str, ...] = ()
+    values_naming_devices: tuple[NamedDevice, ...] = ()
     records: tuple[OtherRecord, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[Alias, ...] = ()
+    globals: tuple[str, ...] = ()
+    unknown_callables: tuple[str, ...] = ()
+    capturable: Annotated[tuple[str, ...], OMITTED] = ()
+    meshes: Annotated[tuple[str, ...], OMITTED] = ()
+    remotes: Annotated[tuple[str, ...], OMITTED] = ()
     warnings: tuple[str, ...] = ()
-    writer: str = ""
-    fetched: Fetched | None = field(default=None, compare=False)
-    tree: Node = field(default=None, repr=False, compare=False)
-    nested: Mapping[int, Sequence[tuple[Path, Node]]] = field(
+    fetched: Annotated[Fetched | None, Key(shown=attrgetter("fetched"))] = field(
+        default=None, compare=False
+    )
+    tree: Annotated[Node, OMITTED] = field(default=None, repr=False, compare=False)
+    nested: Annotated[Mapping[int, Sequence[tuple[Path, Node]]], OMITTED] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     def __repr__(self) -> str:
         return f"<Manifest of {self.path!r}: {len(self.tensors):,} tensors, {self.verdict}>"
 
-    def select(self, patterns: str | Iterable[str]) -> Manifest:
+    def select(self, patterns: str | Iterable[str]) -> Self:
         """Return the manifest with only the tensors whose name matches a glob."""
         globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
@@ -268,20 +265,20 @@ class Manifest:
 
     # -- totals --------------------------------------------------------------------------------
 
-    @cached_property
+    @derived(after="tensors")
     def devices(self) -> dict[str, Total]:
         """Totals by device, the largest first."""
         return self.totals(lambda entry: entry.device, lambda storage: storage.location)
 
-    @cached_property
-    def dtypes(self) -> dict[str, Total]:
-        """Totals by dtype; a storage counts for the first dtype that looks at it."""
-        return self.totals(lambda entry: entry.dtype)
-
-    @cached_property
+    @derived(after="tensors")
     def sections(self) -> dict[str, Total]:
         """Totals by section; a storage counts for the first section that holds it."""
         return self.totals(lambda entry: str(entry.section))
+
+    @derived(after="tensors")
+    def dtypes(self) -> dict[str, Total]:
+        """Totals by dtype; a storage counts for the first dtype that looks at it."""
+        return self.totals(lambda entry: entry.dtype)
 
     def totals(
         self,
@@ -314,7 +311,7 @@ class Manifest:
 
     # -- judgement -----------------------------------------------------------------------------
 
-    @cached_property
+    @derived(after="nbytes")
     def verdict(self) -> str:
         """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`."""
         devices = self.devices
@@ -385,55 +382,9 @@ class Manifest:
                 told = f"the storage {key!r}, which no tensor uses, is on {storage.location}"
                 raise CheckFailed(f"not on {device}: {told}", path=self.path)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove inspect --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "path": self.path,
-            "format": self.format,
-            "writer": self.writer,
-            "nbytes": self.nbytes,
-            "verdict": self.verdict,
-            "tensors": [_tensor_json(entry) for entry in self.tensors],
-            "devices": {name: total._asdict() for name, total in self.devices.items()},
-            "sections": {name: total._asdict() for name, total in self.sections.items()},
-            "dtypes": {name: total._asdict() for name, total in self.dtypes.items()},
-            "objects": dict(self.objects),
-            "values_naming_devices": [value.to_json() for value in self.values_naming_devices],
-            "records": [record.to_json() for record in self.records],
-            "metadata": dict(self.metadata),
-            "aliases": [alias._asdict() for alias in self.aliases],
-            "globals": list(self.globals),
-            "unknown_callables": list(self.unknown_callables),
-            "warnings": list(self.warnings),
-            **({} if self.fetched is None else {"fetched": self.fetched._asdict()}),
-        }
-
 
 def _percent(part: int, whole: int) -> str:
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.1:
         return "<0.1 %"
     return f"{min(share, 99.9) if part < whole else share:.1f} %"
-
-
-def _tensor_json(entry: TensorEntry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "path": path_json(entry.path),
-        "section": str(entry.section),
-        "kind": entry.kind,
-        "layout": entry.layout,
-        "dtype": entry.dtype,
-        "shape": list(entry.shape),
-        "stride": list(entry.stride),
-        "offset": entry.offset,
-        "device": entry.device,
-        "nbytes": entry.nbytes,
-        "storage": entry.storage,
-        "shared_with": list(entry.shared_with),
-        "requires_grad": entry.requires_grad,
-        "part_of": entry.part_of,
-        "role": None if entry.role is None else str(entry.role),
-        "held": entry.held,
-    }

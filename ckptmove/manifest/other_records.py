@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..sources.source import Readable
 
@@ -52,10 +52,6 @@ class OtherRecord(NamedTuple):
     name: str
     kind: RecordKind
     nbytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"name": self.name, "kind": str(self.kind), "nbytes": self.nbytes}
 
 
 class HeldRecord(NamedTuple):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Annotated
+
+from ..reports.plain import Key as JsonKey
 
 Key = str | int | float | bool | bytes | None
 Path = tuple[Key, ...]
@@ -51,3 +54,7 @@ def path_json(path: Path) -> list[Key]:
 
 def _is_plain(key: Key) -> bool:
     return isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= 1024)
+
+
+#: A path that shows in JSON.
+PlainPath = Annotated[Path, JsonKey(plain=path_json, gives=list[str | int | bool])]

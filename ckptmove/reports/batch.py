@@ -8,14 +8,49 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import escape
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from .data.batch_items import FAILED, REFUSED, SCHEMA, Item, Result, Task
-from .text import LONGEST_REASON, one_line, printable, size, table
+from ..phrases import plural
+from .batch_items import FAILED, REFUSED, Item, Result, Task
+from .blocks import Block, Table
+from .plain import OMITTED, Key, Seconds, derived
+from .report import Report
+from .text import LONGEST_REASON, one_line, printable, size
+
+_MOST = 20  # lines of a kind
+_MOST_NAMED = 8  # items that a command names, where it need not name any
+_MOST_NAMED_AT_ALL = 200
+_WOULD = {"relocate": "would relocate", "convert": "would convert", "validate": "would validate"}
+_DID = {"relocate": "relocated", "convert": "converted", "validate": "validated"}
+#: What becomes of an output that is there.
+_THERE = {
+    "checked": " and will be read again to check it",
+    "compared": "; kept if it is identical, otherwise refused",
+    "replaced": " and will be replaced",
+}
+_SUMMED = {
+    "checked": "exist and will be read again",
+    "compared": "exist and will be compared",
+    "replaced": "exist and will be replaced",
+}
+
+
+_NAMES = Key(plain=lambda items: [item.name for item in items], gives=list[str])
+
+
+class PlannedItem(NamedTuple):
+    """What will become of an item."""
+
+    name: str
+    kind: str
+    nbytes: int
+    destination: str | None
+    there: str | None
+    obstacle: str | None
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class BatchPlan(Report):
     """What a batch will do.
 
     Attributes:
@@ -33,41 +68,53 @@ class BatchPlan:
     verb: str
     source: str
     destination: str | None
-    tasks: tuple[Task, ...]
-    done: tuple[Item, ...] = ()
+    tasks: Annotated[tuple[Task, ...], OMITTED]
+    done: Annotated[tuple[Item, ...], _NAMES] = ()
     others: int = 0
     nbytes: int = 0
     free_nbytes: int | None = None
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove batch … --dry-run --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "verb": self.verb,
-            "source": self.source,
-            "destination": self.destination,
-            "items": [
-                {
-                    "name": task.item.name,
-                    "kind": task.item.kind,
-                    "nbytes": task.item.nbytes,
-                    "destination": task.item.output or None,
-                    "there": task.there or None,
-                    "obstacle": task.obstacle or None,
-                }
-                for task in self.tasks
-            ],
-            "done": [item.name for item in self.done],
-            "others": self.others,
-            "nbytes": self.nbytes,
-            "free_nbytes": self.free_nbytes,
-            "notes": list(self.notes),
-        }
+    @derived(after="destination")
+    def items(self) -> tuple[PlannedItem, ...]:
+        """What will become of each item."""
+        return tuple(
+            PlannedItem(
+                *(task.item.name, task.item.kind, task.item.nbytes),
+                *(task.item.output or None, task.there or None, task.obstacle or None),
+            )
+            for task in self.tasks
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return nothing: the notes are among what it shows."""
+        return ()
+
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show a row for each item, the notes, and a summary."""
+        rows = [(task.item.name, size(task.item.nbytes), _where(task)) for task in self.tasks]
+        shown = rows if full else rows[:_MOST]
+        yield Table(shown, right=[1])
+        if len(shown) < len(rows):
+            yield f"and {len(rows) - len(shown):,} more"
+        yield from self.notes
+        told = [f"{_WOULD[self.verb]} {plural(len(rows), 'item')}, {size(self.nbytes)}"]
+        held_up = sum(bool(task.obstacle) for task in self.tasks)
+        if held_up:
+            told.append(f"{held_up:,} of them can't be written")
+        there = Counter(task.there for task in self.tasks if task.there and not task.obstacle)
+        told += [f"{there[each]:,} {_SUMMED[each]}" for each in _SUMMED if there[each]]
+        if self.done:
+            told.append(f"{len(self.done):,} are already done")
+        if self.others:
+            told.append(f"{plural(self.others, 'other file')} left out")
+        if self.free_nbytes is not None:
+            told.append(f"{size(self.free_nbytes)} are free")
+        yield "; ".join(told)
 
 
 @dataclass(frozen=True)
-class BatchReport:
+class BatchReport(Report):
     """What a batch has done.
 
     Attributes:
@@ -91,79 +138,48 @@ class BatchReport:
     others: int
     nbytes: int
     bytes_written: int
-    seconds: float
+    seconds: Seconds
     notes: tuple[str, ...] = ()
 
-    @property
+    @derived(after="destination")
     def ok(self) -> bool:
         """Whether every item is done."""
         return not self.failures and not self.remaining
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove batch … --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "verb": self.verb,
-            "source": self.source,
-            "destination": self.destination,
-            "ok": self.ok,
-            "outcomes": dict(self.outcomes),
-            "failures": [each.to_json() for each in self.failures],
-            "remaining": list(self.remaining),
-            "others": self.others,
-            "nbytes": self.nbytes,
-            "bytes_written": self.bytes_written,
-            "seconds": round(self.seconds, 3),
-            "notes": list(self.notes),
-        }
+    def remarks(self) -> tuple[str, ...]:
+        """Return the notes."""
+        return self.notes
 
+    def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[str]:
+        """Show the items that were refused or failed, and a summary.
 
-_MOST = 20  # lines of a kind
-_MOST_NAMED = 8  # items that a command names, where it need not name any
-_MOST_NAMED_AT_ALL = 200
-_WOULD = {"relocate": "would relocate", "convert": "would convert", "validate": "would validate"}
-_DID = {"relocate": "relocated", "convert": "converted", "validate": "validated"}
-#: What becomes of an output that is there.
-_THERE = {
-    "checked": " and will be read again to check it",
-    "compared": "; kept if it is identical, otherwise refused",
-    "replaced": " and will be replaced",
-}
-_SUMMED = {
-    "checked": "exist and will be read again",
-    "compared": "exist and will be compared",
-    "replaced": "exist and will be replaced",
-}
-
-
-def batch_plan(plan: BatchPlan, *, full: bool = False) -> Iterator[str]:
-    """What there is to do.
-
-    Args:
-        plan: what was planned.
-        full: whether to shorten nothing.
-    """
-    rows = [(task.item.name, size(task.item.nbytes), _where(task)) for task in plan.tasks]
-    shown = rows if full else rows[:_MOST]
-    if shown:
-        yield from table(shown, right=[1])
-    if len(shown) < len(rows):
-        yield f"and {len(rows) - len(shown):,} more"
-    for note in plan.notes:
-        yield printable(note)
-    told = [f"{_WOULD[plan.verb]} {_items(len(rows))}, {size(plan.nbytes)}"]
-    held_up = sum(bool(task.obstacle) for task in plan.tasks)
-    if held_up:
-        told.append(f"{held_up:,} of them can't be written")
-    there = Counter(task.there for task in plan.tasks if task.there and not task.obstacle)
-    told += [f"{there[each]:,} {_SUMMED[each]}" for each in _SUMMED if there[each]]
-    if plan.done:
-        told.append(f"{len(plan.done):,} are already done")
-    if plan.others:
-        told.append(f"{_others(plan.others)} left out")
-    if plan.free_nbytes is not None:
-        told.append(f"{size(plan.free_nbytes)} are free")
-    yield "; ".join(told)
+        Args:
+            full: whether to shorten nothing.
+            warned: the number of items with warnings.
+            told: whether every item was shown before.
+        """
+        for outcome in () if told else (REFUSED, FAILED):
+            some = [each for each in self.failures if each.outcome == outcome]
+            shown = some if full else some[:_MOST]
+            yield from map(batch_line, shown)
+            if len(shown) < len(some):
+                yield f"{outcome:8}and {len(some) - len(shown):,} more (-v or --log)"
+        counts = self.outcomes
+        parts = [f"{_DID[self.verb]} {plural(counts['done'], 'item')}, {size(self.nbytes)}"]
+        parts[0] += f" in {self.seconds:.2f} s"
+        parts += [
+            f"{counts[each]:,} {word}"
+            for each, word in (("skipped", "done before"), (REFUSED, "refused"), (FAILED, "failed"))
+            if counts[each]
+        ]
+        if self.remaining:
+            many = len(self.remaining)
+            parts.append(f"{many:,} not done because the run was interrupted")
+        if self.others:
+            parts.append(f"{plural(self.others, 'other file')} left out")
+        if warned and not told:
+            parts.append(f"{warned:,} with warnings (-v or --log)")
+        yield "; ".join(parts)
 
 
 def _where(task: Task) -> str:
@@ -183,43 +199,6 @@ def batch_line(result: Result) -> str:
         return f"{result.outcome:8}{name}"
     why, hint = printable(result.reason), printable(result.hint or "")
     return f"{result.outcome:8}{one_line(name, why, hint, LONGEST_REASON - 8)}"
-
-
-def batch_summary(
-    report: BatchReport, again: RetryCommand, warned: int = 0, *, told: bool = False
-) -> Iterator[str]:
-    """What became of all of them.
-
-    Args:
-        report: of the batch.
-        again: how it was asked for.
-        warned: of how many items there is something that the user should know.
-        told: whether every item was told of before.
-    """
-    for outcome in () if told else (REFUSED, FAILED):
-        some = [each for each in report.failures if each.outcome == outcome]
-        yield from map(batch_line, some[:_MOST])
-        if len(some) > _MOST:
-            yield f"{outcome:8}and {len(some) - _MOST:,} more (-v or --log)"
-    counts = report.outcomes
-    parts = [f"{_DID[report.verb]} {_items(counts['done'])}, {size(report.nbytes)}"]
-    parts[0] += f" in {report.seconds:.2f} s"
-    parts += [
-        f"{counts[each]:,} {word}"
-        for each, word in (("skipped", "done before"), (REFUSED, "refused"), (FAILED, "failed"))
-        if counts[each]
-    ]
-    if report.remaining:
-        parts.append(f"{len(report.remaining):,} not done because the run was interrupted")
-    if report.others:
-        parts.append(f"{_others(report.others)} left out")
-    if warned and not told:
-        parts.append(f"{warned:,} with warnings (-v or --log)")
-    yield "; ".join(parts)
-    if report.remaining:
-        yield f"resume: {again.command()}"
-    elif report.failures:
-        yield f"retry: {again.retry(report)}"
 
 
 class RetryCommand(NamedTuple):
@@ -259,6 +238,13 @@ class RetryCommand(NamedTuple):
         includes = [f"--include=/{escape(name)}" for name in names]
         return self.command(*includes, without_includes=True)
 
+    def lines(self, report: BatchReport) -> Iterator[str]:
+        """How to go on, if there is something left to do."""
+        if report.remaining:
+            yield f"resume: {self.command()}"
+        elif report.failures:
+            yield f"retry: {self.retry(report)}"
+
 
 def quoted(word: str) -> str:
     """A word such that a shell takes it as it is, and a terminal shows it."""
@@ -269,11 +255,3 @@ def quoted(word: str) -> str:
         for byte in os.fsencode(word)
     )
     return f"$'{''.join(shown)}'"
-
-
-def _items(count: int) -> str:
-    return f"{count:,} item{'' if count == 1 else 's'}"
-
-
-def _others(count: int) -> str:
-    return f"{count:,} other file{'' if count == 1 else 's'}"

@@ -1,12 +1,12 @@
-"""Blocks of text and tables that a report shows: as lines in a terminal, as HTML in a notebook.
+"""Lines and tables that a report shows: as text in a terminal, as HTML in a notebook.
 
 The HTML loads nothing from elsewhere and uses the colors of the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from .text import printable, table
 
@@ -14,34 +14,40 @@ _CELL = "padding:.1em 1.2em .1em 0"
 
 
 @dataclass(frozen=True)
-class Block:
-    """Lines, a table below them, and lines below that.
+class Table:
+    """Rows of cells, and a head; without both it shows nothing."""
 
-    Attributes:
-        lines: above the table.
-        head: what its columns are called; empty where they have no names.
-        rows: of the table; none makes no table.
-        right: the columns that are flushed right.
-        after: lines below the table.
-    """
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()  #: what its columns are called; empty where they have no names
+    right: Sequence[int] = ()  #: the columns that are flushed right
+    indent: int = 0  #: of each line of text
+    gap: int = 2  #: blanks between two columns of text
+    widths: Sequence[int] = ()  #: how wide columns are at least, the first ones of text
+    #: from the number of a row to lines below it
+    details: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
-    lines: Sequence[str] = ()
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    right: Sequence[int] = ()
-    after: Sequence[str] = ()
+
+#: A line, or a table. An empty line divides a text into paragraphs.
+Block = str | Table
+_DETAIL = 4  # blanks before a line below a row
 
 
 def text_of(blocks: Iterable[Block]) -> Iterator[str]:
-    """Blocks as lines, an empty one between two."""
-    for n, block in enumerate(blocks):
-        if n:
-            yield ""
-        yield from map(printable, block.lines)
-        if block.rows:
-            rows = [block.head, *block.rows] if block.head else block.rows
-            yield from table(rows, right=block.right)
-        yield from map(printable, block.after)
+    """Blocks as lines of text."""
+    for block in blocks:
+        if isinstance(block, str):
+            yield printable(block)
+        elif block.head or block.rows:
+            yield from _text_of(block)
+
+
+def _text_of(shown: Table) -> Iterator[str]:
+    rows = [shown.head, *shown.rows] if shown.head else shown.rows
+    lines = table(rows, right=shown.right, gap=shown.gap, widths=shown.widths)
+    blank = " " * shown.indent
+    for n, line in enumerate(lines, -1 if shown.head else 0):
+        yield f"{blank}{line}"
+        yield from (f"{blank}{'':{_DETAIL}}{printable(each)}" for each in shown.details.get(n, ()))
 
 
 def html_of(blocks: Iterable[Block]) -> str:
@@ -52,19 +58,23 @@ def html_of(blocks: Iterable[Block]) -> str:
 
 
 def _html_of(block: Block) -> Iterator[str]:
-    yield from map(_line, block.lines)
+    if isinstance(block, str):
+        if block:
+            yield f"<div>{_escaped(block)}</div>"
+        return
     if block.rows:
         head = "".join(_cells(block.head, block.right, "th", ";font-weight:normal;opacity:.65"))
-        rows = "".join(f"<tr>{''.join(_cells(row, block.right))}</tr>" for row in block.rows)
+        rows = "".join(_html_row(block, n, row) for n, row in enumerate(block.rows))
         yield (
             '<table style="margin:.6em 0;font-variant-numeric:tabular-nums">'
             f"{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{rows}</tbody></table>"
         )
-    yield from map(_line, block.after)
 
 
-def _line(text: str) -> str:
-    return f"<div>{_escaped(text)}</div>"
+def _html_row(shown: Table, n: int, row: Sequence[str]) -> str:
+    below = "<br>".join(map(_escaped, shown.details.get(n, ())))
+    more = f'<tr><td colspan="{len(row)}" style="{_CELL}">{below}</td></tr>' if below else ""
+    return f"<tr>{''.join(_cells(row, shown.right))}</tr>{more}"
 
 
 def _cells(

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..manifest.paths import spell
-from ..phrases import plural
+from ..phrases import plural, which_loading_runs
 from ..placement.place import Kept
-from .data.loss import Loss
+from .blocks import Block, Table
+from .plain import Seconds
 from .relocate import what_stays
-from .text import listed, printable, size, table
+from .report import Report
+from .text import listed, size
 
-SCHEMA = 1
+_MOST_FILES = 10
+
+
+class Loss(NamedTuple):
+    """Something that the target format cannot store.
+
+    Attributes:
+        name: where it is; `--drop` matches this name.
+        why: what it is, and why it cannot be stored.
+    """
+
+    name: str
+    why: str
 
 
 @dataclass(frozen=True)
-class ConvertReport:
+class ConvertReport(Report):
     """What a conversion did, or would do.
 
     Attributes:
@@ -63,57 +77,26 @@ class ConvertReport:
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
     bytes_written: int = 0
-    seconds: float = field(default=0.0, compare=False)
+    seconds: Seconds = field(default=0.0, compare=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove convert --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "source": self.source,
-            "destination": self.destination,
-            "source_format": self.source_format,
-            "format": self.format,
-            "written": self.written,
-            "files": dict(self.files),
-            "tensors": self.tensors,
-            "left_out": list(self.left_out),
-            "weights": None if self.weights is None else dict(self.weights),
-            "dropped": [{"name": loss.name, "why": loss.why} for loss in self.dropped],
-            "shared": dict(self.shared),
-            "duplicates": list(self.duplicates),
-            "cast": dict(self.cast),
-            "renamed": self.renamed,
-            "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
-            "unknown_callables": list(self.unknown_callables),
-            "warnings": list(self.warnings),
-            "nbytes": self.nbytes,
-            "bytes_written": self.bytes_written,
-            "seconds": round(self.seconds, 3),
-        }
+    def remarks(self) -> list[str]:
+        """Return the warnings, and that the file names unknown callables."""
+        return [*self.warnings, *which_loading_runs(self.unknown_callables)]
 
-
-_MOST_FILES = 10
-
-
-def conversion(report: ConvertReport, *, full: bool = False) -> Iterator[str]:
-    """What was written, what was left out, and what became of shared bytes.
-
-    Args:
-        report: what was done.
-        full: whether to shorten nothing.
-    """
-    if report.left_out:
-        yield printable(f"left out: {_listed(report.left_out, full)}")
-    for loss in report.dropped:
-        yield printable(f"dropped: {loss.name}, which {loss.why}")
-    if report.renamed:
-        yield f"renamed {plural(report.renamed, 'key')}"
-    for cast, count in report.cast.items():
-        yield f"{cast}: {plural(count, 'tensor')}"
-    yield from _weights(report)
-    yield from _shared(report, full)
-    yield from what_stays(report.kept, full=full)
-    yield from _written(report, full)
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show what was written, what was left out, and what became of shared bytes."""
+        if self.left_out:
+            yield f"left out: {_listed(self.left_out, full)}"
+        for loss in self.dropped:
+            yield f"dropped: {loss.name}, which {loss.why}"
+        if self.renamed:
+            yield f"renamed {plural(self.renamed, 'key')}"
+        for cast, count in self.cast.items():
+            yield f"{cast}: {plural(count, 'tensor')}"
+        yield from _weights(self)
+        yield from _shared(self, full)
+        yield from what_stays(self.kept, full=full)
+        yield from _written(self, full)
 
 
 def _weights(report: ConvertReport) -> Iterator[str]:
@@ -126,7 +109,7 @@ def _weights(report: ConvertReport) -> Iterator[str]:
     if others:
         line += f"; also in the file: {listed([_whose(each) for each in others])}"
     kinds = {each["section"] for each in others} - {taken["section"]}
-    yield printable(line + "".join(f"; --weights {kind} selects them" for kind in sorted(kinds)))
+    yield line + "".join(f"; --weights {kind} selects them" for kind in sorted(kinds))
 
 
 def _whose(weights: Mapping[str, Any]) -> str:
@@ -139,33 +122,33 @@ def _whose(weights: Mapping[str, Any]) -> str:
 def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
     if report.shared:
         pairs = [f"{name} (in {owner})" for name, owner in report.shared.items()]
-        yield printable(f"written once (shared bytes): {_listed(pairs, full)}")
+        yield f"written once (shared bytes): {_listed(pairs, full)}"
     if report.duplicates:
-        yield printable(f"also written under: {_listed(report.duplicates, full)}")
+        yield f"also written under: {_listed(report.duplicates, full)}"
 
 
 def _listed(names: Sequence[str], full: bool) -> str:
     return listed(names, len(names)) if full else listed(names)
 
 
-def _files(report: ConvertReport, full: bool) -> Iterator[str]:
+def _files(report: ConvertReport, full: bool) -> Iterator[Block]:
     """The files of a folder, and their sizes."""
     files = [(name, size(nbytes)) for name, nbytes in report.files.items()]
     if len(files) > 1:
         shown = files if full else files[:_MOST_FILES]
-        yield from table(shown, right=[1])
+        yield Table(shown, right=[1])
         if len(shown) < len(files):
             yield f"and {plural(len(files) - len(shown), 'more file')}"
 
 
-def _written(report: ConvertReport, full: bool) -> Iterator[str]:
+def _written(report: ConvertReport, full: bool) -> Iterator[Block]:
     nbytes = sum(report.files.values())
     several = f" in {len(report.files):,} files" if len(report.files) > 1 else ""
     what = f"{plural(report.tensors, 'tensor')}, {size(nbytes)}{several}"
     if not report.written:
         yield from _files(report, full)
-        yield printable(f"would write {report.destination} as {report.format}: {what}")
+        yield f"would write {report.destination} as {report.format}: {what}"
         return
-    yield printable(
+    yield (
         f"wrote {report.destination} as {report.format}: {what} in {report.seconds:.2f} s, verified"
     )

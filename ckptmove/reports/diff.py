@@ -6,24 +6,147 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from math import isfinite
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
 from .. import phrases
 from ..errors import CheckFailed
 from ..manifest.paths import spell
 from ..phrases import plural
-from .data.difference import Difference, Kind, Values, first_apart
+from .blocks import Block, Table
 from .groups import collapsed, pattern_of
-from .text import cut, listed, printable, shape, size, table
-
-SCHEMA = 1
-
+from .plain import Key, Seconds, derived, to_json
+from .report import Report
+from .text import cut, listed, printable, shape, size
 
 _MOST_TOLD = 3  # names of what was not compared
 
 
+class Kind(str, Enum):
+    """The kind of a difference, from the first checkpoint to the second."""
+
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    RESHAPED = "reshaped"
+    RETYPED = "retyped"
+    MOVED = "moved"
+    SHARED = "shared"
+    UNSHARED = "unshared"
+    VALUE = "value"
+    VALUE_ADDED = "value added"
+    VALUE_REMOVED = "value removed"
+    TYPE = "type"
+    ORDER = "order"
+    RECORD = "record"
+    RECORD_ADDED = "record added"
+    RECORD_REMOVED = "record removed"
+    NOT_COMPARED = "not compared"
+
+    __str__ = str.__str__
+
+
+#: A number, or as text what JSON has no number for.
+_FINITE = Key(plain=lambda n: n if n is None or isfinite(n) else str(n), gives=float | str | None)
+
+
+class Values(NamedTuple):
+    """How the elements of two tensors differ.
+
+    Attributes:
+        differing: the number of elements that differ.
+        of: the number of elements.
+        first: the index of the first element that differs.
+        old, new: the values there, as text.
+        max_abs: the largest absolute difference; None if the elements are not numbers, or none are
+            finite.
+        max_rel: the largest difference relative to a nonzero element of the first tensor, or None.
+    """
+
+    differing: int
+    of: int
+    first: tuple[int, ...]
+    old: str
+    new: str
+    max_abs: Annotated[float | None, _FINITE] = None
+    max_rel: Annotated[float | None, _FINITE] = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON; an infinite difference becomes text."""
+        return to_json(self)
+
+
+def _has_names(difference: Difference) -> bool:
+    return bool(difference.names) and difference.values is None
+
+
+def _has_sides(difference: Difference) -> bool:
+    said_otherwise = difference.values is not None or difference.names
+    return not said_otherwise and difference.kind is not Kind.ORDER
+
+
+_SIDE = Key(shown=_has_sides)
+
+
+class Difference(NamedTuple):
+    """One thing that differs between two checkpoints.
+
+    Attributes:
+        kind: the kind of difference.
+        name: where it is in the first checkpoint, or in the second if it was added.
+        old, new: the value in each checkpoint: a name, shape, dtype, device, type or text. None
+            where there is nothing.
+        values: for a changed tensor, how its elements differ.
+        names: for bytes or objects that are (or were) shared: all their names.
+        lines: for a text record, some of the changed lines, as in a unified diff.
+    """
+
+    kind: Kind
+    name: str
+    old: Annotated[Any, _SIDE] = None
+    new: Annotated[Any, _SIDE] = None
+    values: Annotated[Values | None, Key(shown=attrgetter("values"))] = None
+    names: Annotated[tuple[str, ...], Key(shown=_has_names)] = ()
+    lines: Annotated[tuple[str, ...], Key(after="name", shown=attrgetter("lines"))] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return to_json(self)
+
+
+_ALL = "(the whole object)"
+_MOST_LINES = 15  # of a kind
+_MOST_NAMED = 5  # things that were not compared
+_LONGEST_VALUE = 60  # characters
+_ABOUT_TENSORS = (
+    *(Kind.CHANGED, Kind.ADDED, Kind.REMOVED, Kind.RENAMED, Kind.RESHAPED, Kind.RETYPED),
+    Kind.MOVED,
+)
+_COUNTED = {
+    Kind.VALUE: ("value", "values"),
+    Kind.VALUE_ADDED: ("value added", "values added"),
+    Kind.VALUE_REMOVED: ("value removed", "values removed"),
+    Kind.TYPE: ("type", "types"),
+    Kind.ORDER: ("order of keys", "orders of keys"),
+    Kind.RECORD: ("record", "records"),
+    Kind.RECORD_ADDED: ("record added", "records added"),
+    Kind.RECORD_REMOVED: ("record removed", "records removed"),
+    Kind.NOT_COMPARED: ("item not compared", "items not compared"),
+    Kind.SHARED: ("alias added", "aliases added"),
+    Kind.UNSHARED: ("alias removed", "aliases removed"),
+}
+_WORDS = {
+    Kind.SHARED: "now shared",
+    Kind.UNSHARED: "no longer shared",
+    Kind.ORDER: "key order differs",
+}
+
+
 @dataclass(frozen=True)
-class Diff:
+class Diff(Report):
     """What differs between two checkpoints.
 
     Attributes:
@@ -54,9 +177,9 @@ class Diff:
     records: int = 0
     ignored: tuple[Difference, ...] = ()
     warnings: tuple[str, ...] = ()
-    seconds: float = field(default=0.0, compare=False)
+    seconds: Seconds = field(default=0.0, compare=False)
 
-    @property
+    @derived(after="b_format")
     def equal(self) -> bool:
         """Whether nothing differs."""
         return not self.differences
@@ -67,7 +190,7 @@ class Diff:
         found = {each.kind for each in self.differences}
         return found == {Kind.NOT_COMPARED}
 
-    @property
+    @derived(after="nbytes")
     def counts(self) -> dict[Kind, int]:
         """The number of differences of each kind."""
         found = Counter(each.kind for each in self.differences)
@@ -100,80 +223,27 @@ class Diff:
                 path=self.b,
             )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove diff --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "a": self.a,
-            "b": self.b,
-            "a_format": self.a_format,
-            "b_format": self.b_format,
-            "equal": self.equal,
-            "tensors": self.tensors,
-            "nbytes": self.nbytes,
-            "counts": {str(kind): count for kind, count in self.counts.items()},
-            "differences": [each.to_json() for each in self.differences],
-            "close": self.close,
-            "cast": dict(self.cast),
-            "devices_ignored": self.devices_ignored,
-            "records": self.records,
-            "code_ignored": len(self.ignored),
-            "ignored": [each.to_json() for each in self.ignored],
-            "warnings": list(self.warnings),
-            "seconds": round(self.seconds, 3),
-        }
+    @derived(after="records")
+    def code_ignored(self) -> int:
+        """The number of `ignored` differences."""
+        return len(self.ignored)
 
-
-_ALL = "(the whole object)"
-_MOST_LINES = 15  # of a kind
-_MOST_NAMED = 5  # things that were not compared
-_LONGEST_VALUE = 60  # characters
-_ABOUT_TENSORS = (
-    *(Kind.CHANGED, Kind.ADDED, Kind.REMOVED, Kind.RENAMED, Kind.RESHAPED, Kind.RETYPED),
-    Kind.MOVED,
-)
-_COUNTED = {
-    Kind.VALUE: ("value", "values"),
-    Kind.VALUE_ADDED: ("value added", "values added"),
-    Kind.VALUE_REMOVED: ("value removed", "values removed"),
-    Kind.TYPE: ("type", "types"),
-    Kind.ORDER: ("order of keys", "orders of keys"),
-    Kind.RECORD: ("record", "records"),
-    Kind.RECORD_ADDED: ("record added", "records added"),
-    Kind.RECORD_REMOVED: ("record removed", "records removed"),
-    Kind.NOT_COMPARED: ("item not compared", "items not compared"),
-    Kind.SHARED: ("alias added", "aliases added"),
-    Kind.UNSHARED: ("alias removed", "aliases removed"),
-}
-_WORDS = {
-    Kind.SHARED: "now shared",
-    Kind.UNSHARED: "no longer shared",
-    Kind.ORDER: "key order differs",
-}
-
-
-def differences(diff: Diff, *, full: bool = False) -> Iterator[str]:
-    """A summary, and then a line for whatever differs in the same way.
-
-    Args:
-        diff: what differs.
-        full: whether to collapse and shorten nothing.
-    """
-    yield summary(diff)
-    if diff.ignored:
-        names = list(dict.fromkeys(each.name for each in diff.ignored))
-        names = [_ALL if name == spell(()) else name for name in names]
-        yield printable(f"  ignored  {listed(names, len(names)) if full else listed(names)}")
-    for kind in diff.counts:
-        groups = _groups(diff.of(kind), full)
-        shown = groups if full else groups[:_MOST_LINES]
-        rows = list(table([_row(kind, group, full) for group in shown]))
-        for line, group in zip(rows, shown, strict=True):
-            yield f"  {line}"
-            yield from (f"      {printable(each)}" for each in group[0].lines)
-        if len(shown) < len(groups):
-            more = plural(len(groups) - len(shown), "more line")
-            yield f"  … and {more} of this kind; -v shows all"
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show a summary, and then a row for whatever differs in the same way."""
+        yield summary(self)
+        if self.ignored:
+            names = list(dict.fromkeys(each.name for each in self.ignored))
+            names = [_ALL if name == spell(()) else name for name in names]
+            yield f"  ignored  {listed(names, len(names)) if full else listed(names)}"
+        for kind in self.counts:
+            groups = _groups(self.of(kind), full)
+            shown = groups if full else groups[:_MOST_LINES]
+            rows = [_row(kind, group, full) for group in shown]
+            details = {n: group[0].lines for n, group in enumerate(shown)}
+            yield Table(rows, indent=2, details=details)
+            if len(shown) < len(groups):
+                more = plural(len(groups) - len(shown), "more line")
+                yield f"  … and {more} of this kind; -v shows all"
 
 
 def summary(diff: Diff) -> str:
@@ -322,3 +392,15 @@ def _value(term: object, full: bool) -> str:
     if isinstance(term, dict) and term.keys() == {"$", "nbytes", "at", "hex"}:
         text = f"{term['nbytes']:,} bytes, {term['hex'] or 'the end'} at {term['at']:,}"
     return printable(text if full else cut(text, _LONGEST_VALUE))
+
+
+def first_apart(old: bytes | str, new: bytes | str) -> int:
+    """Where two texts, or runs of bytes, are first unlike, by halving."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if old[:middle] == new[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

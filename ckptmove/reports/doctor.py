@@ -1,51 +1,116 @@
-"""Show a diagnosis: verdicts first, then the evidence."""
+"""The diagnosis that `doctor` and `trace` return: verdicts first, then the evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from ..errors import CheckFailed
 from ..phrases import plural
-from .data.diagnosis import Diagnosis
-from .data.events import Happening, Trace
-from .data.verdict import WRONG, Verdict
-from .text import cut, printable, size, table
+from .blocks import Block, Table
+from .events import Trace
+from .plain import Key, Plain, derived
+from .report import Report
+from .text import cut, size
 
-_INDENT = 7  # columns of a severity
+#: How bad it is: not what was asked for, or right and slower than need be.
+WRONG, SLOW = "wrong", "slow"
+_WIDTHS = (5,)  # of a severity
 _LONGEST_MODULE = 60  # characters
 
 
 @dataclass(frozen=True)
-class ShownDiagnosis(Diagnosis):
-    """A diagnosis that shows itself: printed, it is what `ckptmove doctor` shows."""
+class Verdict(Plain):
+    """One thing that is wrong, and how to fix it.
 
-    def __str__(self) -> str:
-        return "\n".join(diagnosis(self))
-
-
-def diagnosis(found: Diagnosis, *, full: bool = False) -> Iterator[str]:
-    """A diagnosis as text.
-
-    Args:
-        found: what is the matter.
-        full: whether to shorten nothing.
+    Attributes:
+        cause: a stable name for programs, for example `cpu-only-build`.
+        title: the root cause in one line.
+        fix: what to do: a command or a line of code where possible.
+        evidence: the observations behind it, one line each.
+        severity: `wrong`: not what was asked for; `slow`: correct, but slower than necessary.
     """
-    yield printable(_summary(found))
-    for verdict in found.verdicts:
+
+    cause: str
+    title: str
+    fix: str
+    evidence: tuple[str, ...] = ()
+    severity: Annotated[str, Key(after="cause")] = WRONG
+
+
+@dataclass(frozen=True)
+class Diagnosis(Report):
+    """What is wrong with a model on a device, from `doctor` or `trace`.
+
+    `print` shows it as `ckptmove doctor` does.
+
+    Attributes:
+        subject: what was looked at: the class of a model, or a script; "" for the machine alone.
+        device: where everything should be.
+        simulated: whether the device was simulated, with tensors without values.
+        complete: whether everything that was asked for was watched. If not, an empty `verdicts`
+            proves little.
+        not_simulated: whether it is incomplete because the simulation could not continue.
+        verdicts: what is wrong, root causes first.
+        facts: what the machine and torch can do, as plain data.
+        report: the manifest of the model after the last step, as `Manifest.to_json` gives it, or
+            None.
+        placed: where the modules of the model are, one line each.
+        trace: what ran where, or None if nothing ran.
+        notes: what else the user should know, one sentence each; also how a run ended that is not
+            complete.
+    """
+
+    subject: str
+    device: str
+    simulated: bool = False
+    complete: bool = True
+    not_simulated: bool = False
+    verdicts: tuple[Verdict, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] | None = None
+    placed: tuple[str, ...] = ()
+    trace: Trace | None = None
+    notes: tuple[str, ...] = ()
+
+    @derived(after="simulated")
+    def ok(self) -> bool:
+        """Whether nothing is wrong; findings that are only slow do not count."""
+        return all(each.severity != WRONG for each in self.verdicts)
+
+    @derived(after="not_simulated")
+    def unplayed(self) -> bool:
+        """The old name of `not_simulated`."""
+        return self.not_simulated
+
+    def raise_if_wrong(self) -> None:
+        """Raise if something is wrong.
+
+        Raises:
+            CheckFailed: something is wrong; the message names each root cause.
+        """
+        wrong = [each.title for each in self.verdicts if each.severity == WRONG]
+        if wrong:
+            raise CheckFailed("; ".join(wrong), path=self.subject or None)
+
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show the verdicts, the notes, the machine, the model, and what ran where."""
+        yield _summary(self)
+        for verdict in self.verdicts:
+            yield ""
+            rows = [(verdict.severity, verdict.title), ("fix", verdict.fix)]
+            yield Table([*rows, *(("", line) for line in verdict.evidence)], widths=_WIDTHS)
+        for note in self.notes:
+            yield ""
+            yield Table([("note", note)], widths=_WIDTHS)
         yield ""
-        yield from _verdict(verdict)
-    for note in found.notes:
-        yield ""
-        yield printable(f"{'note':<{_INDENT}}{note}")
-    yield ""
-    yield printable(f"machine: {_machine(found.facts)}")
-    if found.report is not None:
-        yield printable(f"model: {found.report['path']}: {found.report['verdict']}")
-        for line in found.placed:
-            yield f"  {line}"
-    if found.trace is not None:
-        yield from _ran(found.trace, full)
+        yield f"machine: {_machine(self.facts)}"
+        if self.report is not None:
+            yield f"model: {self.report['path']}: {self.report['verdict']}"
+            yield from (f"  {line}" for line in self.placed)
+        if self.trace is not None:
+            yield from _ran(self.trace, full)
 
 
 def _summary(found: Diagnosis) -> str:
@@ -76,13 +141,6 @@ def _watched(steps: int) -> str:
     return f"{plural(steps, 'step')} {'was' if steps == 1 else 'were'} watched"
 
 
-def _verdict(verdict: Verdict) -> Iterator[str]:
-    yield printable(f"{verdict.severity:<{_INDENT}}{verdict.title}")
-    yield printable(f"{'fix':<{_INDENT}}{verdict.fix}")
-    for line in verdict.evidence:
-        yield printable(f"{'':<{_INDENT}}{line}")
-
-
 def _machine(facts: Mapping[str, Any]) -> str:
     """Python, torch and what it can use."""
     if not facts:
@@ -94,12 +152,12 @@ def _machine(facts: Mapping[str, Any]) -> str:
     return f"Python {facts['python']}, torch {facts['torch']} ({build}), {seen}"
 
 
-def _ran(trace: Trace, full: bool) -> Iterator[str]:
+def _ran(trace: Trace, full: bool) -> Iterator[Block]:
     """What ran where: operations, copies, waits."""
     counted_as = ((trace.calls, "call"), (trace.steps, "step"))
     times = [plural(n, what) for n, what in counted_as if n]
     ran = [f"{count:,} on {device}" for device, count in trace.operations.items()]
-    yield printable(f"ran: {', '.join(times) or 'no step'}; operations: {', '.join(ran) or 'none'}")
+    yield f"ran: {', '.join(times) or 'no step'}; operations: {', '.join(ran) or 'none'}"
     copies: dict[str, list[int]] = {}
     for each in trace.of("transfer"):
         copied = copies.setdefault(each.devices, [0, 0])
@@ -107,17 +165,19 @@ def _ran(trace: Trace, full: bool) -> Iterator[str]:
         copied[1] += each.nbytes
     for devices, (count, nbytes) in copies.items():
         often = "once" if count == 1 else f"{count:,} times"
-        yield printable(f"copied {devices}: {often}, {size(nbytes)}")
+        yield f"copied {devices}: {often}, {size(nbytes)}"
     syncs = trace.of("sync")
     if syncs:
         waited = sum(each.count for each in syncs)
         yield f"the host waited {'once' if waited == 1 else f'{waited:,} times'}"
     if full:
-        yield from _modules(trace)
-        yield from _happenings(trace.happenings)
+        yield ""
+        yield _modules(trace)
+        yield ""
+        yield from (f"{each.kind:<9}{each}" for each in trace.happenings)
 
 
-def _modules(trace: Trace) -> Iterator[str]:
+def _modules(trace: Trace) -> Table:
     """Operations by module and device, those first that are not all where they should be."""
     rows = [
         (
@@ -131,11 +191,5 @@ def _modules(trace: Trace) -> Iterator[str]:
         )
         for device, usage in each.items()
     ]
-    yield ""
-    yield from table([("module", "device", "operations", "bytes made"), *rows], right=(2, 3))
-
-
-def _happenings(happenings: Sequence[Happening]) -> Iterator[str]:
-    yield ""
-    for each in happenings:
-        yield printable(f"{each.kind:<9}{each}")
+    head = "module", "device", "operations", "bytes made"
+    return Table(rows, head, right=(2, 3))

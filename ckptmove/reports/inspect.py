@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
@@ -27,9 +29,12 @@ from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
-from .blocks import Block, text_of
+from .blocks import Block, Table
 from .groups import groups_of
-from .text import cut, listed, printable, shape, size, table
+from .text import cut, listed, shape, size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: What torch.nn.Module keeps in every module: torch/nn/modules/module.py, `__init__`.
 _OF_EVERY_MODULE = {
@@ -48,36 +53,41 @@ _TOTALS = "section", "device", "dtype", "tensors", "storages", "bytes"
 _GROUPS = "tensor", "", "shape", "dtype", "device", "bytes", ""
 
 
+@dataclass(frozen=True, repr=False, kw_only=True)
+class FileManifest(Manifest):
+    """The manifest of a checkpoint, as `inspect` returns it.
+
+    It shows itself as `ckptmove inspect` does. Otherwise it is a `Manifest`.
+    """
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Build one from a plain manifest."""
+        return cls(**{each.name: getattr(manifest, each.name) for each in fields(manifest)})
+
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show a summary."""
+        return summary(self, full=full)
+
+
 # -- the summary -------------------------------------------------------------------------------
 
 
-def summary(manifest: Manifest, *, full: bool = False) -> Iterator[str]:
-    """The verdict, totals by section, device and dtype, the tensors by layer, and what else.
-
-    Args:
-        manifest: what to show.
-        full: whether to shorten nothing.
-    """
-    return text_of(blocks(manifest, full=full))
-
-
-def blocks(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
-    """The summary as blocks; the arguments are those of `summary`."""
+def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
+    """The verdict, totals by section, device and dtype, the tensors by layer, and what else."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
-    said = f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
-    lines = [manifest.verdict, masked(said)]
+    yield manifest.verdict
+    yield masked(f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}")
     if manifest.fetched is not None:
         count = plural(manifest.fetched.requests, "request")
-        told = f"{size(manifest.fetched.nbytes)} of {size(manifest.nbytes)}"
-        lines.append(f"fetched {told} in {count}")
-    yield Block(lines)
+        yield f"fetched {size(manifest.fetched.nbytes)} of {size(manifest.nbytes)} in {count}"
     if manifest.tensors:
-        yield Block(head=_TOTALS, rows=list(_total_rows(manifest)), right=(3, 4, 5))
+        yield from ("", Table(list(_total_rows(manifest)), _TOTALS, right=(3, 4, 5)))
         rows = []
         for group in groups_of(manifest, full=full):
             name, *rest = group.row(manifest)
             rows.append((name if full else cut(name, _LONGEST_NAME), *rest))
-        yield Block(head=_GROUPS, rows=rows, right=(5,))
+        yield from ("", Table(rows, _GROUPS, right=(5,)))
     yield from _notes(manifest, full)
 
 
@@ -94,27 +104,28 @@ def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     """What else there is to know."""
+
+    def some(names: Sequence[str]) -> str:
+        return listed(names, len(names) if full else _MOST_VALUES)
+
     besides = list(_besides(manifest))
     if besides:
-        yield Block(("other values: " + listed(besides, len(besides) if full else _MOST_VALUES),))
-    if manifest.records:
-        held = list(_records(manifest, full))
-        if held:
-            yield Block((f"records: {listed(held, len(held) if full else _MOST_VALUES)}",))
+        yield from ("", f"other values: {some(besides)}")
+    held = list(_records(manifest, full))
+    if held:
+        yield from ("", f"records: {some(held)}")
     if manifest.metadata:
         said = [f"{short(key)}={short(text)}" for key, text in manifest.metadata.items()]
-        yield Block((f"metadata: {listed(said, len(said) if full else _MOST_VALUES)}",))
+        yield from ("", f"metadata: {some(said)}")
     yield from _named_devices(manifest, full)
     if manifest.objects:
         counted = [f"{name} ×{n}" if n > 1 else name for name, n in manifest.objects.items()]
-        yield Block(("objects: " + listed(counted, len(counted) if full else _MOST_VALUES),))
+        yield from ("", f"objects: {some(counted)}")
     if manifest.unknown_callables:
-        names = manifest.unknown_callables
-        told = listed(names, len(names) if full else _MOST_VALUES)
         how = "loading the file would import"
         if manifest.format.startswith("safetensors"):
             how = "a pickle made from it would import"
-        yield Block((f"unknown callables, which {how}: {told}",))
+        yield from ("", f"unknown callables, which {how}: {some(manifest.unknown_callables)}")
 
 
 def _records(manifest: Manifest, full: bool) -> Iterator[str]:
@@ -131,26 +142,28 @@ def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
     """The user's own values that name a device; of a program, how often it names each."""
     own = [v for v in manifest.values_naming_devices if not v.follows]
     if own:
-        yield named_devices(
-            own, "values that name a device (loading never changes these):", full=full
-        )
+        title = "values that name a device (loading never changes these):"
+        yield from named_devices(own, title, full=full)
     graph = [v for v in manifest.values_naming_devices if v.follows]
     if graph:
         counted = Counter(v.value for v in graph).most_common()
         counts = [f"{device} ×{n:,}" for device, n in counted]
-        told = f"graph: {listed(counts)} (relocate changes these with the tensors)"
-        yield Block((told,), rows=[(f"  {v.name}", v.value, v.kind) for v in graph] if full else ())
+        yield from ("", f"graph: {listed(counts)} (relocate changes these with the tensors)")
+        yield Table(_device_rows(graph) if full else (), indent=2)
 
 
-def named_devices(values: Sequence[NamedDevice], title: str, *, full: bool = False) -> Block:
+def named_devices(
+    values: Sequence[NamedDevice], title: str, *, full: bool = False
+) -> Iterator[Block]:
     """Values that name a device, under a title; of many the first, unless `full`."""
     shown = values if full else values[:_MOST_VALUES]
-    more = len(values) - len(shown)
-    return Block(
-        (title,),
-        rows=[(f"  {v.name}", v.value, v.kind) for v in shown],
-        after=(f"  … {more:,} more",) if more else (),
-    )
+    yield from ("", title, Table(_device_rows(shown), indent=2))
+    if len(shown) < len(values):
+        yield f"  … {len(values) - len(shown):,} more"
+
+
+def _device_rows(values: Sequence[NamedDevice]) -> list[tuple[str, str, str]]:
+    return [(value.name, value.value, value.kind) for value in values]
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:
@@ -174,14 +187,12 @@ def _besides(manifest: Manifest) -> Iterator[str]:
 # -- the list ----------------------------------------------------------------------------------
 
 
-def tensors(manifest: Manifest) -> Iterator[str]:
+def tensors(manifest: Manifest) -> Iterator[Block]:
     """Every tensor, a line each."""
-    yield printable(manifest.verdict)
-    rows: list[tuple[str, ...]] = [
-        ("name", "section", "dtype", "shape", "device", "bytes", "storage", "")
-    ]
-    rows += [_tensor_row(entry) for entry in manifest.tensors]
-    yield from table(rows, right=(5,))
+    yield manifest.verdict
+    head = "name", "section", "dtype", "shape", "device", "bytes", "storage", ""
+    rows = [_tensor_row(entry) for entry in manifest.tensors]
+    yield Table(rows, head, right=(5,))
 
 
 def _tensor_row(entry: TensorEntry) -> tuple[str, ...]:
@@ -249,14 +260,14 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
             depth -= 1
         for n in range(depth + 1, len(path)):  # of several states, none has a line
             shown.add(path[:n])
-            yield printable(f"{_label(path[:n])}:")
+            yield f"{_label(path[:n])}:"
         shown.add(path)
-        yield printable(f"{_label(path)}: {text}" if path else text)
+        yield f"{_label(path)}: {text}" if path else text
     for record in manifest.records:
         chosen_too = not select or any(fnmatchcase(record.name, glob) for glob in select)
         if chosen_too and (record.name,) not in shown:
             name = cut(record.name, _LONGEST_KEY)
-            yield printable(f"<{name}>: {record.kind}, {size(record.nbytes)}")
+            yield f"<{name}>: {record.kind}, {size(record.nbytes)}"
 
 
 def _label(path: Path) -> str:

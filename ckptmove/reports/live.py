@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Key, spell
-from .blocks import Block
+from .blocks import Block, Table
 from .groups import collapsed, pattern_of
-from .inspect import named_devices
+from .inspect import FileManifest, named_devices
+from .plain import OMITTED
 from .text import cut, size
 
 _MOST_LINES = 40
@@ -18,33 +20,39 @@ _TOTALS = "section", "held as", "device", "dtype", "tensors", "storages", "bytes
 _PLACES = "module", "device", "tensors", "bytes", ""
 
 
-def blocks(manifest: Manifest, inputs: str = "") -> Iterator[Block]:
-    """What a model in memory holds.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class LiveManifest(FileManifest):
+    """The manifest of a model in memory, as `report` returns it.
 
-    Args:
-        manifest: of the model.
-        inputs: where they go, in words.
+    Attributes:
+        inputs: where the inputs of the model should go, in words.
     """
-    said = f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}"
-    yield Block((manifest.verdict, said, *([inputs] if inputs else [])))
-    if manifest.tensors:
-        yield Block(head=_TOTALS, rows=list(_total_rows(manifest)), right=(4, 5, 6))
-    yield from places(manifest)
-    if manifest.values_naming_devices:
-        title = "attributes that name a device (Module.to does not change these):"
-        yield named_devices(manifest.values_naming_devices, title)
-    if manifest.warnings:
-        yield Block(("notes:",), after=[f"  - {each}" for each in manifest.warnings])
+
+    inputs: Annotated[str, OMITTED] = ""
+
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show totals, the modules by device, and attributes that name one."""
+        yield self.verdict
+        yield f"{self.path}: {self.format}, {size(self.nbytes)}"
+        if self.inputs:
+            yield self.inputs
+        if self.tensors:
+            yield from ("", Table(list(_total_rows(self)), _TOTALS, right=(4, 5, 6)))
+        placed = list(places(self))
+        yield from ("", *placed) if placed else ()
+        if self.values_naming_devices:
+            title = "attributes that name a device (Module.to does not change these):"
+            yield from named_devices(self.values_naming_devices, title)
 
 
 def places(manifest: Manifest) -> Iterator[Block]:
     """The modules of a model by device, repeated layers as one; nothing for a model of nothing."""
     lines = _placement(manifest)
+    shown = lines[:_MOST_LINES]
     if lines:
-        shown = lines[:_MOST_LINES]
-        more = len(lines) - len(shown)
-        after = (f"… {more:,} more",) if more else ()
-        yield Block(head=_PLACES, rows=[each.row() for each in shown], right=(2, 3), after=after)
+        yield Table([each.row() for each in shown], _PLACES, right=(2, 3))
+    if len(shown) < len(lines):
+        yield f"… {len(lines) - len(shown):,} more"
 
 
 def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:

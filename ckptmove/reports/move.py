@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 from ..manifest.manifest import NamedDevice
 from ..phrases import plural
 from ..placement.place import Kept, Moved
-from .blocks import Block, html_of, text_of
-from .data.device_values import device_values_json
+from .device_values import DeviceValuesReport
+from .plain import OMITTED, Seconds
 from .text import listed, size
 
-SCHEMA = 1
 _MOST_KEPT = 1
 _MOST_UNREGISTERED = 5
 _MOST_VALUES = 5
 
 
 @dataclass(frozen=True)
-class MoveReport:
-    """What a move did, or would do, in memory. `print` and notebooks show it in a few lines.
+class MoveReport(DeviceValuesReport):
+    """What a move did, or would do, in memory.
 
     Attributes:
         model: the name of the model's class.
@@ -48,70 +47,53 @@ class MoveReport:
     kept: tuple[Kept, ...] = ()
     unregistered: Mapping[str, str] = field(default_factory=dict)
     values_naming_devices: tuple[NamedDevice, ...] = ()
-    values_rewritten: tuple[NamedDevice, ...] = ()
-    rewritten_to: tuple[str, ...] = ()
+    values_rewritten: Annotated[tuple[NamedDevice, ...], OMITTED] = ()
+    rewritten_to: Annotated[tuple[str, ...], OMITTED] = ()
     values_rewritable: tuple[NamedDevice, ...] = ()
     values_unchanged: tuple[NamedDevice, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
-    seconds: float = field(default=0.0, compare=False)
+    seconds: Seconds = field(default=0.0, compare=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "schema": SCHEMA,
-            "model": self.model,
-            "done": self.done,
-            "moved": {name: moved._asdict() for name, moved in self.moved.items()},
-            "kept": [kept._asdict() for kept in self.kept],
-            "unregistered": dict(self.unregistered),
-            **device_values_json(self),
-            "warnings": list(self.warnings),
-            "nbytes": self.nbytes,
-            "seconds": round(self.seconds, 3),
-        }
+    def blocks(self, *, full: bool = False) -> Iterator[str]:
+        """Show what moved, what stayed and why, and what to look at."""
+        would = "" if self.done else "would be "
+        for way, moved in self.moved.items():
+            parts = []
+            if moved.storages:
+                parts.append(f"{plural(moved.storages, 'storage')}, {size(moved.nbytes)}")
+            if moved.tensors:
+                parts.append(f"{plural(moved.tensors, 'tensor')} composed of other tensors")
+            yield f"{would}moved: {way}: {', '.join(parts)}"
+        if not self.moved:
+            yield "nothing to move"
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for kept in self.kept:
+            reasons.setdefault((kept.device, kept.why), []).append(kept.name)
+        for (device, why), names in reasons.items():
+            yield f"kept on {device}: {listed(names, _MOST_KEPT)} ({why})"
+        advised: dict[str, list[str]] = {}
+        for name, advice in self.unregistered.items():
+            advised.setdefault(advice, []).append(name)
+        for n, (advice, names) in enumerate(advised.items()):
+            if n < _MOST_UNREGISTERED:
+                yield f"not registered: {listed(names, _MOST_UNREGISTERED)}: {advice}"
+        more = sum(map(len, list(advised.values())[_MOST_UNREGISTERED:]))
+        if more:
+            yield f"not registered: {more:,} more"
+        rewritten = [
+            f"{value.name} ({value.value}→{device})"
+            for value, device in zip(self.values_rewritten, self.rewritten_to, strict=True)
+        ]
+        for what, values in (
+            (f"{would}rewritten", rewritten),
+            ("unchanged", [f"{v.name} ({v.value})" for v in self.values_rewritable]),
+            ("not rewritten", [f"{v.name} ({v.value})" for v in self.values_unchanged]),
+        ):
+            if values:
+                yield f"values that name a device, {what}: {listed(values, _MOST_VALUES)}"
+        yield from (f"warning: {each}" for each in self.warnings)
 
-    def __str__(self) -> str:
-        return "\n".join(text_of([Block(list(_lines(self)))]))
-
-    def _repr_html_(self) -> str:
-        return html_of([Block(list(_lines(self)))])
-
-
-def _lines(report: MoveReport) -> Iterator[str]:
-    would = "" if report.done else "would be "
-    for way, moved in report.moved.items():
-        parts = []
-        if moved.storages:
-            parts.append(f"{plural(moved.storages, 'storage')}, {size(moved.nbytes)}")
-        if moved.tensors:
-            parts.append(f"{plural(moved.tensors, 'tensor')} composed of other tensors")
-        yield f"{would}moved: {way}: {', '.join(parts)}"
-    if not report.moved:
-        yield "nothing to move"
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for kept in report.kept:
-        reasons.setdefault((kept.device, kept.why), []).append(kept.name)
-    for (device, why), names in reasons.items():
-        yield f"kept on {device}: {listed(names, _MOST_KEPT)} ({why})"
-    advised: dict[str, list[str]] = {}
-    for name, advice in report.unregistered.items():
-        advised.setdefault(advice, []).append(name)
-    for n, (advice, names) in enumerate(advised.items()):
-        if n < _MOST_UNREGISTERED:
-            yield f"not registered: {listed(names, _MOST_UNREGISTERED)}: {advice}"
-    more = sum(map(len, list(advised.values())[_MOST_UNREGISTERED:]))
-    if more:
-        yield f"not registered: {more:,} more"
-    rewritten = [
-        f"{value.name} ({value.value}→{device})"
-        for value, device in zip(report.values_rewritten, report.rewritten_to, strict=True)
-    ]
-    for what, values in (
-        (f"{would}rewritten", rewritten),
-        ("unchanged", [f"{v.name} ({v.value})" for v in report.values_rewritable]),
-        ("not rewritten", [f"{v.name} ({v.value})" for v in report.values_unchanged]),
-    ):
-        if values:
-            yield f"values that name a device, {what}: {listed(values, _MOST_VALUES)}"
-    yield from (f"warning: {each}" for each in report.warnings)
+    def remarks(self) -> tuple[str, ...]:
+        """Return nothing: the warnings are among what it shows."""
+        return ()

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .text import printable, size
+from .report import Report
+from .text import size
 
-SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class RecoverReport:
-    """What was done about interrupted changes in place.
-
-    Attributes:
-        path: the file or folder.
-        files: what was done to the file, or to each file in the folder that had a journal.
-    """
-
-    path: str
-    files: tuple[Recovered, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove recover --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "path": self.path,
-            "files": [
-                {"path": each.path, "outcome": each.outcome, "bytes_written": each.bytes_written}
-                for each in self.files
-            ],
-        }
+_WHAT = {
+    "nothing": "nothing to recover",
+    "unchanged": "not changed by the interrupted in-place change; removed its journal",
+    "rolled-back": "restored: undid an interrupted in-place change",
+}
 
 
 class Recovered(NamedTuple):
@@ -50,17 +31,22 @@ class Recovered(NamedTuple):
     bytes_written: int = 0
 
 
-_WHAT = {
-    "nothing": "nothing to recover",
-    "unchanged": "not changed by the interrupted in-place change; removed its journal",
-    "rolled-back": "restored: undid an interrupted in-place change",
-}
+@dataclass(frozen=True)
+class RecoverReport(Report):
+    """What was done about interrupted changes in place.
 
+    Attributes:
+        path: the file or folder.
+        files: what was done to the file, or to each file in the folder that had a journal.
+    """
 
-def recovery(report: RecoverReport) -> Iterator[str]:
-    """What became of each file."""
-    if not report.files:
-        yield printable(f"{report.path}: {_WHAT['nothing']}")
-    for each in report.files:
-        written = f", {size(each.bytes_written)} written" if each.bytes_written else ""
-        yield printable(f"{each.path}: {_WHAT[each.outcome]}{written}")
+    path: str
+    files: tuple[Recovered, ...]
+
+    def blocks(self, *, full: bool = False) -> Iterator[str]:
+        """Show what became of each file."""
+        if not self.files:
+            yield f"{self.path}: {_WHAT['nothing']}"
+        for each in self.files:
+            written = f", {size(each.bytes_written)} written" if each.bytes_written else ""
+            yield f"{each.path}: {_WHAT[each.outcome]}{written}"

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
 from ..manifest.manifest import NamedDevice
+from ..phrases import plural, which_loading_runs
 from ..placement.place import Kept, Moved
-from .data.device_values import device_values_json
-from .text import listed, printable, size
+from .device_values import DeviceValuesReport
+from .plain import OMITTED, Seconds
+from .text import listed, size
 
-SCHEMA = 1
+_MOST_VALUES = 5
+_HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "with a new layout"}
 
 
 @dataclass(frozen=True)
-class RelocateReport:
+class RelocateReport(DeviceValuesReport):
     """What a relocation did, or would do.
 
     Attributes:
@@ -56,90 +59,47 @@ class RelocateReport:
     moved: Mapping[str, Moved]
     kept: tuple[Kept, ...] = ()
     values_naming_devices: tuple[NamedDevice, ...] = ()
-    values_rewritten: tuple[NamedDevice, ...] = ()
-    rewritten_to: tuple[str, ...] = ()
+    values_rewritten: Annotated[tuple[NamedDevice, ...], OMITTED] = ()
+    rewritten_to: Annotated[tuple[str, ...], OMITTED] = ()
     values_rewritable: tuple[NamedDevice, ...] = ()
     values_unchanged: tuple[NamedDevice, ...] = ()
     unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
     bytes_written: int = 0
-    seconds: float = field(default=0.0, compare=False)
+    seconds: Seconds = field(default=0.0, compare=False)
     in_place: bool = False
 
-    @property
-    def values_could_follow(self) -> tuple[NamedDevice, ...]:
-        """The old name of `values_rewritable`."""
-        return self.values_rewritable
+    def remarks(self) -> list[str]:
+        """Return the warnings, and that the file names unknown callables."""
+        return [*self.warnings, *which_loading_runs(self.unknown_callables)]
 
-    @property
-    def values_left_behind(self) -> tuple[NamedDevice, ...]:
-        """The old name of `values_unchanged`."""
-        return self.values_unchanged
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove relocate --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "source": self.source,
-            "destination": self.destination,
-            "written": self.written,
-            "method": self.method,
-            "copied": self.copied,
-            "moved": {
-                name: {
-                    "storages": moved.storages,
-                    "nbytes": moved.nbytes,
-                    "tensors": moved.tensors,
-                }
-                for name, moved in self.moved.items()
-            },
-            "kept": [{"name": k.name, "device": k.device, "why": k.why} for k in self.kept],
-            **device_values_json(self),
-            "unknown_callables": list(self.unknown_callables),
-            "warnings": list(self.warnings),
-            "nbytes": self.nbytes,
-            "bytes_written": self.bytes_written,
-            "seconds": round(self.seconds, 3),
-            "in_place": self.in_place,
-        }
-
-
-_MOST_VALUES = 5
-_HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "with a new layout"}
-
-
-def relocation(report: RelocateReport, *, full: bool = False) -> Iterator[str]:
-    """What moved, what stayed and why, and where the result is.
-
-    Args:
-        report: what was done.
-        full: whether to shorten nothing.
-    """
-    for move, moved in report.moved.items():
-        yield f"{printable(move)}: {_moved(moved)}"
-    yield from what_stays(report.kept, full=full)
-    yield from _values(report, full)
-    if report.destination is None and report.in_place:
-        yield "nothing to move, so nothing was changed"
-    elif report.destination is None:
-        yield "nothing to move, so nothing was written; give DST to make a copy"
-    elif report.method == "in-place":
-        yield _in_place(report)
-    elif report.written:
-        nothing = "nothing to move; " if report.method == "clone" else ""
-        yield printable(
-            f"{nothing}wrote {report.destination} {_HOW[report.method]}: "
-            f"{size(report.bytes_written)} in {report.seconds:.2f} s, verified"
-        )
-    else:
-        yield printable(f"would write {report.destination} {_HOW[report.method]}")
+    def blocks(self, *, full: bool = False) -> Iterator[str]:
+        """Show what moved, what stayed and why, and where the result is."""
+        for move, moved in self.moved.items():
+            yield f"{move}: {_moved(moved)}"
+        yield from what_stays(self.kept, full=full)
+        yield from _values(self, full)
+        if self.destination is None and self.in_place:
+            yield "nothing to move, so nothing was changed"
+        elif self.destination is None:
+            yield "nothing to move, so nothing was written; give DST to make a copy"
+        elif self.method == "in-place":
+            yield _in_place(self)
+        elif self.written:
+            nothing = "nothing to move; " if self.method == "clone" else ""
+            yield (
+                f"{nothing}wrote {self.destination} {_HOW[self.method]}: "
+                f"{size(self.bytes_written)} in {self.seconds:.2f} s, verified"
+            )
+        else:
+            yield f"would write {self.destination} {_HOW[self.method]}"
 
 
 def _in_place(report: RelocateReport) -> str:
     if not report.written:
-        return printable(f"would change {report.destination} in place")
-    return printable(
+        return f"would change {report.destination} in place"
+    return (
         f"changed {report.destination} in place: {size(report.bytes_written)} of "
         f"{size(report.nbytes)} written in {report.seconds:.2f} s, verified"
     )
@@ -148,11 +108,9 @@ def _in_place(report: RelocateReport) -> str:
 def _moved(moved: Moved) -> str:
     what = []
     if moved.storages:
-        plural = "" if moved.storages == 1 else "s"
-        what.append(f"{moved.storages:,} storage{plural}, {size(moved.nbytes)}")
+        what.append(f"{plural(moved.storages, 'storage')}, {size(moved.nbytes)}")
     if moved.tensors:
-        plural = "" if moved.tensors == 1 else "s"
-        what.append(f"{moved.tensors:,} tensor{plural} that store their own device")
+        what.append(f"{plural(moved.tensors, 'tensor')} that store their own device")
     return ", ".join(what)
 
 
@@ -166,7 +124,7 @@ def _values(report: RelocateReport, full: bool) -> Iterator[str]:
         if full or not value.follows:
             rewritten.append(f"{value.name} ({value.value}→{device})")
     for move, n in places.items():
-        yield printable(f"graph of the program: {n:,} place{'' if n == 1 else 's'} {move}")
+        yield f"graph of the program: {plural(n, 'place')} {move}"
     follow, stay = (
         [f"{value.name} ({value.value})" for value in values if not value.kind.startswith("code")]
         for values in (report.values_rewritable, report.values_unchanged)
@@ -186,7 +144,4 @@ def what_stays(kept_ones: Iterable[Kept], *, full: bool) -> Iterator[str]:
     for kept in kept_ones:
         reasons.setdefault((kept.device, kept.why), []).append(kept.name)
     for (device, why), names in reasons.items():
-        shown = names if full else names[:1]
-        more = "" if len(shown) == len(names) else f" and {len(names) - 1:,} more"
-        some = ", ".join(printable(name) for name in shown)
-        yield f"kept on {printable(device)}: {some}{more} ({why})"
+        yield f"kept on {device}: {listed(names, len(names) if full else 1)} ({why})"

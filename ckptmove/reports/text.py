@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from .. import phrases
 
@@ -88,17 +89,31 @@ def _joined(where: str, what: str, hint: str) -> str:
     return f"{f'{where}: ' if where else ''}{what}{f' ({hint})' if hint else ''}"
 
 
-def table(rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Iterator[str]:
-    """Rows as aligned lines; the columns in `right` are flushed right."""
+def table(
+    rows: Iterable[Sequence[str]],
+    right: Iterable[int] = (),
+    *,
+    gap: int = 2,
+    widths: Sequence[int] = (),
+) -> Iterator[str]:
+    """Rows as aligned lines.
+
+    Args:
+        rows: of cells.
+        right: the columns that are flushed right.
+        gap: blanks between two columns.
+        widths: how wide the first columns are at least.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    needed = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(pair) for pair in zip_longest(needed, widths[: len(needed)], fillvalue=0)]
     flushed = set(right)
     for row in cells:
         parts = (
             cell.rjust(width) if n in flushed else cell.ljust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        yield "  ".join(parts).rstrip()
+        yield (" " * gap).join(parts).rstrip()
 
 
 def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:

@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CheckFailed
 from ..phrases import plural
-from .data.findings import FAILED, PASSED, SKIPPED, Finding
-from .text import printable
+from .blocks import Block, Table
+from .plain import Plain, derived
+from .report import Report
 
-SCHEMA = 1
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+#: The checks of a trial, in order.
+CHECKS = ("model", "step", "trace")
+_MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}
+_MOST_DETAILS = 6  # lines of one check
 
 
 @dataclass(frozen=True)
-class ValidationReport:
+class Finding(Plain):
+    """The result of one check of `validate`.
+
+    Attributes:
+        check: `container`, `against`, `reload`, `model`, `step` or `trace`.
+        outcome: `passed`, `failed` or `skipped`.
+        title: the result in one line.
+        details: more about it, one line each; for a failure, its cause and fix.
+        data: the same for programs: numbers, strings, lists and dicts of them.
+    """
+
+    check: str
+    outcome: str
+    title: str
+    details: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialResult(Plain):
+    """The result of a trial of a checkpoint on a device.
+
+    Attributes:
+        device: the device of the trial.
+        simulated: whether this device was simulated, with tensors without values.
+        findings: one a check, in the order of `CHECKS`.
+    """
+
+    device: str
+    simulated: bool
+    findings: Sequence[Finding]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(each.outcome != FAILED for each in self.findings)
+
+    def of(self, check: str) -> Finding:
+        """The finding of a check."""
+        return next(each for each in self.findings if each.check == check)
+
+
+@dataclass(frozen=True)
+class ValidationReport(Report):
     """What a validation found.
 
     Attributes:
@@ -34,7 +82,7 @@ class ValidationReport:
     checks: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
 
-    @property
+    @derived(after="simulated")
     def ok(self) -> bool:
         """Whether no check failed."""
         return all(each.outcome != FAILED for each in self.checks)
@@ -53,43 +101,21 @@ class ValidationReport:
         if found:
             raise CheckFailed("; ".join(found), path=self.source)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data: the same as `ckptmove validate --json` prints."""
-        return {
-            "schema": SCHEMA,
-            "source": self.source,
-            "against": self.against,
-            "device": self.device,
-            "simulated": self.simulated,
-            "ok": self.ok,
-            "checks": [each.to_json() for each in self.checks],
-            "warnings": list(self.warnings),
-        }
-
-
-_MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}
-_MOST_DETAILS = 6  # lines of one check
-
-
-def validation(report: ValidationReport, *, full: bool = False) -> Iterator[str]:
-    """A line for each check, and under it what there is to be known.
-
-    Args:
-        report: what was found.
-        full: whether to shorten nothing.
-    """
-    for finding in report.checks:
-        yield printable(f"{_MARKS[finding.outcome]:<8}{finding.check:<10}{finding.title}")
-        shown = len(finding.details) if full or finding.outcome == FAILED else _MOST_DETAILS
-        for detail in finding.details[:shown]:
-            yield printable(f"{'':18}{detail}")
-        if shown < len(finding.details):
-            more = plural(len(finding.details) - shown, "more line")
-            yield f"{'':18}and {more}; -v shows all"
-    where = f"simulated {report.device}" if report.simulated else report.device
-    failed = [finding.check for finding in report.checks if finding.outcome == FAILED]
-    verdict = f"failed: {', '.join(failed)}" if failed else "no check failed"
-    if report.of("container").data.get("tensors") == 0:
-        verdict += ", but it holds no tensors"
-    place = "" if report.device == "auto" else f" on {where}"
-    yield printable(f"{report.source}{place}: {verdict}")
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Show a row for each check, with details below it, and then the verdict."""
+        rows: list[tuple[str, str, str]] = []
+        for each in self.checks:
+            rows.append((_MARKS[each.outcome], each.check, each.title))
+            shown = len(each.details) if full or each.outcome == FAILED else _MOST_DETAILS
+            rows += [("", "", detail) for detail in each.details[:shown]]
+            if shown < len(each.details):
+                more = plural(len(each.details) - shown, "more line")
+                rows.append(("", "", f"and {more}; -v shows all"))
+        yield Table(rows, gap=1, widths=(7, 9))
+        where = f"simulated {self.device}" if self.simulated else self.device
+        failed = [each.check for each in self.checks if each.outcome == FAILED]
+        verdict = f"failed: {', '.join(failed)}" if failed else "no check failed"
+        if self.of("container").data.get("tensors") == 0:
+            verdict += ", but it holds no tensors"
+        place = "" if self.device == "auto" else f" on {where}"
+        yield f"{self.source}{place}: {verdict}"

@@ -13,8 +13,7 @@ from ..errors import CkptmoveError, UsageError
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
-from ..reports.data.verdict import Verdict
-from ..reports.doctor import ShownDiagnosis
+from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.usable import Facts, facts
 from . import inputs, model_factory, optimizer_state
 from . import step as steps
@@ -48,7 +47,7 @@ def examine(
     optimizer: str | None,
     stage: Stage,
     known: Facts | None = None,
-) -> ShownDiagnosis:
+) -> Diagnosis:
     """Build a model, bring it to a device as `model.to` does, and take a step.
 
     Args:
@@ -83,7 +82,7 @@ def _called(model: Model) -> str:
     return getattr(model, "__qualname__", type(model).__name__)
 
 
-def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -> ShownDiagnosis:
+def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -> Diagnosis:
     """What it comes to that there is no model."""
     excuse = stage.excuse(error)
     found = diagnose(
@@ -109,7 +108,7 @@ def _examined(
     optimizer: str | None,
     stage: Stage,
     known: Facts | None,
-) -> ShownDiagnosis:
+) -> Diagnosis:
     notes: list[str] = []
     failed: str | None = None
     ended_by: BaseException | None = None

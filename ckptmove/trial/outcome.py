@@ -11,8 +11,8 @@ import torch
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import raised_at, raised_in
 from ..phrases import format_error, plural
-from ..reports.data.events import Trace
-from ..reports.data.findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
+from ..reports.events import Trace
+from ..reports.validate import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .stage import Stage, is_mismatch
 from .step import Step
 

@@ -13,7 +13,7 @@ import torch
 
 from ..manifest.manifest import Manifest
 from ..phrases import format_error, join_names, plural
-from ..reports.data.findings import FAILED, PASSED, SKIPPED, Finding
+from ..reports.validate import FAILED, PASSED, SKIPPED, Finding
 from .sandbox.torchscript import danger, makes_itself
 from .trial import is_there, usual_device
 

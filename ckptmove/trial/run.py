@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import CkptmoveError
 from ..live.tracing.recorder import Recorder
 from ..phrases import join_names, plural
-from ..reports.data.findings import FAILED, PASSED, SKIPPED
+from ..reports.validate import FAILED, PASSED, SKIPPED
 from . import checkpoint_state, inputs, model_factory, optimizer_state, state_dict_fit
 from . import step as steps
 from .checkpoint_state import Placing, Saved, State

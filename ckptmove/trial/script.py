@@ -19,8 +19,7 @@ from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
 from ..phrases import plural
-from ..reports.data.verdict import Verdict
-from ..reports.doctor import ShownDiagnosis
+from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
 from .simulation.made_up_values import Guesses
 from .simulation.patches import FakeDevice
@@ -62,7 +61,7 @@ class _Run:
         self._facts = facts()
         self._enough = self._steps = 0
         self._began = self._due = 0.0  # when a model was called first; when to look again
-        self.diagnosis: ShownDiagnosis | None = None
+        self.diagnosis: Diagnosis | None = None
         self._home = home = self.cast.device if self.simulated else torch.device(self._device)
         call = self.cast.call if self.simulated else str
         self.recorder = Recorder(None, home, call=call, turn=self._turn)
@@ -99,16 +98,14 @@ class _Run:
             self.diagnosis = self.diagnosed()
         except Exception as ours:  # the script can't help it
             if self.diagnosis is None:
-                self.diagnosis = ShownDiagnosis(self._script, self._device, self.simulated)
+                self.diagnosis = Diagnosis(self._script, self._device, self.simulated)
             note = f"the cause can't be found: {said(ours)}"
             self.diagnosis = replace(self.diagnosis, complete=False, notes=(note,))
         tell_so_far(self.diagnosis.to_json())
         after = time.monotonic()
         self._due = after + _SPARE * (after - now)
 
-    def diagnosed(
-        self, failed: str | None = None, error: BaseException | None = None
-    ) -> ShownDiagnosis:
+    def diagnosed(self, failed: str | None = None, error: BaseException | None = None) -> Diagnosis:
         """What the run comes to, as long as its model is there.
 
         Args:
@@ -133,7 +130,7 @@ class _Run:
             )
         return self._excused(found, failed)
 
-    def _excused(self, found: ShownDiagnosis, failed: str | None) -> ShownDiagnosis:
+    def _excused(self, found: Diagnosis, failed: str | None) -> Diagnosis:
         """The same, without blaming the script for what made up values have led it to."""
         if not self.simulated or not self.guesses.made_up or failed is None:
             return found
@@ -190,7 +187,7 @@ class _Run:
         ]
         return training or known
 
-    def _latest(self) -> ShownDiagnosis:
+    def _latest(self) -> Diagnosis:
         """The latest diagnosis, before the script tidied up, or its model was gone."""
         if self.diagnosis is None or self.diagnosis.report is None:
             return self.diagnosed()
@@ -198,7 +195,7 @@ class _Run:
             return self.diagnosis
         return replace(self.diagnosis, trace=self.recorder.trace())
 
-    def enough(self) -> ShownDiagnosis:
+    def enough(self) -> Diagnosis:
         """What it comes to that the run was ended."""
         found = self._latest()
         if self.recorder.steps >= self._wanted:
@@ -206,7 +203,7 @@ class _Run:
         waited = f"{self._patience:g} s and {self.recorder.calls:,} calls"
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
-    def raised(self, error: BaseException) -> ShownDiagnosis:
+    def raised(self, error: BaseException) -> Diagnosis:
         """What it comes to that the script raised something."""
         simulated = self.simulated and not isinstance(error, _OWN)
         made_up = bool(self.guesses.made_up)
@@ -220,7 +217,7 @@ class _Run:
         when = "" if self.recorder.names.latest else " before it called a model"
         return self._wrong(found, f"the script failed{when}: {line}", "read the exception", line)
 
-    def ended(self, code: object) -> ShownDiagnosis:
+    def ended(self, code: object) -> Diagnosis:
         """What it comes to that the script ended by itself; `code` is what it exited with."""
         recorder = self.recorder
         failed = code not in (None, 0)
@@ -239,7 +236,7 @@ class _Run:
             return _noted(found, f"it exited with {code}")
         return found if found.complete or caught is not None else _noted(found, self._short())
 
-    def _wrong(self, found: ShownDiagnosis, title: str, fix: str, failed: str) -> ShownDiagnosis:
+    def _wrong(self, found: Diagnosis, title: str, fix: str, failed: str) -> Diagnosis:
         verdict = Verdict("script-failed", title, fix)
         return self._excused(replace(found, verdicts=(*found.verdicts, verdict)), failed)
 
@@ -255,7 +252,7 @@ class _Run:
         return "the script ended before it called a model"
 
 
-def _noted(found: ShownDiagnosis, note: str) -> ShownDiagnosis:
+def _noted(found: Diagnosis, note: str) -> Diagnosis:
     return replace(found, notes=(*found.notes, note))
 
 

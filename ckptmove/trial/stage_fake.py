@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..phrases import format_error, text_of
-from ..reports.data.findings import CHECKS, SKIPPED, Finding
+from ..reports.validate import CHECKS, SKIPPED, Finding
 from .inputs import Batch
 from .model_factory import Built, is_of_file
 from .run import Request, perform

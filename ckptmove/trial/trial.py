@@ -17,7 +17,7 @@ from .. import formats
 from ..device import is_tag, kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.manifest import Manifest
-from ..reports.data.findings import FAILED, Finding, TrialResult
+from ..reports.validate import FAILED, Finding, TrialResult
 from . import inputs as batches
 from .checkpoint_state import devices_of
 from .import_by_name import is_named, spelled

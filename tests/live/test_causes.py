@@ -15,8 +15,8 @@ from ckptmove.live.inventory.manifest import manifest_of
 from ckptmove.live.tracing.causes import causes
 from ckptmove.live.tracing.operations import factory
 from ckptmove.manifest.manifest import Manifest
-from ckptmove.reports.data.events import Happening, Operand, Site, Trace
-from ckptmove.reports.data.verdict import SLOW, WRONG, Verdict
+from ckptmove.reports.doctor import SLOW, WRONG, Verdict
+from ckptmove.reports.events import Happening, Operand, Site, Trace
 
 HERE, THERE = "cpu", "cuda:0"
 

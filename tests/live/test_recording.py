@@ -19,7 +19,7 @@ from ckptmove import UsageError
 from ckptmove.live.tracing import recorder as recording
 from ckptmove.live.tracing import source_lines
 from ckptmove.live.tracing.recorder import Recorder
-from ckptmove.reports.data.events import Trace
+from ckptmove.reports.events import Trace
 
 CPU = torch.device("cpu")
 META = torch.device("meta")  # a second device that every machine has

@@ -34,7 +34,7 @@ def test_diagnosis_goes_through_json() -> None:
         model(torch.empty(3, 4, device=DEVICE))
     assert watch.diagnosis is not None
     told = watch.diagnosis.to_json()
-    assert Diagnosis.of_json(told).to_json() == told
+    assert Diagnosis.from_json(told).to_json() == told
     assert told["trace"]["said"].startswith("RuntimeError")
 
 

@@ -19,11 +19,12 @@ _STACKS = 256 << 20  # bytes of address space that a fresh process has before it
 _EVERYTHING = """
 import sys, ckptmove
 from ckptmove.reports import inspect as rendering
+from ckptmove.reports.blocks import text_of
 try:
     manifest = ckptmove.inspect(sys.argv[1])
     manifest.to_json()
-    for lines in (rendering.summary, rendering.tree, rendering.tensors):
-        assert all("\\n" not in line for line in lines(manifest))
+    for show in (rendering.summary, rendering.tree, rendering.tensors):
+        assert all("\\n" not in line for line in text_of(show(manifest)))
     del manifest
     for n, values in enumerate((False, True)):
         out = f"{sys.argv[1]}.{n}"

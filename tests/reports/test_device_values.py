@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from ckptmove import inspect, relocate
-from ckptmove.reports.inspect import summary
-from ckptmove.reports.relocate import relocation
 from tests.conftest import RunCli
 from tests.making.checkpoints import save
 from tests.making.families import FAMILIES
@@ -20,7 +18,7 @@ OPTION = "--values"
 
 def lines(path: Path, *, full: bool = False, **rules: Any) -> list[str]:
     """What is said of a relocation."""
-    return list(relocation(relocate(path, path.with_name("out"), force=True, **rules), full=full))
+    return list(relocate(path, path.with_name("out"), force=True, **rules).lines(full=full))
 
 
 @pytest.fixture
@@ -82,11 +80,11 @@ def test_the_places_of_a_program_are_counted(tmp_path: Path) -> None:
     assert OPTION not in "\n".join(said)
     assert not any(line.startswith(("rewrote", "left")) for line in said)
     assert graph[-1].name in "\n".join(lines(path, to="cuda:1", full=True))
-    shown = list(summary(inspect(path)))
+    shown = list(inspect(path).lines())
     (line,) = (line for line in shown if line.startswith("graph: "))
     assert line.startswith(f"graph: cuda:0 ×{moving}")
     assert not any("loading never changes" in line for line in shown)
-    assert graph[-1].name in "\n".join(summary(inspect(path), full=True))
+    assert graph[-1].name in "\n".join(inspect(path).lines(full=True))
 
 
 def test_code_is_warned_of_once_and_truly(tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_code_is_warned_of_once_and_truly(tmp_path: Path) -> None:
     (warning,) = (text for text in report.warnings if "the code itself names" in text)
     assert [name for name in code if repr(name) in warning] == moved
     assert OPTION in warning
-    assert "code/" not in "\n".join(relocation(report))
+    assert "code/" not in "\n".join(report.lines())
     report = relocate(path, tmp_path / "out.pt", to="cuda:1", values=True, force=True)
     assert not any("the code itself names" in text for text in report.warnings)
 

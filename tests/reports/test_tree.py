@@ -9,7 +9,8 @@ import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect
 from ckptmove.manifest.paths import spell
-from ckptmove.reports.inspect import summary, tree
+from ckptmove.reports.blocks import text_of
+from ckptmove.reports.inspect import tree
 from ckptmove.reports.text import cut, printable
 from tests.formats.test_torchscript_v1 import model, write
 from tests.making.families import FAMILIES
@@ -22,7 +23,7 @@ FILES = [(f, name) for f, makers in FAMILIES.items() for name in makers if (f, n
 def chains(manifest: Manifest) -> Iterator[list[str]]:
     """Each line of the tree after those that lead there, without their indents."""
     chain: list[str] = []
-    for n, line in enumerate(tree(manifest)):
+    for n, line in enumerate(text_of(tree(manifest))):
         text = line.lstrip(" ")
         chain[(len(line) - len(text)) // 2 :] = [text]
         yield [] if n == 0 else list(chain)
@@ -51,7 +52,7 @@ def test_every_tensor_is_in_the_tree(family: str, name: str, tmp_path: Path) -> 
             assert any(is_line_of(entry, chain) for chain in lines), entry.name
     assert "_rebuild_tensor" not in "\n".join(tree(manifest))
     held = {str(entry.path[0]) for entry in manifest.tensors if entry.path}
-    besides = [line for line in summary(manifest, full=True) if line.startswith("other values: ")]
+    besides = [line for line in manifest.lines(full=True) if line.startswith("other values: ")]
     named = {each.split(" ")[0] for line in besides for each in line[9:].split(", ")}
     assert not named & held
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ckptmove.errors import DeviceError
-from ckptmove.reports.data.verdict import WRONG, Verdict
+from ckptmove.reports.doctor import WRONG, Verdict
 from ckptmove.runtime.environment.facts import VISIBLE, Device, spoken
 from ckptmove.runtime.environment.machine import AMD, NVIDIA, Gpu, driver_version, gfx, listed
 from ckptmove.runtime.environment.usable import Facts, best, facts, usable
@@ -809,7 +809,7 @@ def test_a_failing_torch_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verdicts_need_no_torch() -> None:
-    script = "import sys; import ckptmove.reports.data.verdict; assert 'torch' not in sys.modules"
+    script = "import sys; import ckptmove.reports.doctor; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 

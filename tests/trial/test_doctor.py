@@ -180,7 +180,7 @@ def test_json_is_the_diagnosis(training: Path, run_cli: RunCli) -> None:
     assert told["subject"] == os.fspath(training)
     assert told["ok"] is True
     assert told["facts"]["torch"] == torch.__version__
-    assert Diagnosis.of_json(told).to_json() == told
+    assert Diagnosis.from_json(told).to_json() == told
 
 
 @pytest.mark.slow

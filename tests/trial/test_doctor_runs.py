@@ -80,7 +80,7 @@ def test_a_run_that_took_its_steps_is_complete(tmp_path: Path) -> None:
     found = run(tmp_path, "for _ in range(9):\n    step()\n")
     assert (found.complete, found.notes) == (True, ())
     assert headline(found) == "nothing is wrong; 2 steps were watched"
-    assert Diagnosis.of_json(found.to_json()).complete
+    assert Diagnosis.from_json(found.to_json()).complete
 
 
 SHORT = {
@@ -369,10 +369,10 @@ def test_what_is_no_diagnosis_is_refused(key: str) -> None:
     told = Diagnosis("a", "cpu").to_json()
     for wrong in (3, [3]):
         with pytest.raises(ValueError, match="no diagnosis"):
-            Diagnosis.of_json({**told, key: wrong})
+            Diagnosis.from_json({**told, key: wrong})
     del told[key]
     with pytest.raises(ValueError, match="no diagnosis"):
-        Diagnosis.of_json(told)
+        Diagnosis.from_json(told)
 
 
 def test_what_says_nothing_is_lost() -> None:

@@ -25,6 +25,7 @@ import pytest
 import ckptmove
 from ckptmove.errors import CkptmoveError
 from ckptmove.reports import inspect as rendering
+from ckptmove.reports.blocks import text_of
 from tests.conftest import ROOT
 from tests.making.building import at_most
 from tests.making.checkpoints import MAKERS, rezip, save
@@ -103,9 +104,9 @@ class Case:
     def _inspect(self, path: Path | None = None) -> None:
         manifest = ckptmove.inspect(path or self.path)
         manifest.to_json()
-        for lines in (rendering.summary(manifest), rendering.tree(manifest)):
+        for lines in (manifest.lines(), text_of(rendering.tree(manifest))):
             assert all("\n" not in line for line in lines)
-        assert all("\n" not in line for line in rendering.tensors(manifest))
+        assert all("\n" not in line for line in text_of(rendering.tensors(manifest)))
 
     def _relocate(self) -> None:
         ckptmove.relocate(self.path, self.out, to="cuda:0", all=True, values=True)

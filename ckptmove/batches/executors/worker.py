@@ -6,7 +6,7 @@ import time
 from functools import lru_cache
 
 from ...errors import CkptmoveError, RefusedError, UnsupportedError, UntrustedError, UsageError
-from ...reports.data.batch_items import (
+from ...reports.batch_items import (
     BUSY,
     DONE,
     FAILED,

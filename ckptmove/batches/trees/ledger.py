@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, ClassVar
 
 from ...errors import RefusedError
-from ...reports.data.batch_items import Entry
+from ...reports.batch_items import Entry
 from ...writing.final_name import failure_of
 
 _LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits

@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 
-from ...reports.data.batch_items import Item
+from ...reports.batch_items import Item
 from ...writing.final_name import HIDDEN, is_hidden
 from ...writing.in_place.locked_file import is_open_for_writing
 from .ledger import FileLedger

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ...errors import RefusedError
-from ...reports.data.batch_items import Item
+from ...reports.batch_items import Item
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry
 from ...writing.final_name import failure_of, free_nbytes, hidden_name

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ...reports.data.batch_items import Entry
+from ...reports.batch_items import Entry
 from ...sources.fetch_pool import many
 from ...sources.filesystem import Missing
 from ...sources.remote_place import RemotePlace

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from ...reports.data.batch_items import Item
+from ...reports.batch_items import Item
 from ...sources.fetch_pool import many
 from ...sources.filesystem import info_of, open_store, size_in, stamp_of
 from ...sources.place import EntryKind, FolderEntry

@@ -27,7 +27,7 @@ from ...graph.tree_text import TREE, read_tree
 from ...manifest.dtypes import CARRIERS
 from ...manifest.manifest import Extent, Section, Storage
 from ...plans.plan import Plan
-from ...reports.data.loss import Loss
+from ...reports.convert import Loss
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.strided import MOST_DIMENSIONS

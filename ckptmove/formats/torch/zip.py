@@ -30,7 +30,7 @@ from ...manifest.other_records import RecordKind
 from ...pickles.emit import emit
 from ...pickles.nodes import Persistent, Tuple
 from ...plans.plan import CrcRange, Write
-from ...reports.data.loss import Loss
+from ...reports.convert import Loss
 from ...sources.source import Readable
 from ...zips.archive import STORED, Archive
 from ...zips.layout import LaidOut, Member, directory, lay_out

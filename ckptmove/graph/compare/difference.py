@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...manifest.dtypes import BITS
 from ...pickles.nodes import Node
-from ...reports.data.difference import Difference, Kind
+from ...reports.diff import Difference, Kind
 from ...torch_pickle.values.strided import Tensor, reach_of
 from ..draft import CheckpointGraph, StorageBytes, View
 

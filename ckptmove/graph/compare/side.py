@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ...manifest.dtypes import nbytes_of
 from ...pickles.nodes import Blob, Call, Global, Node, Persistent
 from ...pickles.terms import Term, to_terms
-from ...reports.data.difference import Kind
+from ...reports.diff import Kind
 from ...sources.source import Memory, Readable
 from ...torch_pickle.values.strided import Tensor
 from ..canonical import data_of, flags_of, held_by, is_plain, nodes_of

@@ -24,7 +24,7 @@ from ...manifest.manifest import (
     TensorEntry,
 )
 from ...manifest.paths import Path, spell
-from ...reports.manifests import LiveManifest
+from ...reports.live import LiveManifest
 from .holdings import REGISTERED, HeldTensor, Holdings, Naming, Ownership
 from .offloaded import Offloaded, Offloads
 from .warnings import oddities

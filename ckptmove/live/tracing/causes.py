@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from ...device import kind_of
 from ...manifest.manifest import Manifest, TensorEntry
 from ...phrases import join_names, plural
-from ...reports.data.events import Operand, Trace
-from ...reports.data.verdict import SLOW, WRONG, Verdict
+from ...reports.doctor import SLOW, WRONG, Verdict
+from ...reports.events import Operand, Trace
 from ..inventory.holdings import Ownership
 from ..inventory.ownership import OwnershipReport
 from .causes_optimizer import optimizer, state

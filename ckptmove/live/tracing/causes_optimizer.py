@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...manifest.manifest import Role
 from ...phrases import join_names
-from ...reports.data.verdict import SLOW, Verdict
+from ...reports.doctor import SLOW, Verdict
 from .evidence import Evidence
 
 

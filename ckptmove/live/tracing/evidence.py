@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...manifest.manifest import Manifest
-from ...reports.data.events import Happening, Operand, Trace
+from ...reports.events import Happening, Operand, Trace
 from ..inventory.ownership import OwnershipReport
 
 MOST_LINES = 5  # of evidence

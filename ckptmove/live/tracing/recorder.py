@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UsageError
 from ...phrases import format_error
-from ...reports.data.events import Happening, Operand, Site, Trace, Usage
+from ...reports.events import Happening, Operand, Site, Trace, Usage
 from .operations import COPIES, NAMES, SYNCS, Failing, Seen, indexed, is_big, runs_for, tensors_of
 from .source_lines import is_asked, line_of, locals_of, user_frame, user_line, variable
 from .tensor_names import Names, key_of

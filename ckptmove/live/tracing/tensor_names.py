@@ -15,7 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...reports.data.events import Operand, Site
+from ...reports.events import Operand, Site
 from ..inventory.holdings import Ownership, holdings
 from ..inventory.object_walk import Reach
 from .operations import UNNAMED, factory

@@ -14,9 +14,8 @@ from ...device import numbered
 from ...errors import UsageError
 from ...manifest.manifest import Manifest, Section
 from ...reports.blocks import text_of
-from ...reports.data.events import Happening, Trace
-from ...reports.data.verdict import Verdict
-from ...reports.doctor import ShownDiagnosis
+from ...reports.doctor import Diagnosis, Verdict
+from ...reports.events import Happening, Trace
 from ...reports.live import places
 from ...runtime.environment.usable import Facts, best, facts, usable
 from ..inventory.holdings import Optimizers, holdings, optimizers_of
@@ -43,7 +42,7 @@ def diagnose(
     notes: Sequence[str] = (),
     complete: bool = True,
     not_simulated: bool = False,
-) -> ShownDiagnosis:
+) -> Diagnosis:
     """What a run comes to.
 
     `failed` is the exception that ended it, in a line; `fed` tells whether a parameter has, or had,
@@ -63,7 +62,7 @@ def diagnose(
         report = manifest.to_json()
         homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
         placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
-    return ShownDiagnosis(
+    return Diagnosis(
         subject=subject or ("" if model is None else type(model).__name__),
         device=device,
         simulated=simulated,
@@ -115,7 +114,7 @@ class Watch:
         self.device = numbered(best(self._facts) if device is None else device)
         self._recorder = Recorder(model, torch.device(self.device))
         self._entered = False
-        self.diagnosis: ShownDiagnosis | None = None
+        self.diagnosis: Diagnosis | None = None
 
     def __enter__(self) -> Watch:
         if self._entered:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...reports.data.events import Operand, Site
+from ...reports.events import Operand, Site
 from .tensor_names import Remembered, key_of
 
 _MOST_COPIES = 1024

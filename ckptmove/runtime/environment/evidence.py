@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...reports.data.verdict import Verdict
+from ...reports.doctor import Verdict
 from .facts import Facts
 from .machine import AMD, NVIDIA, Gpu
 from .wheels import Pair, choose, install, install_other, spell

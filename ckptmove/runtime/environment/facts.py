@@ -12,14 +12,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
+from ...reports.plain import Plain
 from .machine import Gpu, look
 from .wheels import Pair
 
@@ -48,7 +49,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Plain):
     """A machine and a build of torch."""
 
     python: str = ""  #: its version
@@ -84,14 +85,6 @@ class Facts:
     def of(self, kind: str) -> list[Device]:
         """The devices of a kind that torch sees, e.g. of `cuda`."""
         return [each for each in self.devices if each.tag.partition(":")[0] == kind]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data: lists for tuples."""
-
-        def plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {k: list(v) if isinstance(v, tuple) else v for k, v in pairs}
-
-        return asdict(self, dict_factory=plain)
 
 
 def facts() -> Facts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ...reports.data.verdict import Verdict
+from ...reports.doctor import Verdict
 from .evidence import (
     CUDA_VARIABLE,
     build_lines,

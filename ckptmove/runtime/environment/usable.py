@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...device import parse
-from ...reports.data.verdict import Verdict
+from ...reports.doctor import Verdict
 from . import nvidia
 from .evidence import (
     CUDA_VARIABLE,

@@ -19,7 +19,7 @@ import torch
 
 from ... import formats
 from ...errors import CkptmoveError, StrPath
-from ...reports.data.findings import CHECKS, FAILED, PASSED, SKIPPED, Finding
+from ...reports.validate import CHECKS, FAILED, PASSED, SKIPPED, Finding
 from .. import model_factory, subprocess_call
 from ..import_by_name import imported, is_named
 from ..outcome import Performance
@@ -129,8 +129,8 @@ def _findings(told: Mapping[str, Any]) -> list[Finding]:
     listed = told.get("findings")
     found = []
     for each in listed if isinstance(listed, list) else ():
-        with contextlib.suppress(TypeError):
-            one = Finding(**each)
+        with contextlib.suppress(TypeError, ValueError):
+            one = Finding.from_json(each)
             texts = (one.title, *one.details)
             known = one.check in CHECKS and one.outcome in (PASSED, FAILED, SKIPPED)
             if known and isinstance(one.data, dict) and all(isinstance(t, str) for t in texts):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from ...phrases import which_loading_runs
+from ..phrases import which_loading_runs
+from .plain import OMITTED, Key, Seconds, to_json
+from .report import Report
 
 
 class Entry(NamedTuple):
@@ -31,7 +33,6 @@ class Entry(NamedTuple):
     tags: str = ""
 
 
-SCHEMA = 1
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
 OUTCOMES = ("done", "skipped", "refused", "failed")
 DONE, SKIPPED, REFUSED, FAILED = OUTCOMES
@@ -120,16 +121,16 @@ class Result(NamedTuple):
     """
 
     name: str
-    path: str
+    path: Annotated[str, Key("source")]
     outcome: str
     reason: str = ""
     hint: str | None = None
-    output: str | None = None
+    output: Annotated[str | None, Key("destination")] = None
     nbytes: int = 0
     bytes_written: int = 0
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     report: Mapping[str, Any] | None = None
-    folders: tuple[str, ...] = ()
+    folders: Annotated[tuple[str, ...], OMITTED] = ()
 
     @property
     def ok(self) -> bool:
@@ -143,21 +144,14 @@ class Result(NamedTuple):
         unknown = which_loading_runs(report.get("unknown_callables", ()))
         return (*report.get("warnings", ()), *unknown)
 
+    @property
+    def schema(self) -> int:
+        """The version of the JSON."""
+        return Report.schema
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the same as a line of `--log`."""
-        return {
-            "schema": SCHEMA,
-            "name": self.name,
-            "source": self.path,
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "hint": self.hint,
-            "destination": self.output,
-            "nbytes": self.nbytes,
-            "bytes_written": self.bytes_written,
-            "seconds": round(self.seconds, 3),
-            "report": None if self.report is None else dict(self.report),
-        }
+        return to_json(self)
 
 
 def result_of(item: Item, outcome: str, reason: str = "", **more: Any) -> Result:

@@ -6,8 +6,10 @@ Plain data that keeps no tensor alive.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .plain import Plain
 
 
 class Site(NamedTuple):
@@ -99,8 +101,8 @@ class Usage(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, kw_only=True)
+class Trace(Plain):
     """What was recorded while a model ran.
 
     Attributes:
@@ -112,9 +114,9 @@ class Trace:
         calls: how often the model was called.
         steps: the number of optimizer steps.
         sites: the number of different sites.
-        happenings: events worth a look, the most frequent first.
         dropped: the number of events without a site of their own, because there were too many
             sites.
+        happenings: events worth a look, the most frequent first.
         error: where an exception came out of an operation, or None.
         operands: the tensors that this operation took.
         said: the exception in one line, caught or not; or None.
@@ -123,73 +125,16 @@ class Trace:
     device: str
     operations: Mapping[str, int]
     phases: Mapping[str, int]
-    sites: int
-    happenings: Sequence[Happening]
-    dropped: int
-    error: Site | None
     modules: Mapping[str, Mapping[str, Usage]] = field(default_factory=dict)
     calls: int = 0
     steps: int = 0
+    sites: int
+    dropped: int
+    happenings: Sequence[Happening]
+    error: Site | None
     operands: tuple[Operand, ...] = ()
     said: str | None = None
 
     def of(self, *kinds: str) -> list[Happening]:
         """Return the events of some kinds."""
         return [each for each in self.happenings if each.kind in kinds]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return {
-            "device": self.device,
-            "operations": dict(self.operations),
-            "phases": dict(self.phases),
-            "modules": {
-                name: {device: usage._asdict() for device, usage in each.items()}
-                for name, each in self.modules.items()
-            },
-            "calls": self.calls,
-            "steps": self.steps,
-            "sites": self.sites,
-            "dropped": self.dropped,
-            "happenings": [
-                {
-                    **asdict(each),
-                    "site": each.site._asdict(),
-                    "operands": [operand._asdict() for operand in each.operands],
-                }
-                for each in self.happenings
-            ],
-            "error": None if self.error is None else self.error._asdict(),
-            "operands": [operand._asdict() for operand in self.operands],
-            "said": self.said,
-        }
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> Trace:
-        """Build a trace from the plain data of `to_json`, for example from another process."""
-        error = data["error"]
-        return cls(
-            **{
-                **data,
-                "modules": {
-                    name: {device: Usage(**usage) for device, usage in each.items()}
-                    for name, each in data["modules"].items()
-                },
-                "happenings": tuple(
-                    Happening(
-                        **{
-                            **each,
-                            "site": Site(**each["site"]),
-                            "operands": _operands(each["operands"]),
-                        }
-                    )
-                    for each in data["happenings"]
-                ),
-                "error": None if error is None else Site(**error),
-                "operands": _operands(data["operands"]),
-            }
-        )
-
-
-def _operands(data: Sequence[Mapping[str, Any]]) -> tuple[Operand, ...]:
-    return tuple(Operand(**{**each, "shape": tuple(each["shape"])}) for each in data)

@@ -1,1 +1,0 @@
-"""The data in reports: plain objects that need no torch."""

@@ -1,0 +1,44 @@
+"""The base of every report: fields that are its JSON, and blocks that are its text and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .blocks import Block, html_of, text_of
+from .plain import Plain
+
+
+class Report(Plain):
+    """What a verb returns. `print` shows it as the command line does, and notebooks as HTML.
+
+    A report is a frozen dataclass. Its fields are the keys of its JSON (see `plain`), and `blocks`
+    says how it shows; all else follows.
+    """
+
+    #: The version of the JSON. New keys do not change it.
+    schema = 1
+
+    def blocks(self, *, full: bool = False) -> Iterator[Block]:
+        """Return what it shows, line by line; `full` shortens nothing."""
+        raise NotImplementedError
+
+    def lines(self, *, full: bool = False) -> Iterator[str]:
+        """Return the lines that the command line prints; `full` shortens nothing."""
+        return text_of(self.blocks(full=full))
+
+    def remarks(self) -> Sequence[str]:
+        """Return what the user should know besides: the command line prints it to stderr."""
+        warnings: Sequence[str] = getattr(self, "warnings", ())
+        return warnings
+
+    def __str__(self) -> str:
+        return "\n".join(text_of(self._shown()))
+
+    def _repr_html_(self) -> str:
+        return html_of(self._shown())
+
+    def _shown(self) -> Iterator[Block]:
+        yield from self.blocks()
+        remarks = self.remarks()
+        if remarks:
+            yield from ("", "notes:", *(f"  - {each}" for each in remarks))

@@ -90,6 +90,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "torch_pickle.callables.reviewed_names",
         "torch_pickle.callables.allowlist",
+        "torch_pickle.callables.numpy_dtypes",
         "torch_pickle.callables.uses",
         "torch_pickle.sections.tensor_names",
         "torch_pickle.pickled_modules",

@@ -27,6 +27,7 @@ from ...pickles.nodes import (
     named,
 )
 from ...pickles.walk import Pickle
+from . import numpy_dtypes
 from .allowlist import ACTIVATIONS, KNOWN, MODULES
 from .reviewed_names import MADE_EMPTY
 
@@ -47,10 +48,7 @@ _PLAIN_BASES = frozenset(
 _FROM_TYPE = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
 _REBUILDS = ("torch._utils._rebuild_", "torch.nested._internal.nested_tensor._rebuild_njt")
 _SCALARS = tuple(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
-#: Letters of numpy's plain dtypes; `O`, for objects, hands back whatever it is given.
-_PLAIN_DTYPE = re.compile(r"[<>=|]?[?a-zA-NP-Z][0-9]{0,9}(\[\w{1,9}\])?")
 _NUMPY_NUMBER = re.compile(r"numpy\.u?(int|float)[0-9]+")
-_REFERENCES = 3  # flags of numpy's dtypes that hold objects: counted, and pickled as a list
 
 
 class Uses:
@@ -213,7 +211,7 @@ def _is_plain_scalar(uses: Uses, call: Call) -> bool:
     if dtype.qualname != "numpy.dtype":
         return (dtype.qualname or "").startswith("numpy.dtypes.")
     kind = (_arguments(dtype) or [None])[0]
-    return isinstance(kind, str) and _PLAIN_DTYPE.fullmatch(kind) is not None
+    return isinstance(kind, str) and numpy_dtypes.PLAIN.fullmatch(kind) is not None
 
 
 def _are_scalars(uses: Uses, call: Call) -> bool:
@@ -225,41 +223,19 @@ def _are_scalars(uses: Uses, call: Call) -> bool:
 
 
 def _makes_dtype(uses: Uses, call: Call) -> bool:
-    """A dtype of objects that says it is of numbers makes references of bytes."""
     args = _arguments(call)
-    if args is None or not args:
-        return False
-    if not call.built:
-        return True
-    state = call.state.items if isinstance(call.state, Tuple) else []
-    flags = state[7] if len(state) > 7 else None
-    if not isinstance(flags, int):
-        return False
-    plain = isinstance(args[0], str) and _PLAIN_DTYPE.fullmatch(args[0]) is not None
-    return flags & _REFERENCES == _REFERENCES or (plain and not _holds_objects(state))
+    return args is not None and numpy_dtypes.is_right(list(args), call)
 
 
-def _holds_objects(state: Items) -> bool:
-    """Whether a dtype within the state of another is not surely of numbers."""
-    todo, met = list(state[2:5]), set[int]()
-    while todo:
-        node = todo.pop()
-        if id(node) in met:
-            continue
-        met.add(id(node))
-        if isinstance(node, Dict):
-            todo += [value for _, value in node.pairs]
-        elif isinstance(node, Tuple):
-            todo += node.items
-        elif isinstance(node, Call):
-            kind = (_arguments(node) or [None])[0]
-            if not isinstance(kind, str) or not _PLAIN_DTYPE.fullmatch(kind):
-                return True
-            if node.built:
-                todo += node.state.items[2:5] if isinstance(node.state, Tuple) else [node]
-        elif not (node is None or isinstance(node, (int, str))):
-            return True
-    return False
+def _is_plain_dtype(uses: Uses, call: Call) -> bool:
+    """The classes of single dtypes are pickled without a state."""
+    return _is_unchanged(call)
+
+
+def _is_array_without_buffer(uses: Uses, call: Call) -> bool:
+    """An array of objects over bytes takes them for references."""
+    args = _arguments(call)
+    return args is not None and len(args) <= 2
 
 
 def _is_empty(uses: Uses, call: Call) -> bool:
@@ -302,6 +278,8 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     **dict.fromkeys(_FROM_TYPE, _rebuilds),
     **dict.fromkeys(_SCALARS, _is_plain_scalar),
     "numpy.dtype": _makes_dtype,
+    "numpy.ndarray": _is_array_without_buffer,
+    **{name: _is_plain_dtype for name in KNOWN if name.startswith("numpy.dtypes.")},
     **dict.fromkeys(MODULES, _makes_module),
     **dict.fromkeys(ACTIVATIONS, _is_never_called),
     "torch.nn.backends.thnn._get_thnn_function_backend": _gives_none,

@@ -76,7 +76,7 @@ def _raw(fields: Any, *, sub: Any = None, nbytes: int = 8, flags: int = 0) -> _D
 
 
 def _array(dtype: Any, content: Any) -> _Made:
-    made = np.zeros(0).__reduce__()[0]
+    made: Any = np.zeros(0).__reduce__()[0]
     return _Made(made, (np.ndarray, (0,), b"b"), 1, (1,), dtype, False, content)
 
 

@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tests.servers.object_store import s3_server, store, web
 from tests.servers.roots import root
+from tests.servers.warm_python import WarmPopen
 
 __all__ = ["root", "s3_server", "store", "web"]  # fixtures for all
 
@@ -85,6 +86,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spread(total: int, count: int) -> set[int]:
     """So many of the numbers below a total, from the first on, evenly apart."""
     return {n * total // count for n in range(count)}
+
+
+@pytest.fixture
+def warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a test starts with this Python have torch before they begin."""
+    if request.node.get_closest_marker("cold") is None:
+        monkeypatch.setattr(subprocess, "Popen", WarmPopen)
 
 
 class RunCli(Protocol):

@@ -58,6 +58,7 @@ MOVES = (
 )
 
 
+@pytest.mark.sample(2 * len(MAKERS) + 1)
 @pytest.mark.parametrize(("protocol", "tag", "to"), MOVES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_all_but_the_tags_stays(
@@ -143,6 +144,7 @@ def test_a_patched_pickle_has_its_checksum_wherever_the_zip_repeats_it(tmp_path:
         assert archive.testzip() is None
 
 
+@pytest.mark.slow  # 5 GiB are checked
 @pytest.mark.parametrize(
     ("protocol", "to", "method"),
     [(2, "cpu", "patch"), (4, "privateuseone:15", "relay")],

@@ -34,6 +34,7 @@ from torch.utils import _pytree, backend_registration
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.conftest import ROOT
+from tests.servers.warm_python import WarmPopen
 
 NAME = "privateuseone"
 DEVICE = f"{NAME}:0"
@@ -93,7 +94,7 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
             install()
             return test(*args, **kwargs)
         name = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")
-        done = subprocess.run(
+        process = WarmPopen(
             [sys.executable, "-B", "-m", "pytest", *_QUIETLY, name],
             # Of accelerators torch takes one: this, even where there is a GPU.
             env={**os.environ, _APART: "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -102,8 +103,9 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        if done.returncode:
-            pytest.fail(f"apart, exit code {done.returncode}\n{done.stdout}", pytrace=False)
+        said, _ = process.communicate()
+        if process.returncode:
+            pytest.fail(f"apart, exit code {process.returncode}\n{said}", pytrace=False)
         return None
 
     return run

@@ -123,6 +123,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return make
 
 
+#: Each file by one of its tags; by all of them, it is slow.
+by_turns = pytest.mark.sample(len(FILES) + 1)
 every_file = pytest.mark.parametrize(("family", "name"), FILES)
 every_move = pytest.mark.parametrize(("tag", "to"), MOVES)
 every_tag = pytest.mark.parametrize("tag", TAGS)
@@ -131,6 +133,7 @@ every_tag = pytest.mark.parametrize("tag", TAGS)
 # -- inspect ---------------------------------------------------------------------------------------
 
 
+@by_turns
 @every_tag
 @every_file
 def test_devices_are_those_of_the_maker(family: str, name: str, tag: str, made: Make) -> None:
@@ -145,6 +148,7 @@ def test_devices_are_those_of_the_maker(family: str, name: str, tag: str, made: 
         assert ours[at].device == ("cpu" if host else tag), at
 
 
+@by_turns
 @every_tag
 @every_file
 def test_bytes_are_those_of_the_maker(family: str, name: str, tag: str, made: Make) -> None:
@@ -166,6 +170,7 @@ def test_bytes_are_those_of_the_maker(family: str, name: str, tag: str, made: Ma
             assert found == content or (at in VIEWS and content in found), at
 
 
+@by_turns
 @every_tag
 @every_file
 def test_values_that_name_devices(family: str, name: str, tag: str, made: Make) -> None:
@@ -179,6 +184,7 @@ def test_values_that_name_devices(family: str, name: str, tag: str, made: Make) 
 # -- relocate --------------------------------------------------------------------------------------
 
 
+@by_turns
 @every_move
 @every_file
 def test_all_goes_there_and_nothing_else_changes(
@@ -212,6 +218,7 @@ def contents(path: Path, manifest: Manifest) -> dict[str, bytes]:
     return {key: data[each.start : each.end] for key, each in extents.items() if each}
 
 
+@by_turns
 @pytest.mark.parametrize(("tag", "to"), [("cuda:1", "cuda:3"), ("cuda:1", "cpu")])
 @every_file
 def test_it_is_as_training_there_would_have_saved_it(

@@ -17,6 +17,8 @@ import ckptmove
 from ckptmove import CheckFailed, DeviceError, Diagnosis, UsageError
 from tests.conftest import ROOT, RunCli
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 
 NET = """

@@ -23,6 +23,7 @@ from tests.making.trees import until
 from tests.servers.fronts import HANG
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+pytestmark = pytest.mark.usefixtures("warm")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs forks and process groups")
 
 TRAINS = """
@@ -75,6 +76,7 @@ def is_running(process: int) -> bool:
 # -- whether everything was watched ----------------------------------------------------------------
 
 
+@pytest.mark.cold
 @pytest.mark.slow
 def test_a_run_that_took_its_steps_is_complete(tmp_path: Path) -> None:
     found = run(tmp_path, "for _ in range(9):\n    step()\n")
@@ -177,6 +179,7 @@ def test_a_process_that_ends_itself_after_its_steps_is_complete(tmp_path: Path) 
     assert found.trace.steps == 2
 
 
+@pytest.mark.cold
 @posix
 def test_a_killed_process_loses_nothing_that_was_found(tmp_path: Path) -> None:
     found = run(tmp_path, "step(); os.kill(os.getpid(), 9)")
@@ -306,6 +309,7 @@ LOOKS = """
 """
 
 
+@pytest.mark.cold
 @pytest.mark.slow
 def test_a_script_finds_what_it_finds_without_doctor(tmp_path: Path, run_cli: RunCli) -> None:
     (tmp_path / "sub").mkdir()

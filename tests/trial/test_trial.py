@@ -26,6 +26,8 @@ from tests.making.trial_models import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SAVED = "run.pt"
 
 
@@ -382,7 +384,7 @@ def test_a_model_that_fails_is_a_finding(sound: Path) -> None:
     step = found.of("step")
     assert step.outcome == "failed"
     assert step.data["module"] == "head"
-    assert "rehearsing.py:" in step.data["source"]
+    assert "trial_models.py:" in step.data["source"]
     assert outcomes(found)["trace"] == "skipped"
     broken = rehearse(sound, model=rehearsing.named(rehearsing.unbuildable))
     assert outcomes(broken) == {"model": "failed", "step": "skipped", "trace": "skipped"}

@@ -25,7 +25,10 @@ from tests.making.trial_models import (
     trained,
 )
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+pytestmark = [
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there"),
+]
 
 Findings = dict[str, dict[str, Any]]
 
@@ -198,6 +201,7 @@ def test_a_program_is_blamed_for_its_own_error() -> None:
     assert excused(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), str) is None
 
 
+@pytest.mark.cold
 def test_a_process_that_dies_is_a_finding(tmp_path: Path) -> None:
     path = _moved(rehearsing.of_convolutions(), tmp_path / "cuda.pt")
     got = rehearse(

@@ -18,6 +18,8 @@ from ckptmove.errors import UnsupportedError, UsageError
 from ckptmove.trial.trial import rehearse
 from tests.making import trial_models as rehearsing
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 transformers = pytest.importorskip("transformers")
 
 SMALL = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -74,6 +76,7 @@ def test_models_from_their_configurations_pass(kind: str, tmp_path: Path) -> Non
     assert "with labels" in step.data["input"]
 
 
+@pytest.mark.slow
 def test_models_from_their_configurations_pass_simulated(tmp_path: Path) -> None:
     requests = {}
     for kind in CONFIGS:
@@ -142,6 +145,7 @@ def test_weights_alone_as_safetensors_train(tmp_path: Path) -> None:
     assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
+@pytest.mark.cold
 def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
     folder, path = saved("LlamaForCausalLM", tmp_path)
     model = transformers.LlamaForCausalLM.from_pretrained(
@@ -156,6 +160,7 @@ def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
         assert [each.outcome for each in found.findings] == ["passed"] * 3, found
 
 
+@pytest.mark.slow
 def test_transformers_own_adafactor_is_recognised(tmp_path: Path) -> None:
     folder, path = saved("BertForMaskedLM", tmp_path)
     model = transformers.BertForMaskedLM._from_config(

@@ -29,6 +29,8 @@ from tests.making import trial_models as rehearsing
 from tests.making.checkpoints import rezip
 from tests.making.trial_models import IMAGES, Convolutions, Tied, named, trained
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 Tree = dict[str, Any]
 
 absent = pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
@@ -89,6 +91,7 @@ def middle_of(path: Path, record: str) -> int:
 # -- the report ------------------------------------------------------------------------------------
 
 
+@pytest.mark.cold
 def test_a_sound_checkpoint_passes_all_checks_in_order(made: Path) -> None:
     report = validate(
         made / "run.safetensors",
@@ -445,6 +448,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("name", ["run.pt", "run.safetensors"])
 def test_without_torch_the_bytes_are_still_checked(made: Path, tmp_path: Path, name: str) -> None:
     def run(*arguments: str, exit: int) -> Tree:
@@ -533,7 +537,7 @@ def test_a_step_that_was_moved_along_fails(made: Path, tmp_path: Path) -> None:
 def test_a_tensor_made_on_the_cpu_fails(made: Path) -> None:
     report = simulated(made / "run.cuda.pt", rehearsing.MadeOnTheHost)
     assert report.of("step").outcome == "failed"
-    assert "rehearsing.py" in report.of("step").title
+    assert "trial_models.py" in report.of("step").title
 
 
 # -- nothing is executed ---------------------------------------------------------------------------

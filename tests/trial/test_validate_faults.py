@@ -19,6 +19,8 @@ from tests.making import trial_models as rehearsing
 from tests.making.trial_models import IMAGES, Convolutions
 from tests.trial.test_trial import SAVED, spoilt, train
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 class Maker(torch.nn.Module):
     """Writes a file when it is made anew."""

@@ -22,6 +22,8 @@ from ckptmove.trial.trial import rehearse
 from tests.conftest import RunCli
 from tests.making.hostile_programs import REFUSED, RUNNING, edited, exported
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
@@ -81,6 +83,7 @@ def test_a_refused_program_ends_the_command_in_one_line(
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_doctor_refuses_it_too(program: Path, tmp_path: Path) -> None:
     path, canary = hostile("guard", program, tmp_path)
     with pytest.raises(UnsupportedError, match="a guard that is code"):
@@ -379,6 +382,7 @@ if __name__ != "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("act", "said"),
     [

@@ -1,0 +1,250 @@
+"""Pythons that have torch before they begin: forks of one process that imported it once.
+
+To start Python and import torch takes two seconds of a processor, to fork a moment. What runs in
+the fork is a process like any other: a child of the one that asked for it, with its own arguments,
+folder, environment, streams and session. Of ckptmove and of the tests it has imported nothing. What
+a fork can't have, such as another seed for hashes, gets a new Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: What is there before a program begins.
+_PRELOADED = ("numpy", "torch", "torch._dynamo", "torch.export", "safetensors.torch", "pytest")
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+#: Variables that Python, C or torch read when they start: a fork must have those of its server.
+_READ_AT_START = ("PYTHON", "OMP_", "MKL_", "MALLOC_", "LD_", "TORCH", "PYTORCH")
+_READ_BY_US = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+_new_python = subprocess.Popen
+
+# -- in the process that asks ----------------------------------------------------------------------
+
+
+class WarmPopen(subprocess.Popen[Any]):
+    """As `subprocess.Popen`, but what would start this Python gets a fork that has torch."""
+
+    def _execute_child(self, *given: Any) -> None:
+        execute = super()._execute_child  # type: ignore[misc]
+        said = inspect.signature(execute).bind(*given).arguments
+        asked = _asked(said)
+        if asked is None:
+            execute(*given)
+            return
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        streams = [
+            own if said[name] == -1 else said[name]
+            for own, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
+        ]
+        self.pid = _server().fork(asked, streams)
+        self._child_created = True
+        self._close_pipe_fds(*(said[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the fork has to do; None if that takes a new Python."""
+    refused = ("executable", "preexec_fn", "pass_fds", "shell")
+    words = [] if isinstance(said["args"], (str, bytes)) else [os.fspath(a) for a in said["args"]]
+    if not sys.platform.startswith("linux") or any(said[name] for name in refused):
+        return None
+    if words[:1] != [sys.executable]:
+        return None
+    if words[1:2] == ["-B"]:
+        del words[1]
+    if len(words) < 2 or (words[1].startswith("-") and words[1] not in ("-c", "-m")):
+        return None
+    env = dict(os.environ if said["env"] is None else said["env"])
+    for name in {*env, *os.environ}:
+        at_start = name.startswith(_READ_AT_START) and name not in _READ_BY_US
+        if at_start and env.get(name) != os.environ.get(name):
+            return None
+    folder = os.fspath(said["cwd"] or Path.cwd())
+    return {"words": words[1:], "env": env, "cwd": folder, "session": said["start_new_session"]}
+
+
+class _Server:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.ours, other = socket.socketpair()
+        env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+        env.pop("PYTHONPATH", None)
+        with other:
+            command = [sys.executable, "-B", __file__, str(other.fileno())]
+            self.process = _new_python(command, pass_fds=[other.fileno()], env=env, cwd="/")
+        atexit.register(self.stop)
+
+    def fork(self, asked: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """Have it fork, and give the number of the process.
+
+        It forks twice and the one between ends, so the process becomes that of a subreaper: us.
+        """
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_SUBREAPER, 1, 0, 0, 0)
+        try:
+            data = json.dumps(asked).encode()
+            socket.send_fds(self.ours, [len(data).to_bytes(8, "little")], list(streams))
+            self.ours.sendall(data)
+            return int.from_bytes(_exactly(self.ours, 8), "little")
+        finally:
+            prctl(_SUBREAPER, 0, 0, 0, 0)
+
+    def stop(self) -> None:
+        """End it."""
+        if os.getpid() == self.owner:
+            self.ours.close()
+            self.process.wait()
+
+
+_servers: list[_Server] = []
+
+
+def _server() -> _Server:
+    """That of this process, begun when it is first needed."""
+    if not _servers or _servers[-1].owner != os.getpid():
+        _servers.append(_Server())
+    return _servers[-1]
+
+
+def _exactly(link: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        piece = link.recv(nbytes - len(data))
+        if not piece:
+            raise EOFError("the process that forks has ended")
+        data += piece
+    return data
+
+
+# -- in the process that forks ---------------------------------------------------------------------
+
+
+def _serve(link: socket.socket) -> dict[str, Any]:
+    """Fork as often as asked; returns in the fork, with what it has to do."""
+    while True:
+        header, streams, _, _ = socket.recv_fds(link, 8, 3)
+        if not header:
+            sys.exit()
+        header += _exactly(link, 8 - len(header))
+        asked: dict[str, Any] = json.loads(_exactly(link, int.from_bytes(header, "little")))
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            child = os.fork()
+            if child:
+                os.write(writing, child.to_bytes(8, "little"))
+                os._exit(0)
+            link.close()
+            os.close(reading)
+            os.close(writing)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            for stream in streams:
+                os.close(stream)
+            return asked
+        for stream in (*streams, writing):
+            os.close(stream)
+        os.waitpid(between, 0)
+        link.sendall(os.read(reading, 8))
+        os.close(reading)
+
+
+def _become(asked: Mapping[str, Any]) -> None:
+    """Have the folder, environment, streams and paths that Python would begin with."""
+    if asked["session"]:
+        os.setsid()
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.dont_write_bytecode = True
+    random.seed()
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream: Any = None
+        with contextlib.suppress(OSError):
+            raw = io.FileIO(number, mode, closefd=False)
+            buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+            stream = io.TextIOWrapper(
+                buffered,
+                encoding=getattr(sys, f"__{name}__").encoding,
+                errors="backslashreplace" if number == 2 else "strict",
+                line_buffering=number == 2 or raw.isatty(),
+            )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    paths = [os.fspath(p) for p in asked["env"].get("PYTHONPATH", "").split(os.pathsep) if p]
+    first, rest = asked["words"][0], asked["words"][1:]
+    begin = {"-c": "", "-m": asked["cwd"]}.get(first, os.fspath(Path(first).resolve().parent))
+    sys.path[:] = [begin, *paths, *sys.path[1:]]
+    importlib.invalidate_caches()
+    sys.argv[:] = [first, *rest]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def _run() -> None:
+    """Run what the arguments name, as Python does."""
+    first = sys.argv[0]
+    names = vars(sys.modules["__main__"])
+    if first == "-m":
+        runpy._run_module_as_main(sys.argv.pop(1))  # type: ignore[attr-defined]
+    elif first == "-c":
+        exec(compile(sys.argv.pop(1), "<string>", "exec"), names)
+    else:
+        names["__file__"] = first
+        exec(compile(Path(first).read_bytes(), first, "exec"), names)
+
+
+def _end() -> int:
+    """Run it to its end, as Python does, and give the exit code; Ctrl-C is left to Python.
+
+    Only the modules are not taken down: for those of torch that takes longer than most programs.
+    """
+    code: Any = 0
+    try:
+        _run()
+    except SystemExit as ended:
+        code = ended.code
+        if not isinstance(code, int | None):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+    except Exception as error:
+        own = error.__traceback__
+        sys.excepthook(type(error), error, own and own.tb_next and own.tb_next.tb_next)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return code or 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_name)
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as _link:
+        _become(_serve(_link))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os._exit(_end() & 0xFF)

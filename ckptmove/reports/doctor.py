@@ -38,6 +38,9 @@ class Verdict(Plain):
     evidence: tuple[str, ...] = ()
     severity: Annotated[str, Key(after="cause")] = WRONG
 
+    def __str__(self) -> str:
+        return f"{self.title}. Fix: {self.fix}"
+
 
 @dataclass(frozen=True)
 class Diagnosis(Report):

@@ -81,7 +81,7 @@ def test_no_advice_takes_values_away() -> None:
     assert (whole.cause, part.cause) == ("no-values", "no-values")
     assert "to_empty" in whole.fix
     assert "to_empty" not in part.fix
-    assert part.title == "bias: on the meta device, without values"
+    assert part.title == "bias: on the meta device, without values (8 bytes)"
 
 
 def test_a_model_that_stayed_goes_by_its_variable() -> None:

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 import ckptmove
 from ckptmove import RefusedError, UsageError
 from ckptmove.live.inventory.holdings import holdings
-from ckptmove.live.inventory.unregistered import unregistered
+from ckptmove.live.inventory.ownership import unregistered
 from tests.devices.second_device import DEVICE, apart
 from tests.making import moving
 from tests.making.growing import grown, recipes

@@ -285,7 +285,7 @@ def test_what_hangs_on_a_parameter_is_told() -> None:
     report = ckptmove.report(model)
     assert list(entries(report, "attribute")) == ["0.weight.main_grad"]
     assert report.warnings == (
-        "'0.weight.main_grad' is not registered, and Module.to leaves it behind: "
+        "0.weight.main_grad is not registered, so model.to leaves it behind. Fix: "
         "set it again after the model is moved",
     )
 

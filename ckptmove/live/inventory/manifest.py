@@ -25,9 +25,9 @@ from ...manifest.manifest import (
 )
 from ...manifest.paths import Path, spell
 from ...reports.live import LiveManifest
+from .findings import warnings_of
 from .holdings import REGISTERED, HeldTensor, Holdings, Naming, Ownership
 from .offloaded import Offloaded, Offloads
-from .warnings import oddities
 
 FORMAT = "live model"
 #: Classes that wrap a model, and the name that they give it.
@@ -87,7 +87,7 @@ def _manifest(listing: _Listing, found: Holdings, model: nn.Module, *, warn: boo
         aliases=tuple(found.aliases),
         capturable=tuple(capturable),
         meshes=tuple(listing.meshes.values()),
-        warnings=tuple(oddities(found, wholes, listing.offloads)) if warn else (),
+        warnings=tuple(warnings_of(found, wholes, listing.offloads)) if warn else (),
     )
 
 

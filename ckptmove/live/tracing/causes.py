@@ -7,22 +7,20 @@ Symptoms that a cause explains are not reported again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...device import kind_of
-from ...manifest.manifest import Manifest, TensorEntry
+from ...manifest.manifest import Manifest
 from ...phrases import join_names, plural
 from ...reports.doctor import SLOW, WRONG, Verdict
 from ...reports.events import Operand, Trace
-from ..inventory.holdings import Ownership
+from ..inventory import findings
+from ..inventory.holdings import REGISTERED, Ownership
 from ..inventory.ownership import OwnershipReport
-from .causes_optimizer import optimizer, state
 from .evidence import MOST_LINES, UNKNOWN, Evidence
 from .operations import UNNAMED
 
 _OFFLOADED = "(offloaded)"
-#: What a model computes with; only these are moved by `Module.to`.
-_REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
 _HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
 #: What tells the host values that it could do without; shapes it can't.
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
@@ -50,8 +48,7 @@ def causes(
         found += _batch(case)
         found += _hidden(case)
         found += _made(case)
-    found += optimizer(case)
-    found += state(case)
+    found += _training(case)
     if moved:
         if not any(each.severity != SLOW for each in found):
             found += _elsewhere(case)
@@ -67,15 +64,10 @@ def causes(
 
 
 def _model(case: Evidence) -> Iterator[Verdict]:
-    entries = [e for e in case.manifest.tensors if e.held in _REGISTERED and e.part_of is None]
+    entries = [e for e in case.manifest.tensors if e.held in REGISTERED and e.part_of is None]
     entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
-    unborn = [e for e in entries if e.device == "meta"]
-    if unborn and case.device != "meta":
-        fix = f"model.to_empty(device={case.device!r}), then load the state dict"
-        if len(unborn) < len(entries):  # to_empty would take the values of the others
-            fix = "give them values: load_state_dict(state, assign=True), or assign each one again"
-        title = f"{join_names([e.name for e in unborn])}: on the meta device, without values"
-        yield Verdict("no-values", title, fix)
+    if case.device != "meta":
+        yield from findings.without_values(entries, case.device)
         entries = [e for e in entries if e.device != "meta"]
     away = [e for e in entries if case.is_away(e.device)]
     if not away:
@@ -118,7 +110,7 @@ def _others(case: Evidence) -> Iterator[Verdict]:
     """Modules besides the model that stayed: a loss with weights, another network."""
     owned: dict[str, list[Operand]] = {}
     for each in case.broken():
-        if each.held in _REGISTERED and each.owner and each.name not in case.explained:
+        if each.held in REGISTERED and each.owner and each.name not in case.explained:
             owned.setdefault(each.owner, []).append(each)
     for owner, operands in owned.items():
         names = [each.name for each in operands]
@@ -200,12 +192,9 @@ def _batch(case: Evidence) -> Iterator[Verdict]:
     one = f'{variable or "x"} = {variable or "x"}.to("{case.device}") in the loop'
     if first != variable and variable:
         one = f'{first} = {first}.to("{case.device}")' if "[" in first else one
-    yield Verdict(
-        "batch-never-moved",
-        f"the batch is on {where}: {join_names(list(names))}",
-        f'{one}; or the whole batch: batch = ckptmove.to_device(batch, "{case.device}")',
-        tuple(lines[:MOST_LINES]) or ((case.failed,) if case.failed else ()),
-    )
+    fix = f"{one}; or the whole batch: {findings.batch_fix(case.device)}"
+    evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
+    yield findings.batch(list(names), where, fix, evidence)
 
 
 # -- tensors of the model's own --------------------------------------------------------------------
@@ -231,6 +220,7 @@ def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
 
 def _hidden(case: Evidence) -> Iterator[Verdict]:
     entries = {e.name: e for e in case.manifest.tensors}
+    advice = {each.name: each.advice for each in case.belonging.unregistered}
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
     names: dict[str, list[str]] = {}  # of what is kept in the same list of modules
@@ -248,32 +238,16 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
     for group, told in lines.items():
         case.explain(names[group])
         entry = entries.get(names[group][0])
-        yield _unregistered(sorted(names[group]), entry, case, worst[group], told)
+        those = sorted(names[group])
+        where = "cpu" if entry is None else entry.device
+        fix = advice.get(those[0], f'move it to the device of the model: .to("{case.device}")')
+        yield findings.unregistered(
+            those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]
+        )
 
 
 def _rank(severity: str) -> bool:
     return severity == SLOW
-
-
-def _unregistered(
-    names: Sequence[str],
-    entry: TensorEntry | None,
-    case: Evidence,
-    severity: str,
-    lines: Sequence[str],
-) -> Verdict:
-    advice = {each.name: each.advice for each in case.belonging.unregistered}
-    fix = advice.get(names[0], f'move it to the device of the model: .to("{case.device}")')
-    where = "cpu" if entry is None else entry.device
-    are = ("is", "its module", "it") if len(names) == 1 else ("are", "the model", "them")
-    return Verdict(
-        "unregistered-tensor",
-        f"{join_names(names)} {are[0]} not registered with {are[1]}, so model.to leaves {are[2]} "
-        f"on {where}",
-        fix,
-        tuple(lines[:MOST_LINES]),
-        severity,
-    )
 
 
 def _made(case: Evidence) -> Iterator[Verdict]:
@@ -307,6 +281,18 @@ def _made(case: Evidence) -> Iterator[Verdict]:
             tuple(told[:MOST_LINES]),
             worst[name],
         )
+
+
+# -- the optimizer ---------------------------------------------------------------------------------
+
+
+def _training(case: Evidence) -> Iterator[Verdict]:
+    """An optimizer that trains something else than the model, or state that is elsewhere."""
+    if case.belonging.foreign and case.belonging.untrained:
+        case.explain([name for name, _ in case.belonging.foreign])
+        yield from findings.untrained(case.belonging)
+    case.explain([each.name for each in case.belonging.misplaced])
+    yield from findings.misplaced(case.belonging)
 
 
 # -- the rest --------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Watch:
             complete=error is None,
         )
         for each in self.diagnosis.verdicts if error is not None else ():
-            _add_note(error, f"ckptmove: {each.title}. Fix: {each.fix}")
+            _add_note(error, f"ckptmove: {each}")
 
     def __str__(self) -> str:
         return "nothing has been watched yet" if self.diagnosis is None else str(self.diagnosis)

@@ -21,7 +21,7 @@ from ...placement.rules import Device, Rules, rules_of
 from ...reports.move import MoveReport
 from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings
 from ..inventory.manifest import manifest_of, tag_of
-from ..inventory.unregistered import unregistered
+from ..inventory.ownership import unregistered
 from .devices import Renaming, reachable, renaming
 from .movable import check_movable, holder_of, to_empty_hint
 from .parametrized import Computed, computed, dropped, renew

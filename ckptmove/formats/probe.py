@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import cached_property
 
-from ..errors import StrPath
+from ..errors import CkptmoveError, StrPath
 from ..sources import place_of
 from ..sources.place import FolderEntry, Place
 from ..sources.source import Memory, Readable, Source
@@ -96,7 +96,12 @@ class Probe:
     def read(self, name: str) -> Checkpoint:
         """The checkpoint in the file of this name; raises as `open` and `formats.read`."""
         assert self._opener is not None
-        return self._opener.read(self.open(name))
+        found = self.open(name)
+        try:
+            return self._opener.read(found)
+        except CkptmoveError as error:
+            error.about(found.path)
+            raise
 
     def note(self, *notes: str) -> None:
         """Tell the user of something that is odd about the location, not about a file."""

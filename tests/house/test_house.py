@@ -278,6 +278,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.programs",
         "formats.bundle_writing",
         "formats.bundle",
+        "formats.folders.parts",
         "formats.folders.shard_index",
         "formats.folders.sharded",
         "formats.folders.model_folder",

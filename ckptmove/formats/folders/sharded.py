@@ -14,8 +14,7 @@ huggingface_hub/serialization/_torch.py.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
@@ -23,10 +22,9 @@ from ...graph.tree_text import TREE
 from ...manifest.manifest import Section
 from ...pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
-from ...plans.plan import Plan
 from ...sources import Missing
 from ...sources.source import Source
-from ...torch_pickle.streams import Container, LocationEdits
+from ...torch_pickle.streams import Container
 from ..base import Format, PickledFormat
 from ..checkpoint import Carries, Checkpoint
 from ..pickle import PlainPickle
@@ -36,6 +34,7 @@ from ..safetensors.header import Entry, shown
 from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
+from .parts import PartsContainer, number_files
 from .shard_index import Index, check_shards, read_index
 
 #: What its files may be.
@@ -169,7 +168,7 @@ class _ShardedTensors(TensorsContainer):
         super().__init__(index.source, placed, index.tree, described, metadata)
         self.warnings = [*dict.fromkeys(warnings), *self.warnings]
         self.writer = self.writer or shards[0].container.writer
-        self._nbytes = _nbytes_of(index, shards)
+        self._nbytes = index.source.nbytes + sum(shard.source.nbytes for shard in shards)
 
     @property
     def nbytes(self) -> int:
@@ -177,17 +176,14 @@ class _ShardedTensors(TensorsContainer):
         return self._nbytes
 
 
-class _ShardedPickles(Container):
+class _ShardedPickles(PartsContainer):
     """What torch saved in several files, as one dict."""
 
     section = Section.MODEL
 
     def __init__(self, index: Index, shards: Sequence[Shard]) -> None:
-        super().__init__(index.source)
-        self.parts = [shard.container for shard in shards]
-        self.names = [shard.name for shard in shards]
-        self.writer = self.parts[0].writer
-        self._nbytes = _nbytes_of(index, shards)
+        super().__init__(index.source, {shard.name: shard.container for shard in shards})
+        self.writer = shards[0].container.writer
         held: dict[str, list[str]] = {}
         pairs: list[tuple[Node, Node]] = []
         for n, shard in enumerate(shards):
@@ -196,41 +192,10 @@ class _ShardedPickles(Container):
             pairs += root.pairs
             if isinstance(root, Call) and (root.built or root.items):
                 self.beside = "attributes of its dicts"
-            _number(shard.container, n)
+            number_files(shard.container, n)
         check_shards(index, held, self.warnings)
-        self.roots = [((), _joined(pairs, [part.roots[0][1] for part in self.parts]))]
-
-    @property
-    def nbytes(self) -> int:
-        """As `Container.nbytes`."""
-        return self._nbytes
-
-    @property
-    def described_nbytes(self) -> int:
-        """The length of the index."""
-        return self.source.nbytes
-
-    def everything(self) -> Iterator[Container]:
-        """Itself, and what is in the files, however deep."""
-        yield self
-        for part in self.parts:
-            yield from part.everything()
-
-    def inner(self) -> Iterator[tuple[str, Container]]:
-        """As `Container.inner`: by the names of their files."""
-        return zip(self.names, self.parts, strict=True)
-
-    def plan(self, spelling: LocationEdits) -> Plan:
-        """Never: it is several files.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("consists of several files", hint="relocate each file separately")
-
-
-def _nbytes_of(index: Index, shards: Sequence[Shard]) -> int:
-    return index.source.nbytes + sum(shard.source.nbytes for shard in shards)
+        roots = [shard.container.roots[0][1] for shard in shards]
+        self.roots = [((), _joined(pairs, roots))]
 
 
 def _dict_of(shard: Shard) -> Dict | Call:
@@ -262,12 +227,3 @@ def _joined(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
         joined = Call(Global(module, name, 0), Tuple([], 0), "REDUCE", 0)
     joined.pairs = pairs
     return joined
-
-
-def _number(part: Container, n: int) -> None:
-    """Say of each storage of a file in which it lies."""
-    for each in part.everything():
-        for key, storage in each.storages.items():
-            if storage.extent is not None:
-                extent = storage.extent._replace(source=n)
-                each.storages[key] = replace(storage, extent=extent)

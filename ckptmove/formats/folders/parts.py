@@ -1,0 +1,65 @@
+"""What several files hold, as one checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ...errors import UnsupportedError
+from ...plans.plan import Plan
+from ...sources.source import Readable
+from ...torch_pickle.streams import Container, LocationEdits
+
+
+class PartsContainer(Container):
+    """Containers of several files; whoever makes it fills `roots` with what theirs hold."""
+
+    def __init__(self, source: Readable, parts: Mapping[str, Container]) -> None:
+        """Args:
+        source: what names the files: their index, or their folder.
+        parts: by the names of their files; see `number_files`.
+        """
+        super().__init__(source)
+        self.parts = parts
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files together."""
+        return self.source.nbytes + sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def described_nbytes(self) -> int:
+        """The length of the index."""
+        return self.source.nbytes
+
+    def everything(self) -> Iterator[Container]:
+        """Itself, and what is in the files, however deep."""
+        yield self
+        for part in self.parts.values():
+            yield from part.everything()
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """As `Container.inner`: by the names of their files."""
+        return iter(self.parts.items())
+
+    def plan(self, spelling: LocationEdits) -> Plan:
+        """Never: it is several files.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("consists of several files", hint="relocate each file separately")
+
+
+def number_files(part: Container, first: int) -> None:
+    """Say of each storage of a part in which file of all it lies.
+
+    Args:
+        part: of one file, or of several that are numbered from 0.
+        first: the number of its first file among all.
+    """
+    for each in part.everything():
+        for key, storage in each.storages.items():
+            if storage.extent is not None:
+                extent = storage.extent._replace(source=first + storage.extent.source)
+                each.storages[key] = replace(storage, extent=extent)

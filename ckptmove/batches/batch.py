@@ -68,8 +68,8 @@ def batch(
             "ADDRESS",
             _RUN,
             python="All its nodes must see the tree and the destination under the same paths, and "
-            "have the same version of ckptmove. Each item takes one CPU; very large items are "
-            "divided among several. If a node dies, others do its items.",
+            "have the same version of ckptmove. Each item takes one CPU, however large it is. If a "
+            "node dies, others do its items.",
         ),
     ] = None,
     dry_run: Annotated[

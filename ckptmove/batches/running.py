@@ -168,7 +168,6 @@ class _Run:
         """Those that are ours."""
         if self._cluster is not None:
             self._cluster.listener = self._heard
-            self._cluster.nbytes = self.plan.nbytes
             return self._cluster
         return Workers(self._jobs, self._heard) if self._executor is None else None
 

@@ -30,8 +30,8 @@ from ..pickles.emit import emit
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
+from ..plans.crc32 import combined
 from ..plans.plan import CrcRange, Plan, Write
-from ..plans.split import combined
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive

@@ -7,60 +7,36 @@ import heapq
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from operator import attrgetter
 from types import TracebackType
 
-from ..errors import CorruptError, UnsupportedError, WriteError
+from ..errors import UnsupportedError, WriteError
 from ..plans.plan import Copy, Gather, Plan
-from ..plans.split import divided
 from ..sources.source import File, Source
 from .copy import Copier, put, start_writeback
-from .distributed import SPREAD, Part, parts_of, seen_of
 from .final_name import failure_of, mode_from, refuse_if_full
-from .verify import Progress, Verifier, damaged
+from .verify import Progress, Verifier
 
 FICLONE = 0x40049409  # linux/fs.h
-
-
-def write_part(part: Part, progress: Progress | None = None) -> Sequence[int]:
-    """Write a part of a file, and verify it; gives the CRC-32s of its measures.
-
-    Raises:
-        InputError: a source can't be read.
-        CorruptError: it is damaged, or was changed meanwhile.
-        RefusedError, WriteError: the file can't be written.
-    """
-    with ExitStack() as stack:
-        sources = [stack.enter_context(File.open(path)) for path, *_ in part.sources]
-        for source, seen in zip(sources, part.sources, strict=True):
-            if seen_of(source) != seen:
-                raise CorruptError("the file was changed while it was read", path=source.path)
-        try:
-            file = stack.enter_context(PlanFile(part.file, None, part.path, sources))
-        except OSError as error:
-            raise failure_of(error, part.path) from error
-        return file.write_part(part.plan, progress)
 
 
 class PlanFile:
     """A file in the making. Used as a context, it is closed at the end."""
 
-    def __init__(self, name: str, folder: int | None, path: str, sources: Sequence[Source]) -> None:
+    def __init__(self, name: str, folder: int, path: str, sources: Sequence[Source]) -> None:
         """Create the file.
 
         Args:
-            name: for the time being, in the open directory `folder`; without one, it was created
-                by somebody else, and a part of it is to be written.
+            name: for the time being, in the open directory `folder`.
             path: what it will be, for messages.
             sources: what plans copy from.
 
         Raises:
-            OSError: it can't be created, or opened.
+            OSError: it can't be created.
         """
         self.path = path
         self.sources = sources
-        flags = os.O_RDWR | os.O_CLOEXEC | (0 if folder is None else os.O_CREAT | os.O_EXCL)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
         self.fd = os.open(name, flags, mode_from(sources) | 0o200, dir_fd=folder)
 
     def __enter__(self) -> PlanFile:
@@ -111,8 +87,7 @@ class PlanFile:
                 refuse_if_full(os.fstatvfs(self.fd), [plan], self.sources, self.path)
                 os.ftruncate(self.fd, plan.nbytes)
                 copier = Copier(self.sources, self.fd)
-                elsewhere = self._carried_out_elsewhere(plan, report)
-                crcs = self._carry_out(plan, copier, report) if elsewhere is None else elsewhere
+                crcs = self._carry_out(plan, copier, report)
                 method = copier.method
             if plan.seal is not None:
                 for write in plan.seal(crcs):
@@ -124,22 +99,6 @@ class PlanFile:
         for source in self.sources:
             source.check_unchanged()
         return method
-
-    def write_part(self, plan: Plan, progress: Progress | None = None) -> Sequence[int]:
-        """Carry out a part of a plan, and verify it; the file has its size already.
-
-        Args, Raises: as `write`.
-
-        Returns:
-            The CRC-32s of its measures.
-        """
-        try:
-            crcs = self._carry_out(plan, Copier(self.sources, self.fd), Report(progress))
-        except OSError as error:
-            raise failure_of(error, self.path) from error
-        for source in self.sources:
-            source.check_unchanged()
-        return crcs
 
     def _carry_out(self, plan: Plan, copier: Copier | None, report: Report) -> Sequence[int]:
         """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
@@ -154,22 +113,6 @@ class PlanFile:
             os.fsync(self.fd)
             verifier.finish(report)
         return verifier.crcs
-
-    def _carried_out_elsewhere(self, plan: Plan, report: Report) -> Sequence[int] | None:
-        """The same, with parts written by other processes, which report their own progress."""
-        spread = SPREAD.get()
-        if spread is None or plan.nbytes <= spread.nbytes:
-            return None
-        whole = divided(plan, spread.nbytes)
-        parts = parts_of(whole.parts, self.fd, self.path, self.sources)
-        if parts is None:
-            return None
-        crcs, of_cut = whole.crcs(spread.write(parts))
-        for cut, crc32 in zip(whole.cut, of_cut, strict=True):
-            if crc32 != cut.crc32:  # it is equal to the source
-                raise damaged(cut.name, self.sources[cut.source])
-        report.nbytes = plan.nbytes
-        return crcs
 
     def _reflink(self, plan: Plan) -> bool:
         if not plan.is_clone:

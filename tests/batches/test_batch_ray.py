@@ -259,56 +259,6 @@ def test_what_a_node_that_dies_was_at_is_done_by_another(
     assert sorted(done) == sorted(found)  # each once
 
 
-@pytest.mark.slow
-def test_a_large_item_is_written_in_parts_by_several(
-    nodes: cluster_utils.Cluster,
-    tree: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One is killed at it; the parts that it had are written by another."""
-    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._LARGE", 1 << 20)
-    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._PART", 4 << 20)
-    out, name = tmp_path / "out", "large-1.safetensors"
-    writers = set[int]()
-
-    def look() -> bool:
-        writers.update(writers_of(out, name))
-        return len(writers) > 3
-
-    def watch() -> None:
-        until(look)
-        kill(max(writers_of(out, name), default=0))
-
-    batch = ckptmove.batch("convert", tree, out, include="large-1.pt", ray=nodes.address)
-    with meanwhile(watch):
-        [result] = batch
-    assert result.ok
-    assert (out / name).read_bytes() == (whole / name).read_bytes()
-    assert left_over(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_a_run_that_is_broken_off_takes_its_parts_with_it(
-    nodes: cluster_utils.Cluster, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._LARGE", 1 << 20)
-    monkeypatch.setattr("ckptmove.batches.executors.ray_executor._PART", 2 << 20)
-    out = tmp_path / "out"
-    batch = ckptmove.batch("relocate", tree, out, to="cpu", include="large*", ray=nodes.address)
-    with ThreadPoolExecutor(1) as executor:
-        first = executor.submit(next, batch)
-        until(lambda: len(writers_of(out, "large-")) > 3)
-        assert batch._cluster is not None
-        batch._cluster.stop()
-        with suppress(Exception):
-            first.result()
-    batch.close()
-    assert left_over(tmp_path) == []
-    assert writers_of(out, "large-") == []
-
-
 def test_a_cluster_that_is_not_there_is_told_in_a_line(
     tree: Path, tmp_path: Path, run_cli: RunCli
 ) -> None:

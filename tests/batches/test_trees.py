@@ -77,6 +77,8 @@ def test_what_is_equal_and_what_is_taken(full: Root, tmp_path: Path) -> None:
     assert not tree.same(tree_at(str(other)))
     (other / "b" / "one").unlink()
     assert not tree.same(tree_at(str(other)))
+    (other / "b" / "eno").write_bytes(b"a/b/one")
+    assert not tree.same(tree_at(str(other))), "another name"
     assert tree_at(full.at("run.pt")).holds(b"run.pt")
     assert not tree_at(full.at("run.pt")).holds(b"RUN.pt")
     assert not tree_at(full.at("a")).holds(b"")

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "version",
         "device",
         "plans.plan",
-        "plans.split",
+        "plans.crc32",
         "plans",
     ),
     (
@@ -225,7 +225,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "writing.copy",
         "writing.verify",
         "writing.final_name",
-        "writing.distributed",
         "writing.execute",
         "writing.staged_file",
         "writing.staged_folder",

@@ -21,16 +21,13 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from ...errors import WriteError
 from ...version import __version__
-from ...writing.distributed import SPREAD, Part, RemoteParts
-from ...writing.execute import write_part
 from ..run_item import LISTENER
 from ..trees import open_ledger
 from .progress import ProgressReporter, sendable
@@ -39,7 +36,6 @@ TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
 _RARELY = 2.0  # seconds between two looks at how large the cluster is
 _SHORTLY = 0.05  # seconds that a new call may have to wait
-_LONG = 60.0  # seconds between two looks at tasks of which nothing is heard
 _GRACE = 25.0  # seconds to clean up before a task is killed
 _KNOCK = 5.0  # seconds for an answer from where a cluster should be
 
@@ -52,7 +48,6 @@ class Call(NamedTuple):
         ledger: the path of the ledger, or nothing.
         since: from which offset on to read it.
         mark: a name that is entered in it: a node where it isn't sees another file system.
-        part_nbytes: how large parts other tasks are to write of what is written; 0 for no parts.
     """
 
     function: Callable[..., Any]
@@ -60,7 +55,6 @@ class Call(NamedTuple):
     ledger: str = ""
     since: int = 0
     mark: str = ""
-    part_nbytes: int = 0
 
 
 def serve(fd: int, address: str) -> None:
@@ -101,18 +95,18 @@ class _Tasks:
         self._ray = ray
         self._told = told
         self._task = ray.remote(num_cpus=1, max_retries=0)(_performing(version))
-        self._under_way: dict[Any, tuple[int, bytes, int, int]] = {}  # by what Ray gave for it
+        self._under_way: dict[Any, tuple[int, bytes, int]] = {}  # by what Ray gave for it
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def begin(self, key: int, call: bytes, number: int, tries: int = 1) -> None:
-        """Have a call done, and progress told under a number."""
+    def begin(self, number: int, call: bytes, tries: int = 1) -> None:
+        """Have a call done, and progress told under its number."""
         task = self._task.remote(number, call, self._told)
-        self._under_way[task] = key, call, number, tries
+        self._under_way[task] = number, call, tries
 
     def ended(self, seconds: float) -> Iterator[tuple[Any, ...]]:
-        """What has, once anything has, or after some time: as `out` above, with the keys."""
+        """What has, once anything has, or after some time: as `out` above."""
         if not self._under_way:
             return
         ready, rest = self._ray.wait(list(self._under_way), timeout=seconds)
@@ -124,20 +118,18 @@ class _Tasks:
             if outcome is not None:
                 yield outcome
 
-    def _outcome(
-        self, task: Any, key: int, call: bytes, number: int, tries: int
-    ) -> tuple[Any, ...] | None:
+    def _outcome(self, task: Any, number: int, call: bytes, tries: int) -> tuple[Any, ...] | None:
         errors = self._ray.exceptions
         try:
-            return "answered", key, self._ray.get(task)
+            return "answered", number, self._ray.get(task)
         except errors.TaskCancelledError:
-            return "cancelled", key
+            return "cancelled", number
         except errors.RayTaskError as error:
-            return "answered", key, _raised(RuntimeError(_line(error)))
+            return "answered", number, _raised(RuntimeError(_line(error)))
         except errors.RayError as error:
             if tries >= TRIES:
-                return "lost", key, *self._why(error, tries)
-            self.begin(key, call, number, tries + 1)
+                return "lost", number, *self._why(error, tries)
+            self.begin(number, call, tries + 1)
             return None
 
     def _why(self, error: Exception, tries: int) -> tuple[str, str | None]:
@@ -197,7 +189,7 @@ class _Driver:
             if said is None:
                 return False
             number, call = said
-            self._tasks.begin(number, call, number)
+            self._tasks.begin(number, call)
         return True
 
     def _look_around(self) -> None:
@@ -292,9 +284,6 @@ def carry_out(sent: bytes, number: int, told: Any) -> bytes:
             _seen.add(call.mark)
         context = copy_context()
         context.run(LISTENER.set, ProgressReporter(partial(_tell, told, number), _OFTEN))
-        if call.part_nbytes:
-            spread = RemoteParts(call.part_nbytes, partial(_written_elsewhere, call, number, told))
-            context.run(SPREAD.set, spread)
         return pickle.dumps(("returned", context.run(call.function, *call.arguments)))
     except Exception as error:
         return _raised(error)
@@ -303,39 +292,6 @@ def carry_out(sent: bytes, number: int, told: Any) -> bytes:
 def _tell(told: Any, number: int, nbytes: int) -> None:
     with contextlib.suppress(Exception):  # nothing depends on it
         told.add.remote(number, nbytes)
-
-
-def _written_elsewhere(
-    call: Call, number: int, told: Any, parts: Sequence[Part]
-) -> Sequence[Sequence[int]]:
-    """Have each part written by a task of its own; this one leaves its CPU to them meanwhile."""
-    import ray
-
-    tasks, crcs = _Tasks(ray, told, __version__), dict[int, Sequence[int]]()
-    try:
-        for key, part in enumerate(parts):
-            one = call._replace(function=_write, arguments=(part,), part_nbytes=0)
-            tasks.begin(key, pickle.dumps(one), number)
-        while tasks:
-            for kind, key, *said in tasks.ended(_LONG):
-                if kind != "answered":
-                    why = said[0] if said else "its Ray task was cancelled"
-                    raise WriteError(
-                        f"a part of the file was not written: {why}", path=parts[key].path
-                    )
-                outcome, value = pickle.loads(said[0])
-                if outcome == "unfit":
-                    raise WriteError(value, path=parts[key].path)
-                if outcome == "raised":
-                    raise value
-                crcs[key] = value
-    finally:
-        tasks.break_off()
-    return [crcs[key] for key in range(len(parts))]
-
-
-def _write(part: Part) -> Sequence[int]:
-    return write_part(part, LISTENER.get())
 
 
 def _raised(error: Exception) -> bytes:

@@ -30,8 +30,6 @@ _DRIVER = f"{__package__}.ray_driver"
 _CONNECTING = 30.0  # seconds to reach a cluster
 _GRACE = 40.0  # seconds to break off
 _LEAST_AHEAD = 16  # tasks handed out, however small the cluster is now: it may grow
-_LARGE = 1 << 30  # bytes of an item that is worth being divided
-_PART = 256 << 20  # bytes of each part then
 _AHEAD = 2  # tasks handed out for each CPU
 
 
@@ -53,8 +51,6 @@ class Cluster(Executor):
     Attributes:
         ahead: how many calls to hand out at once.
         listener: told of progress.
-        nbytes: of all that there is to do, as far as is known: what is more than the share of a CPU
-            is done by several.
     """
 
     def __init__(self, address: str) -> None:
@@ -68,8 +64,6 @@ class Cluster(Executor):
         """
         self.ahead = _LEAST_AHEAD
         self.listener: Listener | None = None
-        self.nbytes = 0
-        self._cpus = 1
         self._jobs: dict[int, tuple[Future[Any], Any]] = {}
         self._count = 0
         self._marks: dict[str, tuple[int, str]] = {}
@@ -115,8 +109,7 @@ class Cluster(Executor):
             RefusedError, WriteError: its ledger can't be written.
         """
         assert not kwargs, "no longer needed"
-        large = args[0].item.nbytes >= max(_LARGE, self.nbytes // self._cpus)
-        call = Call(fn, args, *self._mark(args[0]), _PART if large else 0)
+        call = Call(fn, args, *self._mark(args[0]))
         future: Future[Any] = Future()
         with self._lock:
             if self._ended:
@@ -167,7 +160,6 @@ class Cluster(Executor):
         self._pipe.close()
 
     def _grown(self, cpus: int) -> None:
-        self._cpus = max(1, cpus)
         self.ahead = max(_LEAST_AHEAD, _AHEAD * cpus)
 
     # -- one thread ----------------------------------------------------------------------------

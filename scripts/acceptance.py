@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 _START, _END = "<!-- acceptance: by scripts/acceptance --write -->", "<!-- end of acceptance -->"
-_TRIALS = {"CKPTMOVE_ROUNDS": "100", "OMP_NUM_THREADS": "1"}
+_TRIALS = {"CKPTMOVE_ROUNDS": "100", "CKPTMOVE_TEST_ALL": "1", "OMP_NUM_THREADS": "1"}
 _MANY = 100_000  # tensors
 
 

@@ -376,6 +376,7 @@ def survives(mutant: Mutant) -> bool:
         path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["CKPTMOVE_TEST_ALL"] = "1"
         try:
             done = subprocess.run(
                 [*command, *mutant.tests.split()],

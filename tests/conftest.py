@@ -27,6 +27,11 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def examples(most: int) -> int:
+    """So many random examples with `scripts/test --all`, else a fifth of them."""
+    return most if os.environ.get("CKPTMOVE_TEST_ALL") else max(3, most // 5)
+
+
 # What runs in the background of a script ignores Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

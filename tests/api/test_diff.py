@@ -191,6 +191,7 @@ def test_the_same_tree_is_equal_in_every_format(checkpoint: Checkpoint, tmp_path
 # -- everything worth saving -------------------------------------------------------------------
 
 
+@pytest.mark.sample(47)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_bytes_that_change_are_never_missed(name: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pt", MAKERS[name]())
@@ -273,6 +274,7 @@ def test_numbers_are_those_of_numpy(dtype: torch.dtype, tmp_path: Path) -> None:
     assert changed(loose).differing == far.sum()
 
 
+@pytest.mark.usefixtures("warm")
 def test_what_is_within_the_tolerance_is_equal(tmp_path: Path, run_cli: RunCli) -> None:
     a = {"w": torch.ones(5), "n": torch.arange(3)}
     one = saved(tmp_path / "a.pt", a)
@@ -545,6 +547,7 @@ else:
 # -- the command line --------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_exit_code_says_it(tmp_path: Path, run_cli: RunCli) -> None:
     layers = {f"layers.{n}.weight": torch.ones(4, 4) for n in range(8)}
     one = saved(tmp_path / "a.pt", {"model": layers, "epoch": 1})
@@ -580,6 +583,7 @@ def grid(rows: int, columns: int, *, across: bool) -> list[list[int]]:
     return [lists[m if across else n] for n in range(rows) for m in range(rows)]
 
 
+@pytest.mark.usefixtures("warm")
 def test_hostile_files_give_one_line(tmp_path: Path, run_cli: RunCli) -> None:
     good = saved(tmp_path / "a.pt", {"w": torch.ones(3000)})
     cut, none = tmp_path / "cut.pt", tmp_path / "none.pt"

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from ckptmove import Manifest, TensorEntry, inspect
-from tests.conftest import ROOT
+from tests.conftest import ROOT, examples
 from tests.making.checkpoints import MAKERS, UNLABELLED, kept_on_cpu, rezip, save, save_tagged
 from tests.making.objects import Metric, Settings
 from tests.making.strategies import Checkpoint, checkpoint_trees
@@ -143,7 +143,7 @@ def test_what_holds_tensors_and_is_met_again_is_an_alias(what: str, tmp_path: Pa
     assert [tuple(alias) for alias in inspect(path).aliases] == [("second.0", "first")]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=checkpoint_trees())
 def test_random_trees_are_as_torch_loads_them(made: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "made.pt"

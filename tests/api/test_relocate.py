@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptmove import Manifest, RefusedError, inspect, relocate
+from tests.conftest import examples
 from tests.making.checkpoints import (
     MAKERS,
     kept_on_cpu,
@@ -180,7 +181,9 @@ def test_files_of_libtorch(to: str, tmp_path: Path) -> None:
 # -- laws --------------------------------------------------------------------------------------
 
 random_tags = st.sampled_from((*TAGS, "meta", "cuda:12", "privateuseone:7"))
-within = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+within = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @within

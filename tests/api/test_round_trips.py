@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from safetensors import safe_open
 
 from ckptmove import Manifest, RefusedError, UnsupportedError, convert, inspect
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, examples
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save, save_tagged
 from tests.making.families import FAMILIES
 from tests.making.strategies import Checkpoint, checkpoint_trees
@@ -92,7 +92,9 @@ def test_torch_loads_the_same(name: str, tmp_path: Path) -> None:
     assert before == there == back
 
 
-within = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+within = settings(
+    max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @within
@@ -129,6 +131,7 @@ PARTS = {"view_metadata"}
 OTHERWISE = {"bare_storages"}
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[0] not in PROGRAMS])
 def test_every_file_comes_back(family: str, name: str, tmp_path: Path) -> None:
     source = tmp_path / "made"
@@ -148,6 +151,7 @@ def test_every_file_comes_back(family: str, name: str, tmp_path: Path) -> None:
             assert_shows_the_same(read(family, name, source).tree, theirs)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("family", "name"), [file for file in FILES if file[0] in PROGRAMS])
 def test_programs_are_refused_and_their_tensors_taken(
     family: str, name: str, tmp_path: Path
@@ -194,6 +198,7 @@ SCRIPTS = ("torchscript", "torchscript-lite", "torchscript-v1(json)")
 CORPUS = [each for kind in KINDS for each in corpus_files(kind)]
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("path", CORPUS)
 def test_a_public_file_comes_back(path: Path, tmp_path: Path) -> None:
     try:

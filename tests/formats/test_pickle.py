@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptmove import InputError, inspect, relocate
-from tests.conftest import ROOT, RunCli
+from tests.conftest import ROOT, RunCli, examples
 from tests.making import python2
 from tests.making.checkpoints import tagging
 from tests.making.expected import having_every_device
@@ -89,6 +89,7 @@ def test_protocols(protocol: int, tag: str, to: str, tmp_path: Path) -> None:
     assert_same_tree(saved, tree)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("to", ["cpu", LONG])
 @pytest.mark.parametrize("count", [1, 90, 400])
 @pytest.mark.parametrize("nbytes", [4, 16_000, 65_000, 65_536])
@@ -337,7 +338,9 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 # -- any tree --------------------------------------------------------------------------------------
 
-within = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+within = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 random_tags = st.sampled_from((*TAGS, "cuda:12", "privateuseone:7"))
 
 
@@ -387,6 +390,7 @@ with open(sys.argv[1], "wb") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 def test_a_gigabyte_is_never_in_memory(tmp_path: Path) -> None:
     path, out = tmp_path / "made.pkl", tmp_path / "out.pkl"

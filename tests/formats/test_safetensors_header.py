@@ -23,6 +23,7 @@ from ckptmove.errors import CorruptError, InputError, RefusedError, UnsupportedE
 from ckptmove.formats.safetensors.header import Header, Sized, lay_out, read_header
 from ckptmove.manifest.dtypes import SAFETENSORS
 from ckptmove.sources.source import File, Memory
+from tests.conftest import examples
 
 Json = Any
 DTYPES = [getattr(torch, name) for name in SAFETENSORS.values() if hasattr(torch, name)]
@@ -506,7 +507,7 @@ BREAKERS: list[Callable[[st.DrawFn, bytes], bytes]] = [
 ]
 
 
-@settings(parent=FILE_SETTINGS, max_examples=500)
+@settings(parent=FILE_SETTINGS, max_examples=examples(500))
 @given(content=broken())
 def test_a_broken_header_is_refused_when_the_library_refuses_it(
     content: bytes, tmp_path: Path

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptmove import InputError, Moved, inspect, relocate
-from tests.conftest import RunCli
+from tests.conftest import RunCli, examples
 from tests.making.checkpoints import MAKERS, tagging
 from tests.making.expected import having_every_device
 from tests.making.legacy import (
@@ -248,6 +248,7 @@ def test_a_tensor_that_leaves_its_view_is_refused(tmp_path: Path) -> None:
 # -- what is written -------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(140)
 @pytest.mark.parametrize("to", ["cpu", "cuda:0", "privateuseone:15"])
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_files_keep_their_length(name: str, to: str, tmp_path: Path) -> None:
@@ -269,7 +270,9 @@ def test_protocols(protocol: int, to: str, tmp_path: Path) -> None:
     assert set(inspect(out).devices) == {to, "cpu"}
 
 
-within = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+within = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 random_tags = st.sampled_from((*TAGS, "cuda:12", "privateuseone:7"))
 
 
@@ -355,6 +358,7 @@ class Keyed:
         self.key = key
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 @pytest.mark.parametrize("to", ["cpu", "privateuseone:15"])
 def test_a_giant_stays_on_disk_and_its_hole_a_hole(to: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 import ckptmove
 from ckptmove import Moved, RefusedError
 from ckptmove.live.inventory.holdings import holdings
+from tests.conftest import examples
 from tests.devices.second_device import DEVICE, apart, limited
 from tests.making import moving
 from tests.making.growing import grown, recipes
@@ -360,7 +361,7 @@ def test_a_dry_run_says_the_same() -> None:
 @apart
 def test_any_model_is_the_same_after_it_was_there() -> None:
     @given(recipes)
-    @settings(max_examples=150, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
     def check(recipe: dict[str, Any]) -> None:
         model, optimizer = grown(recipe)
         before = moving.facts(holdings(model, optimizer))

@@ -21,6 +21,7 @@ import ckptmove
 from ckptmove import RefusedError, UsageError
 from ckptmove.live.inventory.holdings import holdings
 from ckptmove.live.inventory.ownership import unregistered
+from tests.conftest import examples
 from tests.devices.second_device import DEVICE, apart
 from tests.making import moving
 from tests.making.growing import grown, recipes
@@ -281,7 +282,7 @@ def test_a_dry_run_refuses_no_more() -> None:
         ckptmove.move(model, to=DEVICE, dry_run=True)
 
     @given(recipes)
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
     def check(recipe: dict[str, Any]) -> None:
         model, optimizer = grown(recipe)
         asked = ckptmove.move(model, optimizer, to=DEVICE, dry_run=True)

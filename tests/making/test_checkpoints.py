@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.serialization import _package_registry
 
-from tests.conftest import RunCli, corpus_files, corpus_folder
+from tests.conftest import RunCli, corpus_files, corpus_folder, examples
 from tests.making.checkpoints import (
     MAKERS,
     UNLABELLED,
@@ -226,7 +226,7 @@ def test_a_lightning_checkpoint(tmp_path: Path) -> None:
 # Strategies and fixtures
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=checkpoint_trees())
 def test_random_trees_save_under_their_tags_and_load_again(
     made: Checkpoint, tmp_path: Path

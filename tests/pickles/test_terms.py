@@ -35,6 +35,7 @@ from ckptmove.pickles.nodes import (
 from ckptmove.pickles.terms import Term, from_terms, parsed, spelled, to_terms
 from ckptmove.pickles.terms.text import LEAST_BRACKETS, LEAST_TEXTS, MAX_DEPTH
 from ckptmove.pickles.walk import Pickle, walk
+from tests.conftest import examples
 from tests.making.building import at_most, dumps
 from tests.making.strategies import Checkpoint, checkpoint_trees, trees
 from tests.pickles.test_walk import OPCODES, VALUES, holding_itself, pickled
@@ -573,7 +574,7 @@ PIECES = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(VALUES, st.sampled_from((2, 4)), st.randoms(use_true_random=False))
 def test_damaged_text_is_refused_or_read(saved: object, protocol: int, dice: Random) -> None:
     text = spelled(to_terms(walk(pickled([saved, holding_itself([]), ()], protocol)).root, unknown))
@@ -612,7 +613,7 @@ TERMS = st.recursive(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(TERMS)
 def test_any_json_is_refused_or_read(term: Term) -> None:
     try:

@@ -44,6 +44,7 @@ def bench(tmp_path: Path) -> Bench:
 # -- --to --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(95)
 @pytest.mark.parametrize("tag", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_to_is_as_training_there_would_have_saved_it(name: str, tag: str, bench: Bench) -> None:

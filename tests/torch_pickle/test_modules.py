@@ -226,6 +226,7 @@ def test_the_names_are_those_of_the_state_dict(name: str, writer: str, tmp_path:
     assert all(entry.beside for entry in manifest.tensors if entry.state_key is None)
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("options", [{"select": "model"}, {"bare": True}, {"preset": "hf"}, {}])
 @pytest.mark.parametrize("name", ZOO)
 def test_what_is_converted_loads_strictly(

@@ -85,6 +85,7 @@ def told(manifest: Manifest) -> Any:
     return replace(manifest, path="", nbytes=0, warnings=(), records=records).to_json()
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("to", ["xpu:3", "privateuseone:15", "mps"])
 def test_a_zip_goes_there_and_back(corpus_zip: Path, row: Row, to: str, tmp_path: Path) -> None:
     before = inspect(corpus_zip)
@@ -105,6 +106,7 @@ def test_a_zip_goes_there_and_back(corpus_zip: Path, row: Row, to: str, tmp_path
             assert_same_loads(corpus_zip, path, weights_only=True)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("row", OTHERS, ids=lambda row: row["kind"] + " " + row["file"][-24:])
 @pytest.mark.parametrize("to", ["cuda:5", "privateuseone:15"])
 def test_other_formats_go_there_and_back(row: Row, to: str, corpus: Path, tmp_path: Path) -> None:
@@ -147,6 +149,7 @@ def test_there_is_something_to_refuse() -> None:
     assert len(STRANGERS) > 20
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", STRANGERS)
 def test_what_torch_save_did_not_write_is_refused(
     name: str, corpus: Path, tmp_path: Path, run_cli: RunCli

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import ckptmove
 from ckptmove import CkptmoveError
 from ckptmove.cli import run
+from tests.conftest import examples
 from tests.making.checkpoints import save_tagged
 
 #: What torch.device may be of, in any build of torch; and what some backends rename it to.
@@ -164,7 +165,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tag=TEXTS)
 def test_any_text_is_answered(tag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(tree(), tmp_path / "plain.pt")

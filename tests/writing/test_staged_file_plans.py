@@ -17,6 +17,7 @@ from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
 from ckptmove.runtime import gather as gathering
 from ckptmove.writing.final_name import check_file, check_room
 from ckptmove.writing.staged_file import LocalFile
+from tests.conftest import examples
 from tests.making.plans import Case, cases, content, opened
 from tests.making.staging import Once, leaving_nothing, mounted
 
@@ -28,7 +29,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(100))
 @given(cases())
 def test_each_byte_is_as_the_model_has_it(case: Case) -> None:
     steps: list[int] = []

@@ -24,6 +24,7 @@ from ckptmove.writing.execute import Report
 from ckptmove.writing.upload.parts import part_nbytes_for, send
 from ckptmove.writing.upload.readahead import Proofs
 from ckptmove.writing.upload.stream_plan import Assembled
+from tests.conftest import examples
 from tests.making.plans import Case, cases, content, opened
 from tests.making.trees import until
 from tests.oracles.steps import steps
@@ -40,7 +41,7 @@ def taken(assembled: Assembled, nbytes: int) -> list[bytes]:
     return [part.getvalue() for part in assembled.parts(nbytes)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(100))
 @given(cases(), st.sampled_from([999, 4096, 1 << 17, 1 << 20]), st.data())
 def test_each_byte_is_as_the_model_has_it(case: Case, nbytes: int, data: st.DataObject) -> None:
     with TemporaryDirectory() as name, opened(Path(name), case.contents) as sources:

@@ -19,6 +19,7 @@ import ckptmove
 from ckptmove.sources.source import File
 from ckptmove.zips.archive import Archive
 from ckptmove.zips.layout import LaidOut, Member, directory, lay_out
+from tests.conftest import examples
 from tests.making.building import Part, build_zip
 from tests.making.checkpoints import (
     MAKERS,
@@ -216,7 +217,7 @@ def test_a_relay_is_the_same_checkpoint_in_torchs_layout(name: str, tmp_path: Pa
     assert_laid_out_as(out)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(checkpoint=checkpoint_trees())
 def test_any_checkpoint_can_be_relaid(
     checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
@@ -278,6 +279,7 @@ def test_no_checksum_stays_no_checksum_but_for_the_pickle(tmp_path: Path) -> Non
     assert computed == ["made/data.pkl"]
 
 
+@pytest.mark.slow
 def test_a_giant_is_relaid(tmp_path: Path) -> None:
     """Above 4 GiB too, everything lies where torch predicts it; the holes stay holes."""
     source, out = sparse_zip64(tmp_path / "made.pt", 4.1, pickle_protocol=4), tmp_path / "out.pt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
 import signal
 import subprocess
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for n, item in enumerate(cases):
             if n not in quick:
                 item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look at the tests and what they import again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def spread(total: int, count: int) -> set[int]:

@@ -80,7 +80,6 @@ class Boundless(Budget):
     """For pickles that are our own: they may be whatever they are."""
 
     def rooms(self) -> list[int]:
-        """As `Budget.rooms`."""
         return [sys.maxsize] * len(_SHARES)
 
 

@@ -165,28 +165,22 @@ class LocalPlace(Place):
 
     @property
     def name(self) -> str:
-        """As `Place.name`."""
         return os.path.basename(self.path.rstrip("/"))
 
     @property
     def parent(self) -> LocalPlace:
-        """As `Place.parent`."""
         return LocalPlace(os.path.dirname(self.path))
 
     def child(self, name: str) -> LocalPlace:
-        """As `Place.child`."""
         return LocalPlace(os.path.join(self.path, name))
 
     def absolute(self) -> str:
-        """As `Place.absolute`."""
         return os.path.abspath(self.path)
 
     def folder_identity(self) -> str:
-        """As `Place.folder_identity`."""
         return os.path.join(os.path.realpath(self.path), "")
 
     def open(self) -> Source:
-        """As `Place.open`."""
         try:
             return File.open(self.path)
         except InputError as error:
@@ -195,7 +189,6 @@ class LocalPlace(Place):
             raise
 
     def exists(self) -> bool:
-        """As `Place.exists`."""
         return os.path.exists(self.path)
 
     def is_unreachable(self, error: InputError) -> bool:
@@ -203,7 +196,6 @@ class LocalPlace(Place):
         return not self.exists()
 
     def is_folder(self) -> bool:
-        """As `Place.is_folder`."""
         return os.path.isdir(self.path)
 
     def size_and_stamp(self) -> tuple[int, str]:
@@ -241,7 +233,6 @@ class LocalPlace(Place):
         return found
 
     def check_link(self, folder: Place, source: Source | None = None) -> None:
-        """As `Place.check_link`."""
         root, leads_to = os.path.realpath(folder.path), os.path.realpath(self.path)
         allowed = leads_to.startswith(os.path.join(root, "")) or _is_blob(leads_to, root)
         if not allowed or (source is not None and not source.same_file(leads_to)):

@@ -120,7 +120,6 @@ class Object(Source):
         return self._fetch(start, wanted)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        """As `Source.read_into`."""
         view = memoryview(buffer).cast("B")
         at = 0
         while at < len(view):
@@ -214,7 +213,6 @@ class Object(Source):
 
     @property
     def fetched(self) -> Fetched:
-        """As `Source.fetched`."""
         return self._fetched
 
     def check_unchanged(self) -> None:

@@ -29,16 +29,13 @@ class RemotePlace(Place):
 
     @property
     def name(self) -> str:
-        """As `Place.name`."""
         return _name_of(self.path)
 
     @property
     def parent(self) -> RemotePlace:
-        """As `Place.parent`."""
         return RemotePlace(_bare(self.path).rstrip("/").rpartition("/")[0])
 
     def child(self, name: str) -> RemotePlace:
-        """As `Place.child`."""
         quoted = quote(name) if WEB.match(self.path) else name
         return RemotePlace(f"{self.path.rstrip('/')}/{quoted}")
 
@@ -47,16 +44,13 @@ class RemotePlace(Place):
         return self.path
 
     def folder_identity(self) -> str:
-        """As `Place.folder_identity`."""
         store = self.store
         return f"{store.fs.protocol}:{store.path.strip('/')}/"
 
     def open(self) -> Source:
-        """As `Place.open`."""
         return Object(self.path)
 
     def exists(self) -> bool:
-        """As `Place.exists`."""
         store = self.store
         return bool(with_retries(lambda: store.fs.exists(store.path), self.path))
 
@@ -65,7 +59,6 @@ class RemotePlace(Place):
         return not isinstance(error, (CorruptError, UnsupportedError))
 
     def is_folder(self) -> bool:
-        """As `Place.is_folder`."""
         store = self.store
         if self.path.endswith("/"):
             return bool(with_retries(lambda: store.fs.isdir(store.path), self.path))
@@ -76,12 +69,10 @@ class RemotePlace(Place):
         return about.get("type") == "directory"
 
     def size_and_stamp(self) -> tuple[int, str]:
-        """As `Place.size_and_stamp`."""
         about = info_of(self.store)
         return size_in(about), stamp_of(about)
 
     def entries(self) -> list[FolderEntry]:
-        """As `Place.entries`."""
         store = self.store
         listed: list[Mapping[str, Any]] = with_retries(
             lambda: list(store.fs.ls(store.path, detail=True)), self.path

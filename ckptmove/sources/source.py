@@ -289,12 +289,10 @@ class File(Source):
             raise
 
     def close(self) -> None:
-        """As `Source.close`."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """As `Source.read`."""
         check_range(self, start, nbytes)
         parts = []
         while nbytes:
@@ -310,7 +308,6 @@ class File(Source):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        """As `Source.read_into`."""
         check_range(self, start, len(buffer))
         left = memoryview(buffer)
         while left:
@@ -369,7 +366,6 @@ class File(Source):
             at = hole
 
     def check_unchanged(self) -> None:
-        """As `Source.check_unchanged`."""
         now = os.fstat(self.fd)
         before = self._stat
         if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (

@@ -123,34 +123,27 @@ class LocalDestination(Destination):
     """A path on this machine."""
 
     def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
-        """As `Destination.check_file`."""
         check_file(self.path, sources, force=force)
 
     def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
-        """As `Destination.check_folder`."""
         check_folder(self.path, sources, force=force)
 
     def check_room(
         self, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
     ) -> None:
-        """As `Destination.check_room`."""
         check_room(self.path, plans, sources, besides)
 
     def is_folder(self) -> bool:
-        """As `Destination.is_folder`."""
         return os.path.isdir(self.path)
 
     def names_below(self) -> list[str]:
-        """As `Destination.names_below`."""
         found = list[str]()
         for folder, _, names in os.walk(self.path):
             found += [os.path.relpath(os.path.join(folder, name), self.path) for name in names]
         return sorted(found)
 
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
-        """As `Destination.new_file`."""
         return LocalFile(self.path, sources, force=force)
 
     def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
-        """As `Destination.new_folder`."""
         return LocalFolder(self.path, sources, force=force)

@@ -87,7 +87,6 @@ class Workers(Executor):
         return job.future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `Executor.shutdown`."""
         with self._lock:
             self._stopping = True
         if cancel_futures:

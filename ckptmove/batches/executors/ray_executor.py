@@ -136,7 +136,6 @@ class Cluster(Executor):
         return path, *self._marks[path]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As `Executor.shutdown`."""
         if not cancel_futures:
             while wait and self._jobs:
                 time.sleep(0.01)

@@ -28,21 +28,17 @@ class LocalTree(Tree):
     """A path of this machine."""
 
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
-        """As `Tree.map_items`."""
         return map(call, given)
 
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        """As `Tree.prepared`."""
         return call
 
     def listings(self) -> Callable[[str], list[FolderEntry]]:
-        """As `Tree.listings`."""
         return lambda path: [
             each for each in place_of(path).entries() if not is_own_name(each.name)
         ]
 
     def files(self) -> list[FolderEntry]:
-        """As `Tree.files`."""
         if not self.place.is_folder():
             return [FolderEntry("", self.path, EntryKind.FILE, *self.place.size_and_stamp())]
         found = self.place.files_below(is_own_name)
@@ -50,7 +46,6 @@ class LocalTree(Tree):
         return sorted(each for each in found if each.kind not in folders)
 
     def crc32(self) -> int:
-        """As `Tree.crc32`."""
         crc32 = 0
         for each in self.files():
             crc32 = zlib.crc32(os.fsencode(each.path[len(self.path) :]), crc32)
@@ -64,12 +59,10 @@ class LocalTree(Tree):
         return min(nbytes, os.stat(self.path).st_blocks * 512)
 
     def check_root(self) -> None:
-        """As `Tree.check_root`."""
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise RefusedError("exists, and is not a directory", path=self.path)
 
     def check_name(self) -> None:
-        """As `Tree.check_name`."""
         nbytes = len(os.fsencode(os.path.basename(self.path)))
         if nbytes > _LONGEST_NAME:
             raise RefusedError(
@@ -78,7 +71,6 @@ class LocalTree(Tree):
             )
 
     def obstacle(self) -> str:
-        """As `Tree.obstacle`."""
         try:
             self._check_writable()
         except OSError as error:
@@ -86,7 +78,6 @@ class LocalTree(Tree):
         return ""
 
     def free_nbytes(self) -> int | None:
-        """As `Tree.free_nbytes`."""
         try:
             self._check_writable()
             room = os.statvfs(existing_of(self.path))
@@ -105,13 +96,11 @@ class LocalTree(Tree):
             raise OSError(number, os.strerror(number), existing)
 
     def is_taken(self) -> bool:
-        """As `Tree.is_taken`."""
         if os.path.isdir(self.path) and not os.path.islink(self.path):
             return bool(os.listdir(self.path))
         return os.path.lexists(self.path)
 
     def make_folder(self) -> None:
-        """As `Tree.make_folder`."""
         if not os.path.isdir(self.path):
             try:
                 os.makedirs(self.path, exist_ok=True)
@@ -121,7 +110,6 @@ class LocalTree(Tree):
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[str]:
-        """As `Tree.beside`."""
         folder, name = os.path.split(self.path.rstrip("/"))
         hidden = os.path.join(folder, hidden_name(name))
         try:
@@ -131,11 +119,9 @@ class LocalTree(Tree):
             shutil.rmtree(hidden, ignore_errors=True)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
-        """As `Tree.remove_leftovers`."""
         remove_leftovers(self.path, items, ledger or os.path.join(self.path, LEDGER))
 
     def open_ledger(self) -> Ledger:
-        """As `Tree.open_ledger`."""
         return FileLedger(os.path.join(self.path, LEDGER))
 
 

@@ -30,7 +30,6 @@ class RemoteTree(Tree):
         return many(call, given)
 
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        """As `Tree.prepared`."""
         paths = list(paths)
         return dict(zip(paths, many(call, paths), strict=True)).__getitem__
 
@@ -65,7 +64,6 @@ class RemoteTree(Tree):
         return 0
 
     def copied_nbytes(self, nbytes: int) -> int:
-        """As `Tree.copied_nbytes`."""
         return nbytes
 
     def check_root(self) -> None:
@@ -80,11 +78,9 @@ class RemoteTree(Tree):
         return ""
 
     def free_nbytes(self) -> int | None:
-        """As `Tree.free_nbytes`."""
         return None
 
     def is_taken(self) -> bool:
-        """As `Tree.is_taken`."""
         return self.place.exists()
 
     def make_folder(self) -> None:
@@ -100,7 +96,6 @@ class RemoteTree(Tree):
         """As `Tree.remove_leftovers`: what is not complete is in no tree."""
 
     def open_ledger(self) -> Ledger:
-        """As `Tree.open_ledger`."""
         return ObjectLedger(RemotePlace(self.path).child(OBJECT_LEDGER).path, whole=True)
 
 

@@ -15,11 +15,9 @@ class RemoteDestination(Destination):
     """A URL."""
 
     def check_file(self, sources: Sequence[Source], *, force: bool) -> None:
-        """As `Destination.check_file`."""
         check_object(self.path, sources, force=force)
 
     def check_folder(self, sources: Sequence[Source], *, force: bool) -> None:
-        """As `Destination.check_folder`."""
         check_prefix(self.path, sources, force=force)
 
     def check_room(
@@ -28,7 +26,6 @@ class RemoteDestination(Destination):
         """As `Destination.check_room`: stores have it."""
 
     def is_folder(self) -> bool:
-        """As `Destination.is_folder`."""
         return about(place_to(self.path)) == "directory"
 
     def names_below(self) -> list[str]:
@@ -36,9 +33,7 @@ class RemoteDestination(Destination):
         return names_below(self.path)
 
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:
-        """As `Destination.new_file`."""
         return StagedObject(self.path, sources, force=force)
 
     def new_folder(self, sources: Sequence[Source], *, force: bool) -> StagedFolder:
-        """As `Destination.new_folder`."""
         return StagedPrefix(self.path, sources, force=force)

@@ -77,7 +77,6 @@ class ReadaheadSource(Source):
         self._coming = None
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        """As `Source.read_into`."""
         view = memoryview(buffer)
         if self._coming is None:
             nbytes = nbytes_of(prod(self._gather.shape), self._gather.dtype)
@@ -99,17 +98,13 @@ class ReadaheadSource(Source):
         self._proofs.bytes_read(self._gather.source, start, view)
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """As `Source.read`."""
         return self._source.read(start, nbytes)
 
     def check_unchanged(self) -> None:
-        """As `Source.check_unchanged`."""
         self._source.check_unchanged()
 
     def same_file(self, path: StrPath) -> bool:
-        """As `Source.same_file`."""
         return self._source.same_file(path)
 
     def mappable(self, start: int, nbytes: int) -> int:
-        """As `Source.mappable`."""
         return self._source.mappable(start, nbytes)

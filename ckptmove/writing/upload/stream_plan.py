@@ -177,7 +177,6 @@ class Assembled(Source):
         return bytes(made)
 
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
-        """As `Source.read_into`."""
         memoryview(buffer).cast("B")[:] = self.read(start, memoryview(buffer).nbytes)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:

@@ -20,7 +20,7 @@ from ..manifest.manifest import Manifest
 from ..phrases import plural
 from ..reports.validate import FAILED, PASSED, SKIPPED, Finding, TrialResult, ValidationReport
 from ..sources import place_of
-from ..sources.downloads import Copies
+from ..sources.downloads import Downloads
 from ..writing.verify import Progress
 from .against import compare
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
@@ -144,7 +144,7 @@ def validate(
     path = os.fspath(src)
     device = device if device == "auto" else numbered(device)
     has_trial = model is not None or step is not None
-    with Copies() as copies:
+    with Downloads() as copies:
         container, manifest, files = _container(
             path, progress, copies, has_trial=has_trial, strict=strict, follow_links=follow_links
         )
@@ -198,7 +198,7 @@ def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
 def _container(
     path: str,
     progress: Progress | None,
-    copies: Copies,
+    copies: Downloads,
     *,
     has_trial: bool,
     strict: bool,
@@ -246,7 +246,7 @@ def _container(
 
 
 def _fetched(
-    path: str, found: formats.Checkpoint, copies: Copies, has_trial: bool
+    path: str, found: formats.Checkpoint, copies: Downloads, has_trial: bool
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:
@@ -267,7 +267,7 @@ def _fetched(
 
 def _run_trial(
     path: str,
-    copies: Copies,
+    copies: Downloads,
     device: str,
     *,
     against: StrPath | None,
@@ -288,7 +288,7 @@ def _run_trial(
         raise _error_about_source(error, copies) from error
 
 
-def _here(against: StrPath | None, copies: Copies) -> str | None:
+def _here(against: StrPath | None, copies: Downloads) -> str | None:
     """What can be opened for what it is compared with."""
     if against is not None and not place_of(against).opens_by_path:
         with formats.opened(against) as found:
@@ -297,13 +297,13 @@ def _here(against: StrPath | None, copies: Copies) -> str | None:
     return None if against is None else copies.here(against)
 
 
-def _error_about_source(error: InputError, copies: Copies) -> InputError:
+def _error_about_source(error: InputError, copies: Downloads) -> InputError:
     """The same error, about what was copied."""
     path = None if error.path is None else copies.told(error.path)
     return type(error)(copies.told(str(error)), path=path, hint=error.hint)
 
 
-def _about_source(finding: Finding, copies: Copies) -> Finding:
+def _about_source(finding: Finding, copies: Downloads) -> Finding:
     """The same finding, about what was copied."""
     details = [copies.told(each) for each in finding.details]
     return replace(finding, title=copies.told(finding.title), details=details)

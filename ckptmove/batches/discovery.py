@@ -24,7 +24,7 @@ _Kind = tuple[str, tuple[str, ...]]
 
 
 @dataclass
-class Found:
+class Discovery:
     """What is in a tree.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Folder:
         return f"{self.name}/{name}" if self.name else name
 
 
-def find(root: str, wanted: ItemFilter, *, whole: bool) -> Found:
+def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
     """Look through a tree.
 
     Args:
@@ -65,7 +65,7 @@ def find(root: str, wanted: ItemFilter, *, whole: bool) -> Found:
     Raises:
         InputError: the root can't be read.
     """
-    found = Found()
+    found = Discovery()
     folders = _folders(root, wanted, found)
     kind_of = tree_at(root).prepared(
         _kind_of, [each.path for folder in folders for each in folder.files]
@@ -95,7 +95,7 @@ def _above(name: str) -> Iterable[str]:
         yield name
 
 
-def _folders(root: str, wanted: ItemFilter, found: Found) -> list[_Folder]:
+def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
     """All folders, each before those in it."""
     folders, listing = [_Folder("", root, -1)], tree_at(root).listings()
     for n, folder in enumerate(folders):
@@ -129,7 +129,7 @@ def _folders(root: str, wanted: ItemFilter, found: Found) -> list[_Folder]:
 def _look_into(
     folder: _Folder,
     wanted: ItemFilter,
-    found: Found,
+    found: Discovery,
     kind_of: Callable[[str], _Kind],
     *,
     whole: bool,
@@ -162,7 +162,7 @@ def _item(name: str, path: str, kind: str, files: Iterable[str] = ()) -> Item:
         return Item(name, path, kind, tuple(files), tree.nbytes_of(files))
 
 
-def parts_of(path: str) -> tuple[str, ...]:
+def checkpoint_files(path: str) -> tuple[str, ...]:
     """All files of a checkpoint, be it a file, an index, or a folder.
 
     Raises:

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..reports.batch_items import Entry, Item, Task
 from ..sources import place_of
 from ..version import __version__
-from .discovery import parts_of
+from .discovery import checkpoint_files
 from .options import absolute, code_of, from_root
 from .trees import Output, tree_at
 
@@ -92,7 +92,7 @@ def _stamp_against(path: object) -> str | None:
     if not isinstance(path, str):
         return None
     try:
-        stamp = tree_at(path).stamp_of(parts_of(path))
+        stamp = tree_at(path).stamp_of(checkpoint_files(path))
     except InputError:
         stamp = ""  # which will be a finding
     return f"{absolute(path)}: {stamp}"
@@ -121,7 +121,7 @@ def is_done(entry: Entry, task: Task, key: str) -> bool:
         return False
 
 
-def read_again(entry: Entry, task: Task, key: str) -> Entry | None:
+def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
     """What the ledger is to say of an item whose output was moved, but is what was written.
 
     None if it is something else.

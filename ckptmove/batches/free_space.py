@@ -11,7 +11,7 @@ from ..reports.batch_items import Task
 from ..writing.execute import FICLONE
 from ..writing.final_name import NO_ROOM
 from .trees import tree_at
-from .trees.local_tree import existing_of
+from .trees.local_tree import existing_parent
 
 
 def obstacles(outputs: Iterable[str]) -> list[str]:
@@ -57,7 +57,7 @@ def refuse_if_full(
 
 def _shares_blocks(source: str, dst: str) -> bool:
     """Whether files of one can share their blocks with those of the other; tried without names."""
-    folder = existing_of(dst)
+    folder = existing_parent(dst)
     opened = list[int]()
     try:
         if os.stat(source).st_dev != os.stat(folder).st_dev:

@@ -33,7 +33,7 @@ def item_options(verb: str) -> dict[str, Declared]:
     return options
 
 
-def checked_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a verb for all items, without those that say what holds anyway.
 
     A device map is read.

@@ -17,7 +17,7 @@ _SUFFIXES = sorted({each for format in formats.FORMATS for each in format.suffix
 _MOST_TOLD = 4  # clashes
 
 
-def naming(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[[Item], str]:
+def output_namer(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[[Item], str]:
     """What an item becomes."""
     suffixes = next(
         each.suffixes

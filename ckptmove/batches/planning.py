@@ -12,12 +12,12 @@ from ..reports.batch import BatchPlan
 from ..reports.batch_items import Item, Task
 from ..sources import place_of
 from ..writing.final_name import failure_of
-from .discovery import Found, dedupe_hard_links, find
+from .discovery import Discovery, dedupe_hard_links, discover
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .free_space import obstacles, refuse_if_full
-from .options import ReferenceTree, checked_options
-from .outputs import naming, refuse_clashes
-from .run_item import written_nbytes
+from .options import ReferenceTree, resolve_options
+from .outputs import output_namer, refuse_clashes
+from .run_item import output_nbytes
 from .selection import ItemFilter, is_below, is_in_share, names_to_retry, share_of
 from .trees import tree_at
 
@@ -47,7 +47,7 @@ def plan_batch(
         WriteError: the destination can't be made.
     """
     source = os.fspath(src)
-    options = checked_options(verb, dst, options)
+    options = resolve_options(verb, dst, options)
     in_place = bool(options.get("in_place"))
     if in_place and not place_of(source).changes_in_place:
         raise RefusedError(
@@ -63,12 +63,12 @@ def plan_batch(
         check_apart(source, os.fspath(dst))
         tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
-    found = find(source, ItemFilter(include, exclude), whole=verb != "relocate")
+    found = discover(source, ItemFilter(include, exclude), whole=verb != "relocate")
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
     copied = _copied(found, all=copy_rest, indices=verb == "relocate" and not in_place)
     left = len(found.others) - len(copied)
-    named = naming(verb, root, options)
+    named = output_namer(verb, root, options)
     items = [item._replace(output=named(item)) for item in found.items]
     items += [item._replace(output=place_of(root or "").child(item.name).path) for item in copied]
     if dst is not None:
@@ -95,7 +95,7 @@ def plan_batch(
     if dst is not None:
         free = tree_at(os.fspath(dst)).free_nbytes()
         if verb != "validate":
-            refuse_if_full(source, os.fspath(dst), tasks, free, written_nbytes)
+            refuse_if_full(source, os.fspath(dst), tasks, free, output_nbytes)
         if not dry_run:
             _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
     nbytes = sum(task.item.nbytes for task in tasks)
@@ -104,7 +104,7 @@ def plan_batch(
     )
 
 
-def _copied(found: Found, *, all: bool, indices: bool) -> list[Item]:
+def _copied(found: Discovery, *, all: bool, indices: bool) -> list[Item]:
     """The other files that are copied: an index stays that of its files."""
     return [each for each in found.others if all or (indices and each.kind == "index")]
 

@@ -22,7 +22,7 @@ from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
 from .fingerprints import is_ours
 from .trees import tree_at
-from .trees.local_tree import existing_of
+from .trees.local_tree import existing_parent
 
 #: Who wants to know of progress within an item.
 LISTENER: ContextVar[Progress | None] = ContextVar("LISTENER", default=None)
@@ -46,7 +46,7 @@ class ItemOutcome(NamedTuple):
         return self.report is None or bool(self.report.get("ok", True))
 
 
-def made_or_there(task: Task, known: Entry | None) -> ItemOutcome | None:
+def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
     """Do it; gives None where the output is there already, and equal.
 
     That is how an item is found to be done that was not entered, be it that the run was killed in
@@ -96,13 +96,13 @@ def _is_folder(task: Task) -> bool:
     )
 
 
-def written_nbytes(task: Task) -> int:
+def output_nbytes(task: Task) -> int:
     """The least space that the output of an item takes; 0 if unknown."""
     item = task.item
     try:
         if task.verb == "convert" and item.kind != "other":
             folder, name = os.path.split(item.output)  # which need not be there yet
-            there = os.path.join(existing_of(folder), hidden_name("") + name)
+            there = os.path.join(existing_parent(folder), hidden_name("") + name)
             return sum(_converted(task, there, force=False, dry_run=True).files.values())
         return tree_at(item.path).copied_nbytes(item.nbytes)
     except RefusedError as error:  # it alone is too large, or else nothing will be written

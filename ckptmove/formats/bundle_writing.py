@@ -30,7 +30,7 @@ from ..pickles.emit import emit
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
 from ..pickles.reach import globals_reached
-from ..plans.crc32 import combined
+from ..plans.crc32 import combine_crc32
 from ..plans.plan import CrcRange, Plan, Write
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable
@@ -314,8 +314,8 @@ def _crc_of(plan: Plan, crcs: Sequence[int], last: Sequence[Write]) -> int:
     crc32 = at = 0
     for start, nbytes, each in sorted(_summed(plan, crcs, last)):
         if start > at:  # nothing but zeros lies between
-            crc32 = combined(crc32, zlib.crc32(bytes(start - at)), start - at)
-        crc32, at = combined(crc32, each, nbytes), start + nbytes
+            crc32 = combine_crc32(crc32, zlib.crc32(bytes(start - at)), start - at)
+        crc32, at = combine_crc32(crc32, each, nbytes), start + nbytes
     return crc32
 
 

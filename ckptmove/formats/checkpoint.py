@@ -19,7 +19,7 @@ from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
 from ..plans.plan import Plan
 from ..reports.convert import Loss
-from ..sources.source import MAX_NBYTES, Fetched, Readable, Source
+from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, LocationEdits, Stream, whole
 from ..torch_pickle.tree import joined
@@ -84,11 +84,11 @@ class Checkpoint:
         self.whole = whole(container)
 
     @property
-    def fetched(self) -> Fetched | None:
+    def fetched(self) -> FetchStats | None:
         """What was fetched of its files so far, or None if they are here."""
         parts = [source.fetched for source in self.sources]
         away = [part for part in parts if part is not None]
-        return Fetched(*map(sum, zip(*away, strict=True))) if away else None
+        return FetchStats(*map(sum, zip(*away, strict=True))) if away else None
 
     def check_unchanged(self) -> None:
         """Raises CorruptError if one of its files was written to since it was opened."""

@@ -21,7 +21,7 @@ from ..phrases import join_names, plural
 from ..pickles.nodes import Node
 from ..reports.plain import OMITTED, Key, Plain, derived
 from ..reports.report import Report
-from ..sources.source import Fetched
+from ..sources.source import FetchStats
 from .other_records import OtherRecord
 from .paths import Path, PlainPath
 
@@ -236,7 +236,7 @@ class Manifest(Report):
     meshes: Annotated[tuple[str, ...], OMITTED] = ()
     remotes: Annotated[tuple[str, ...], OMITTED] = ()
     warnings: tuple[str, ...] = ()
-    fetched: Annotated[Fetched | None, Key(shown=attrgetter("fetched"))] = field(
+    fetched: Annotated[FetchStats | None, Key(shown=attrgetter("fetched"))] = field(
         default=None, compare=False
     )
     tree: Annotated[Node, OMITTED] = field(default=None, repr=False, compare=False)

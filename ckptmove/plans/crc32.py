@@ -8,7 +8,7 @@ from functools import cache
 _POLYNOMIAL = 0xEDB88320  # of zlib's CRC-32, its bits reversed
 
 
-def combined(first: int, second: int, nbytes: int) -> int:
+def combine_crc32(first: int, second: int, nbytes: int) -> int:
     """The CRC-32 of two stretches one after the other, the second of so many bytes.
 
     To add a zero byte is linear over GF(2): `nbytes` of them are a power of one matrix, by

@@ -194,7 +194,7 @@ class Edit(NamedTuple):
         return new - (self.end - self.start)
 
 
-def edited(start: int, nbytes: int, edits: Iterable[Edit]) -> Plan:
+def apply_edits(start: int, nbytes: int, edits: Iterable[Edit]) -> Plan:
     """How to write a source with these changes, as a patch if they keep all lengths.
 
     Args:
@@ -224,7 +224,7 @@ def _keeps_length(edit: Edit) -> bool:
 
 
 def _moved(start: int, nbytes: int, edits: list[Edit]) -> Plan:
-    """As `edited`, where what follows a change has to move."""
+    """As `apply_edits`, where what follows a change has to move."""
     copies, writes, checksums = [], [], []
     done = at = 0  # in the source, in the destination
     for edit in (*edits, Edit(nbytes, nbytes, b"")):

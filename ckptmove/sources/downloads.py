@@ -16,7 +16,7 @@ from .source import Source
 _MOST_BESIDE = 16 << 20  # bytes of a file that is no weights, such as a model's configuration
 
 
-class Copies:
+class Downloads:
     """What URLs stand for, on this machine. Used as a context, it is gone at the end."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Copies:
         self._here: dict[str, str] = {}  # URL → path
         self._origins: dict[str, str] = {}  # folder → what it was before
 
-    def __enter__(self) -> Copies:
+    def __enter__(self) -> Downloads:
         return self
 
     def __exit__(

@@ -18,7 +18,7 @@ _R = TypeVar("_R")
 _AT_ONCE = 16  # requests
 
 
-class Fetchers(Generic[_T]):
+class FetchPool(Generic[_T]):
     """A few threads, each begun when there is something to do for it."""
 
     def __init__(self, count: int) -> None:
@@ -72,13 +72,13 @@ def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:
     return first.result()
 
 
-def many(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
+def map_parallel(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
     """What a call gives for each, in their order; several run at a time.
 
     Raises:
         Exception: what any call raised, at once: no call that is on its way is waited for.
     """
-    fetchers, coming = Fetchers[_R](_AT_ONCE), deque[Future[_R]]()
+    fetchers, coming = FetchPool[_R](_AT_ONCE), deque[Future[_R]]()
     try:
         for each in given:
             coming.append(fetchers.submit(partial(call, each)))

@@ -109,7 +109,7 @@ def open_store(url: str) -> StorePath:
             f"is not a URL that can be opened: {format_error(error)}", path=url
         ) from error
     except Exception as error:
-        raise refusal(error, url) from error
+        raise read_error(error, url) from error
     if is_s3(fs):
         # `asked` tries again, and nobody else: s3fs would send a part from where it was read to
         fs.retries = 1
@@ -170,15 +170,15 @@ def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | No
             raise
         except Exception as error:
             why = _reason(error)
-            if pause is None or not is_passing(why):
-                refused = refusal(why, url)
+            if pause is None or not is_transient(why):
+                refused = read_error(why, url)
                 if pause is None:
                     refused.hint = f"ckptmove tried {len(_PAUSES) + 1} times"
                 raise refused from why
             import random  # here, since little is asked twice
 
             if stopped.wait(pause * random.uniform(1.0, 1.5)):
-                raise refusal(why, url) from why
+                raise read_error(why, url) from why
     raise AssertionError
 
 
@@ -194,7 +194,7 @@ def _is_of_net(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in _NETWORKS
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error may be gone when it is tried again."""
     status = status_of(error)
     if status is not None:
@@ -215,7 +215,7 @@ def status_of(error: BaseException) -> int | None:
     return status if type(status) is int and status >= 400 else None
 
 
-def refusal(error: BaseException, url: str) -> InputError:
+def read_error(error: BaseException, url: str) -> InputError:
     """What a store said, as an error of ours."""
     status = status_of(error)
     strerror = getattr(error, "strerror", None)

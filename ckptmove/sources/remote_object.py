@@ -11,11 +11,11 @@ from functools import partial
 
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from .cache import Spans
-from .fetch_pool import Fetchers, result_of
+from .fetch_pool import FetchPool, result_of
 from .filesystem import Missing, info_of, open_store, stamp_of, with_retries
 from .range_request import CHANGED, part_of
-from .source import Fetched, Source, check_range
-from .sparse_copy import Holed
+from .source import FetchStats, Source, check_range
+from .sparse_copy import SparseCopy
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 4 << 20  # … and at most
@@ -24,7 +24,7 @@ _AT_ONCE = 8  # requests
 _EXPECTED = 32 << 20  # bytes that are fetched before they are read
 
 
-class Object(Source):
+class RemoteObject(Source):
     """An object in a store, whose size and stamp were taken once.
 
     Attributes:
@@ -65,15 +65,15 @@ class Object(Source):
         self.nbytes = size
         self._stamp = stamp_of(about)
         self._etag = str(about.get("ETag") or "")
-        self._fetched = Fetched(0, 0)
+        self._fetched = FetchStats(0, 0)
         self._spans = Spans()
         self._end, self._step = -1, _LEAST  # where the last read ended; what to fetch if it goes on
         self._expected = range(0)  # where reads are known to go on
         self._ahead = deque[tuple[int, Future[bytes]]]()  # what is on its way, in a row
         self._guard, self._tally = threading.RLock(), threading.Lock()
         self._stopped = threading.Event()
-        self._fetchers: Fetchers[bytes] | None = None
-        self._copy: Holed | None = None
+        self._fetchers: FetchPool[bytes] | None = None
+        self._copy: SparseCopy | None = None
 
     def close(self) -> None:
         """As `Source.close`. It waits for no answer that is still on its way."""
@@ -179,7 +179,7 @@ class Object(Source):
     def _submit(self, start: int, nbytes: int) -> Future[bytes]:
         with self._tally:
             if self._fetchers is None:
-                self._fetchers = Fetchers(_AT_ONCE)
+                self._fetchers = FetchPool(_AT_ONCE)
         return self._fetchers.submit(partial(self._fetch, start, nbytes))
 
     def _fetch(self, start: int, nbytes: int) -> bytes:
@@ -199,7 +199,7 @@ class Object(Source):
                 raise CorruptError(CHANGED, path=self.path) from error
             raise
         with self._tally:
-            self._fetched = Fetched(self._fetched.nbytes + nbytes, self._fetched.requests + 1)
+            self._fetched = FetchStats(self._fetched.nbytes + nbytes, self._fetched.requests + 1)
         return data
 
     def _is_another(self) -> bool:
@@ -212,7 +212,7 @@ class Object(Source):
     # -- the rest of what a source is ----------------------------------------------------------
 
     @property
-    def fetched(self) -> Fetched:
+    def fetched(self) -> FetchStats:
         return self._fetched
 
     def check_unchanged(self) -> None:
@@ -234,7 +234,7 @@ class Object(Source):
         check_range(self, start, nbytes)
         with self._guard:
             if self._copy is None:
-                self._copy = Holed(self.nbytes, self.path)
+                self._copy = SparseCopy(self.nbytes, self.path)
             if nbytes:
                 low = start // _LEAST * _LEAST
                 high = min(self.nbytes, -(-(start + nbytes) // _LEAST) * _LEAST)

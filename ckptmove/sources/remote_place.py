@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 from ..errors import CorruptError, InputError, UnsupportedError
 from .filesystem import Missing, StorePath, info_of, open_store, size_in, stamp_of, with_retries
 from .place import EntryKind, FolderEntry, Place
-from .remote_object import Object
+from .remote_object import RemoteObject
 from .source import Source
 from .urls import WEB
 
@@ -48,7 +48,7 @@ class RemotePlace(Place):
         return f"{store.fs.protocol}:{store.path.strip('/')}/"
 
     def open(self) -> Source:
-        return Object(self.path)
+        return RemoteObject(self.path)
 
     def exists(self) -> bool:
         store = self.store

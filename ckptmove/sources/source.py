@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 _Self = TypeVar("_Self", bound="Source")
 
 
-class Fetched(NamedTuple):
+class FetchStats(NamedTuple):
     """What was fetched of a file that is not here.
 
     Attributes:
@@ -220,7 +220,7 @@ class Source(ABC):
         del ranges
 
     @property
-    def fetched(self) -> Fetched | None:
+    def fetched(self) -> FetchStats | None:
         """What was fetched of it so far; None of what is here."""
         return None
 

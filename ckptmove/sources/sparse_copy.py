@@ -14,7 +14,7 @@ from ..errors import InputError
 _START, _END = itemgetter(0), itemgetter(1)
 
 
-class Holed:
+class SparseCopy:
     """Such a file.
 
     Attributes:

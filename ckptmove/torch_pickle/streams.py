@@ -23,7 +23,7 @@ from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
-from ..plans.plan import Edit, Plan, apply_plan, edited
+from ..plans.plan import Edit, Plan, apply_edits, apply_plan
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
@@ -135,7 +135,7 @@ class Container:
 
     def plan(self, spelling: LocationEdits) -> Plan:
         """How to write it with another spelling: as a patch, if it can keep its length."""
-        return edited(self.source.start or 0, self.source.nbytes, self.changes(spelling))
+        return apply_edits(self.source.start or 0, self.source.nbytes, self.changes(spelling))
 
     def changes(self, spelling: LocationEdits) -> list[Edit]:
         """The changes of the source that spell its pickles so, keeping each length if they can."""

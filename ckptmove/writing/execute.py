@@ -78,7 +78,7 @@ class PlanFile:
             RefusedError: there is no room.
             WriteError: the bytes can't be written, or did not arrive.
         """
-        report = Report(progress)
+        report = ProgressCounter(progress)
         method = "reflink"
         try:
             if self._reflink(plan):
@@ -100,7 +100,9 @@ class PlanFile:
             source.check_unchanged()
         return method
 
-    def _carry_out(self, plan: Plan, copier: Copier | None, report: Report) -> Sequence[int]:
+    def _carry_out(
+        self, plan: Plan, copier: Copier | None, report: ProgressCounter
+    ) -> Sequence[int]:
         """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
         with Verifier(plan, self.sources, self.fd, self.path) as verifier:
             writes = deque(sorted(plan.writes, key=attrgetter("at")))
@@ -126,7 +128,7 @@ class PlanFile:
             return False
         return True
 
-    def _fill(self, plan: Plan, copier: Copier, report: Report) -> Iterator[int]:
+    def _fill(self, plan: Plan, copier: Copier, report: ProgressCounter) -> Iterator[int]:
         """Copy and gather; gives again and again up to where all is there, but for writes."""
         parts: Iterator[Copy | Gather] = heapq.merge(
             plan.copies, plan.gathers, key=attrgetter("at")
@@ -139,7 +141,7 @@ class PlanFile:
         yield plan.nbytes
 
     def _gather(self, gather: Gather, report: Progress) -> Iterator[int]:
-        for at, data in gathered_at(self.sources, gather, self.path):
+        for at, data in read_gather(self.sources, gather, self.path):
             put(self.fd, at, data)
             start_writeback(self.fd, at, len(data))
             report(len(data))
@@ -157,7 +159,7 @@ class PlanFile:
             raise failure_of(error, self.path) from error
 
 
-def gathered_at(
+def read_gather(
     sources: Sequence[Source], gather: Gather, path: str
 ) -> Iterator[tuple[int, memoryview]]:
     """What a gather brings, piece by piece, with the offsets that it goes to.
@@ -188,7 +190,7 @@ def gathered_at(
         )
 
 
-class Report:
+class ProgressCounter:
     """Tells of progress, and knows how much it has told."""
 
     def __init__(self, progress: Progress | None) -> None:

@@ -157,7 +157,7 @@ def check_file(destination: StrPath, sources: Sequence[Source], *, force: bool) 
     if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
         raise RefusedError("the destination exists and is not a file", path=path)
     if not force:
-        raise exists(path)
+        raise exists_error(path)
 
 
 def check_room(
@@ -209,7 +209,7 @@ def mode_from(sources: Sequence[Source]) -> int:
     return reduce(and_, (source.mode for source in sources)) if sources else 0o666
 
 
-def exists(path: str) -> RefusedError:
+def exists_error(path: str) -> RefusedError:
     """The name is taken."""
     return RefusedError("the destination exists", path=path, hint=EXISTS_HINT)
 

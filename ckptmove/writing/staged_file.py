@@ -16,7 +16,7 @@ from ..errors import StrPath, WriteError
 from ..sources.source import Source
 from .copy import NOT_HERE
 from .execute import PlanFile
-from .final_name import FinalName, check_file, exists, failure_of
+from .final_name import FinalName, check_file, exists_error, failure_of
 
 
 class LocalFile(PlanFile):
@@ -81,7 +81,7 @@ class LocalFile(PlanFile):
                 self._link()
         except OSError as error:
             if error.errno == errno.EEXIST:
-                raise exists(self.path) from error
+                raise exists_error(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
         self._name.sync_in_time()
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from ..errors import RefusedError, StrPath, WriteError
 from ..sources.source import Source
 from .execute import PlanFile
-from .final_name import FinalName, exists, failure_of, hidden_name, mode_from, mode_of
+from .final_name import FinalName, exists_error, failure_of, hidden_name, mode_from, mode_of
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
@@ -163,7 +163,7 @@ class LocalFolder:
             self._take_name()
         except OSError as error:
             if error.errno in _TAKEN:
-                raise exists(self.path) from error
+                raise exists_error(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
         self._name.sync()
         if self._has(self._aside):
@@ -206,7 +206,7 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
     except OSError as error:
         raise failure_of(error, path) from error
     if taken and not force:
-        raise exists(path)
+        raise exists_error(path)
 
 
 def _without_slash(path: StrPath) -> str:

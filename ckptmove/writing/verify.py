@@ -104,7 +104,7 @@ class Verifier:
             for proof in self._plan.proofs:
                 source = self._sources[proof.source]
                 if self._sum(source, proof.source_at, proof.nbytes) != proof.crc32:
-                    raise damaged(proof.name, source)
+                    raise damage_error(proof.name, source)
         except _Stopped:
             pass
         except BaseException as error:
@@ -162,7 +162,7 @@ class Verifier:
         assert check.checksum is not None
         source = self._sources[check.source]
         if self._sum(source, check.source_at, check.nbytes) != check.checksum.crc32:
-            raise damaged(check.checksum.name, source)
+            raise damage_error(check.checksum.name, source)
         raise self._lost(f"the record {check.checksum.name!r} did not arrive as it was")
 
     def _sum(self, source: Source, start: int, nbytes: int) -> int:
@@ -214,6 +214,6 @@ def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:
     return crc32
 
 
-def damaged(name: str, source: Source) -> CorruptError:
+def damage_error(name: str, source: Source) -> CorruptError:
     """A record of a source does not add up to what it says."""
     return CorruptError(f"the record {name!r} is damaged: its checksum is wrong", path=source.path)

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from ..errors import UnsupportedError
-from ..plans.plan import Checksum, Edit, Plan, edited
+from ..plans.plan import Checksum, Edit, Plan, apply_edits
 from .archive import (
     CENTRAL,
     DESCRIPTOR_MAGIC,
@@ -77,7 +77,7 @@ def amend(archive: Archive, new: Mapping[str, Content]) -> Plan:
     edits = [edit for each in changed for edit in _record_edits(archive, each)]
     edits.append(_directory_edit(archive, {each.record.name: each for each in changed}, shifts))
     edits += _end_edits(archive, shifts)
-    plan = edited(archive.source.start or 0, archive.source.nbytes, edits)
+    plan = apply_edits(archive.source.start or 0, archive.source.nbytes, edits)
     return plan._replace(checksums=tuple(sorted(_checksums(archive, new, shifts))))
 
 

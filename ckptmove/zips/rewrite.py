@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 
-from ..plans.plan import Copy, Edit, Plan, Write, edited
+from ..plans.plan import Copy, Edit, Plan, Write, apply_edits
 from .archive import DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, STORED, Archive, Record
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out
@@ -53,7 +53,7 @@ def patch(archive: Archive, new: Mapping[str, Content]) -> Plan:
         for name, content in new.items()
         for edit in _edits(archive, archive.records[name], content)
     ]
-    plan = edited(start, archive.source.nbytes, edits)
+    plan = apply_edits(start, archive.source.nbytes, edits)
     places = {name: archive.data_at(record) for name, record in archive.records.items()}
     checksums = checksums_that_stay(archive, dict(new), places)
     return plan._replace(checksums=tuple(sorted(checksums)))

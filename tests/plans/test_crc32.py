@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from ckptmove.plans.crc32 import combined
+from ckptmove.plans.crc32 import combine_crc32
 from tests.oracles.steps import steps
 
 
@@ -13,11 +13,11 @@ def test_sums_are_put_together_as_zlib_has_them() -> None:
     chance = random.Random(1)
     for _ in range(200):
         one, two = (chance.randbytes(chance.choice((0, 1, 7, 4096, 70_001))) for _ in range(2))
-        assert combined(zlib.crc32(one), zlib.crc32(two), len(two)) == zlib.crc32(one + two)
+        assert combine_crc32(zlib.crc32(one), zlib.crc32(two), len(two)) == zlib.crc32(one + two)
 
 
 def test_sums_are_put_together_in_few_steps() -> None:
-    combined(1, 2, 1 << 40)
-    assert steps(lambda: combined(0, 2, 1 << 40)) < 50
-    assert steps(lambda: combined(1, 2, 0)) < 50
-    assert steps(lambda: combined(1, 2, 1 << 40)) < 2000, "the matrices are kept"
+    combine_crc32(1, 2, 1 << 40)
+    assert steps(lambda: combine_crc32(0, 2, 1 << 40)) < 50
+    assert steps(lambda: combine_crc32(1, 2, 0)) < 50
+    assert steps(lambda: combine_crc32(1, 2, 1 << 40)) < 2000, "the matrices are kept"

@@ -17,8 +17,8 @@ import torch
 import ckptmove
 from ckptmove import CkptmoveError, CorruptError, InputError, UnsupportedError
 from ckptmove.sources import filesystem, place_of, range_request
-from ckptmove.sources.fetch_pool import many
-from ckptmove.sources.remote_object import Object
+from ckptmove.sources.fetch_pool import map_parallel
+from ckptmove.sources.remote_object import RemoteObject
 from tests.conftest import ROOT, RunCli
 from tests.servers.fronts import HANG, PATIENT
 from tests.servers.object_store import Fault, Files, Store
@@ -363,12 +363,14 @@ def test_what_is_fetched_ahead_and_refused_is_told_at_once(way: str, store: Stor
         held, refused = Fault("held", path="a.pt"), Fault("status", 403, path="b.pt")
         held.method = refused.method = "HEAD"
     refused.act = store.front.wait_for_held
-    with Object(urls[0]) as source:
+    with RemoteObject(urls[0]) as source:
         store.front.faults += [held, refused]
         if way == "read in a row":
             source.expect([(0, 8 * MIB)])
         ask: Callable[[], object] = {
-            "asked about": lambda: list(many(lambda url: place_of(url).size_and_stamp(), urls)),
+            "asked about": lambda: list(
+                map_parallel(lambda url: place_of(url).size_and_stamp(), urls)
+            ),
             "expected": lambda: source.expect([(0, 9), (4 * MIB, 9)]),
             "read in a row": lambda: source.read(0, 9),
         }[way]

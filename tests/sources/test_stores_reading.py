@@ -17,9 +17,9 @@ import ckptmove
 from ckptmove import CorruptError, InputError
 from ckptmove.sources import cache, open_source
 from ckptmove.sources.cache import Spans
-from ckptmove.sources.fetch_pool import Fetchers
+from ckptmove.sources.fetch_pool import FetchPool
 from ckptmove.sources.source import Source
-from ckptmove.sources.sparse_copy import Holed
+from ckptmove.sources.sparse_copy import SparseCopy
 from tests.making.checkpoints import sparse_zip64
 from tests.oracles.steps import steps
 from tests.servers.fronts import HANG
@@ -137,7 +137,7 @@ def test_what_failed_is_not_there(source: Source, web: Files) -> None:
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12))
 def test_a_copy_knows_what_it_has(ranges: list[tuple[int, int]]) -> None:
     content = bytes(range(120))
-    copy = Holed(120, "x")
+    copy = SparseCopy(120, "x")
     there = set[int]()
     try:
         for start, nbytes in ranges:
@@ -154,7 +154,7 @@ def test_a_copy_knows_what_it_has(ranges: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12))
 def test_a_copy_may_be_given_what_it_has(ranges: list[tuple[int, int]]) -> None:
-    copy = Holed(120, "x")
+    copy = SparseCopy(120, "x")
     there = set[int]()
     try:
         for start, nbytes in ranges:
@@ -169,7 +169,7 @@ def test_a_copy_may_be_given_what_it_has(ranges: list[tuple[int, int]]) -> None:
 
 def test_what_lies_apart_costs_as_much_however_much_there_is() -> None:
     def taken(count: int) -> int:
-        copy = Holed(100 * count, "x")
+        copy = SparseCopy(100 * count, "x")
 
         def put() -> None:
             for n in range(count):
@@ -213,7 +213,7 @@ def test_fetchers_wait_for_nothing_at_the_end() -> None:
         go.wait(HANG)
         return b"x"
 
-    fetchers = Fetchers[bytes](1)
+    fetchers = FetchPool[bytes](1)
     running, waiting = fetchers.submit(slow), fetchers.submit(slow)
     assert begun.wait(HANG)
     fetchers.close()
@@ -221,7 +221,7 @@ def test_fetchers_wait_for_nothing_at_the_end() -> None:
     assert not running.done()
     go.set()
     assert running.result(HANG) == b"x"
-    failing = Fetchers[bytes](1)
+    failing = FetchPool[bytes](1)
     future = failing.submit(lambda: b""[1:2] + bytes(0 // 0))
     assert isinstance(future.exception(HANG), ZeroDivisionError)
     failing.close()

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from ckptmove.errors import CorruptError, UnsupportedError, WriteError
 from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, SourceChecksum, Write
 from ckptmove.runtime import gather as gathering
-from ckptmove.writing.execute import Report
+from ckptmove.writing.execute import ProgressCounter
 from ckptmove.writing.upload.parts import part_nbytes_for, send
 from ckptmove.writing.upload.readahead import Proofs
-from ckptmove.writing.upload.stream_plan import Assembled
+from ckptmove.writing.upload.stream_plan import PlanSource
 from tests.conftest import examples
 from tests.making.plans import Case, cases, content, opened
 from tests.making.trees import until
@@ -36,7 +36,7 @@ TRANSPOSED = Gather(10, 200_000, 1, 0, 200_000, "int16", (1000, 100), (1, 1000),
 DENSE = Gather(0, 150_000, 1, 50_000, 150_000, "uint8", (150_000,), (1,), 0)
 
 
-def taken(assembled: Assembled, nbytes: int) -> list[bytes]:
+def taken(assembled: PlanSource, nbytes: int) -> list[bytes]:
     """Its parts."""
     return [part.getvalue() for part in assembled.parts(nbytes)]
 
@@ -45,7 +45,7 @@ def taken(assembled: Assembled, nbytes: int) -> list[bytes]:
 @given(cases(), st.sampled_from([999, 4096, 1 << 17, 1 << 20]), st.data())
 def test_each_byte_is_as_the_model_has_it(case: Case, nbytes: int, data: st.DataObject) -> None:
     with TemporaryDirectory() as name, opened(Path(name), case.contents) as sources:
-        assembled = Assembled(case.plan, sources, "out")
+        assembled = PlanSource(case.plan, sources, "out")
         parts = taken(assembled, nbytes)
         assert assembled.settled
         assert b"".join(parts) == case.expected
@@ -68,7 +68,7 @@ def test_what_is_sealed_before_it_is_measured_takes_a_second_time(
 
     plan = Plan("relay", 5004, (Copy(0, 4996, 4),), (), (), (), (CrcRange(4, 4996),), seal)
     with opened(tmp_path, BOTH) as sources:
-        assembled = Assembled(plan, sources, "out")
+        assembled = PlanSource(plan, sources, "out")
         first = b"".join(taken(assembled, nbytes))
         crc32 = struct.pack("<I", zlib.crc32(BOTH[0][:4996]))
         assert assembled.settled is (nbytes > 5004)  # all of it was in one part
@@ -90,7 +90,7 @@ def test_a_range_is_read_in_as_many_steps_however_much_there_is(
         writes = tuple(Write(100 * n + 80, b"0123456789") for n in range(count))
         seals = [Write(100 * n + 90, b"abcdefghij") for n in range(count)]
         plan = Plan("relay", 100 * count, copies, writes, seal=lambda _: seals)
-        assembled = Assembled(plan, sources, "out")
+        assembled = PlanSource(plan, sources, "out")
         if whole:
             taken(assembled, 1 << 20)
         between = b"0123456789abcdefghij"
@@ -145,18 +145,18 @@ def test_damage_is_found_before_the_part_is_given_away(which: int, tmp_path: Pat
     given = list[BytesIO]()
     with opened(tmp_path, [bytes(data) for data in damaged]) as sources:
         with pytest.raises(CorruptError, match=f"'of {which}' is damaged") as caught:
-            given += Assembled(plan, sources, "out").parts(1 << 20)
+            given += PlanSource(plan, sources, "out").parts(1 << 20)
         assert caught.value.path == str(tmp_path / f"in-{which}")
     assert not given
     with opened(tmp_path, BOTH) as sources:
-        assert b"".join(taken(Assembled(plan, sources, "out"), 1000)) == b"".join(BOTH)
+        assert b"".join(taken(PlanSource(plan, sources, "out"), 1000)) == b"".join(BOTH)
 
 
 def test_a_record_that_arrives_otherwise_is_not_the_fault_of_its_source(tmp_path: Path) -> None:
     wrong = Checksum(0, 1000, zlib.crc32(BOTH[0][:1000]), "moved", 0)
     plan = Plan("relay", 1000, (Copy(1, 1000, 0),), (), (wrong,))
     with opened(tmp_path, BOTH) as sources, pytest.raises(WriteError, match="not as it is in its"):
-        taken(Assembled(plan, sources, "out"), 1000)
+        taken(PlanSource(plan, sources, "out"), 1000)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_proofs_hold_and_cost_nothing_where_it_was_read_anyway(
             return chunks(source, start, nbytes)  # type: ignore[arg-type]
 
         monkeypatch.setattr(type(sources[1]), "chunks", counted)
-        assembled = Assembled(plan, sources, "out")
+        assembled = PlanSource(plan, sources, "out")
         if right:
             made = b"".join(taken(assembled, 1000))
             assert made == assembled.read(0, plan.nbytes)
@@ -208,12 +208,12 @@ def test_a_gather_that_gives_too_little_or_too_much_is_noticed(
     monkeypatch.setattr(gathering, "gathered", lambda *_: map(bytearray, sizes))
     plan = Plan("relay", 200_010, (), (), gathers=(TRANSPOSED,))
     with opened(tmp_path, BOTH) as sources, pytest.raises(WriteError, match="is not 200,000 bytes"):
-        taken(Assembled(plan, sources, "out"), 1000)
+        taken(PlanSource(plan, sources, "out"), 1000)
 
 
 def test_it_is_nowhere(tmp_path: Path) -> None:
     with opened(tmp_path, BOTH) as sources:
-        assembled = Assembled(JOINED, sources, "out")
+        assembled = PlanSource(JOINED, sources, "out")
         with pytest.raises(UnsupportedError, match="not there yet"):
             assembled.mappable(0, 1)
         assert not assembled.same_file(tmp_path / "in-0")
@@ -253,8 +253,8 @@ def test_as_many_parts_are_in_memory_as_are_sent_at_once_and_one_more(tmp_path: 
 
     told = list[int]()
     with opened(tmp_path, BOTH) as sources:
-        parts = counted(Assembled(JOINED, sources, "out").parts(10_000))
-        thread = threading.Thread(target=send, args=(slow, parts, Report(told.append)))
+        parts = counted(PlanSource(JOINED, sources, "out").parts(10_000))
+        thread = threading.Thread(target=send, args=(slow, parts, ProgressCounter(told.append)))
         thread.start()
         until(lambda: len(made) == 4 and slow.begun == 3)
         time.sleep(0.3)  # in which it must not do more; nor if it takes longer
@@ -278,9 +278,9 @@ def test_what_goes_wrong_stops_what_is_on_its_way(
 
     monkeypatch.setattr(slow, "put", put)
     with opened(tmp_path, BOTH) as sources:
-        parts = Assembled(JOINED, sources, "out").parts(1000)
+        parts = PlanSource(JOINED, sources, "out").parts(1000)
         with pytest.raises(WriteError, match="no"):
-            send(slow, parts, Report(None))  # type: ignore[arg-type]
+            send(slow, parts, ProgressCounter(None))  # type: ignore[arg-type]
     assert slow.stopped
 
 

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from ..run_item import LISTENER
-from .progress import ProgressReporter, sendable
+from .progress import ProgressReporter, as_picklable
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
@@ -287,5 +287,5 @@ def _perform(data: bytes, told: IO[bytes]) -> None:
         answer = ("returned", context.run(call, *args, **kwargs))
         sent = pickle.dumps(answer)
     except Exception as error:
-        sent = pickle.dumps(("raised", sendable(error)))
+        sent = pickle.dumps(("raised", as_picklable(error)))
     _put(told, sent)

@@ -29,7 +29,7 @@ class ProgressReporter:
             self._next = time.monotonic() + self._seconds
 
 
-def sendable(error: Exception) -> Exception:
+def as_picklable(error: Exception) -> Exception:
     """The same error, or one that says the same where it can't be sent."""
     try:
         pickle.loads(pickle.dumps(error))

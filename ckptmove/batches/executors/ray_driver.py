@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from ...version import __version__
 from ..run_item import LISTENER
 from ..trees import open_ledger
-from .progress import ProgressReporter, sendable
+from .progress import ProgressReporter, as_picklable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress
@@ -295,4 +295,4 @@ def _tell(told: Any, number: int, nbytes: int) -> None:
 
 
 def _raised(error: Exception) -> bytes:
-    return pickle.dumps(("raised", sendable(error)))
+    return pickle.dumps(("raised", as_picklable(error)))

@@ -21,8 +21,8 @@ from ...reports.batch_items import (
 from ...sources.source import NO_MEMORY
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.change import recover_if_interrupted
-from ..fingerprints import begun_key_of, is_done, key_of, read_again, source_stamp, tags_of
-from ..run_item import ItemOutcome, made_or_there
+from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
+from ..run_item import ItemOutcome, do_item
 from ..trees import Ledger, open_ledger, tree_at
 
 _REFUSALS = (RefusedError, UnsupportedError, UntrustedError, UsageError)
@@ -46,7 +46,7 @@ def _outcome_of(task: Task) -> Result:
     item = task.item
     try:
         if not task.ledger:
-            made = made_or_there(task, None)
+            made = do_item(task, None)
             assert made is not None, "it exists already"
             return _result(item, made)
         ledger = _ledger(task.ledger, task.since)
@@ -88,12 +88,12 @@ def _entered(task: Task, ledger: Ledger) -> Result:
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
             return result_of(item, SKIPPED, why, output=item.output)
-        moved = read_again(known, task, key)
+        moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
                 _add(ledger, moved, notes)
             return result_of(item, SKIPPED, "done before", output=item.output)
-    made = _made_by_tags(task, ledger, known) if task.by_tags else made_or_there(task, known)
+    made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
     if made is None or made.ok or item.output:
         _add(ledger, _entry(task, key, DONE if made is None or made.ok else FAILED), notes)
     if made is None:
@@ -129,7 +129,7 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
     except OSError as error:
         raise failure_of(error, ledger.path) from error
     try:
-        return made_or_there(task, known)
+        return do_item(task, known)
     except CkptmoveError:
         if tags_of(item.path) == begun.tags:  # it was not begun, then: whatever comes is new
             ledger.add(known or begun._replace(outcome="undone"))

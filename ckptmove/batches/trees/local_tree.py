@@ -80,14 +80,14 @@ class LocalTree(Tree):
     def free_nbytes(self) -> int | None:
         try:
             self._check_writable()
-            room = os.statvfs(existing_of(self.path))
+            room = os.statvfs(existing_parent(self.path))
         except OSError as error:
             raise failure_of(error, self.path) from error
         return free_nbytes(room)
 
     def _check_writable(self) -> None:
         """Raises OSError if nothing new can be in the folder."""
-        existing = existing_of(self.path)
+        existing = existing_parent(self.path)
         if not os.path.isdir(existing):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), existing)
         if not os.access(existing, os.W_OK | os.X_OK):
@@ -125,7 +125,7 @@ class LocalTree(Tree):
         return FileLedger(os.path.join(self.path, LEDGER))
 
 
-def existing_of(path: str) -> str:
+def existing_parent(path: str) -> str:
     """The folder that is there, of those that a path leads through; or what is in its place."""
     path = os.path.abspath(path)
     while not os.path.lexists(path):

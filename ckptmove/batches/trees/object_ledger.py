@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ...reports.batch_items import Entry
-from ...sources.fetch_pool import many
+from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import Missing
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.small_objects import put_small
@@ -37,7 +37,7 @@ class ObjectLedger:
         self.path = path
         self._entries: dict[str, Entry] | None = None
         if whole:
-            found = many(_entry, _listed(path))
+            found = map_parallel(_entry, _listed(path))
             self._entries = {entry.name: entry for entry in found if entry is not None}
 
     def entry(self, name: str) -> Entry | None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ...reports.batch_items import Item
-from ...sources.fetch_pool import many
+from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import info_of, open_store, size_in, stamp_of
 from ...sources.place import EntryKind, FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.fsspec import check_writable
-from ...writing.upload.staged_object import place_to
+from ...writing.upload.staged_object import open_to_write
 from .object_ledger import ObjectLedger
 from .tree import OBJECT_LEDGER, Ledger, Tree, is_own_name
 
@@ -27,11 +27,11 @@ class RemoteTree(Tree):
 
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
         """As `Tree.map_items`: several at once."""
-        return many(call, given)
+        return map_parallel(call, given)
 
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
         paths = list(paths)
-        return dict(zip(paths, many(call, paths), strict=True)).__getitem__
+        return dict(zip(paths, map_parallel(call, paths), strict=True)).__getitem__
 
     def listings(self) -> Callable[[str], list[FolderEntry]]:
         """As `Tree.listings`: the whole tree is listed at once."""
@@ -68,7 +68,7 @@ class RemoteTree(Tree):
 
     def check_root(self) -> None:
         """As `Tree.check_root`: some stores can only be read."""
-        check_writable(place_to(self.path))
+        check_writable(open_to_write(self.path))
 
     def check_name(self) -> None:
         """As `Tree.check_name`: an object may have any."""

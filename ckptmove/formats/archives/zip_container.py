@@ -13,7 +13,7 @@ from functools import partial
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
-from ...plans.plan import Plan, apply_plan, edited
+from ...plans.plan import Plan, apply_edits, apply_plan
 from ...sources.source import MAX_NBYTES, Memory, Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
@@ -232,7 +232,7 @@ class ZipContainer(ArchiveContainer):
                     break
                 if changes:
                     assert isinstance(stream.source, Memory)
-                    plan = edited(0, stream.source.nbytes, changes)
+                    plan = apply_edits(0, stream.source.nbytes, changes)
                     new[record.name] = apply_plan(plan, stream.source.content)
             else:
                 break

@@ -29,7 +29,7 @@ from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent
 from ...manifest.other_records import HeldRecord, OtherRecord, RecordKind
 from ...pickles.nodes import Global, Items, List, Node, Text, Tuple, named
-from ...plans.plan import Plan, edited
+from ...plans.plan import Plan, apply_edits
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
@@ -229,7 +229,7 @@ class TarContainer(Container):
             growth = sum(edit.growth for edit in inside)
             if growth:
                 changes += resized(self.source, member, member.nbytes + growth)
-        return edited(self.source.start or 0, self.source.nbytes, changes)
+        return apply_edits(self.source.start or 0, self.source.nbytes, changes)
 
     def records(self) -> Iterator[HeldRecord]:
         """As `Container.records`: members that torch reads nothing of."""

@@ -21,7 +21,7 @@ from ...sources.source import File
 from ..copy import write_at
 from ..final_name import failure_of
 from .journal import SUFFIX, UNFINISHED, Journal, journal_name
-from .locked_file import LockedFile, busy, is_held_here, is_locked, is_open_for_writing
+from .locked_file import LockedFile, busy_error, is_held_here, is_locked, is_open_for_writing
 
 _INSIST = "--force changes it anyway"
 _PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
@@ -182,7 +182,7 @@ def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
     if is_open_for_writing(source.fd):
         here = here or is_held_here(source.fd)  # gone since, or come since
         if here or is_locked(source.fd):
-            raise busy(path, here=here)
+            raise busy_error(path, here=here)
         raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)
 
 

@@ -83,7 +83,7 @@ class LockedFile:
             except BlockingIOError as error:
                 if time.monotonic() >= until:
                     here = here or is_held_here(self.fd, self)  # gone since, or come since
-                    raise busy(self.path, here=here) from error
+                    raise busy_error(self.path, here=here) from error
                 time.sleep(0.01)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
@@ -170,7 +170,7 @@ class LockedFile:
             self.check(change.at, change.old)
 
 
-def busy(path: str, *, here: bool) -> InputError:
+def busy_error(path: str, *, here: bool) -> InputError:
     """The error for a file that another process, or this one, has locked."""
     who = "another call in this process" if here else "another process"
     return InputError(f"is being changed in place by {who}", path=path)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...plans.plan import Plan
 from ...sources.source import Source
 from ..destination import Destination, StagedFile, StagedFolder
-from .staged_object import StagedObject, about, check_object, place_to
+from .staged_object import StagedObject, check_object, kind_at, open_to_write
 from .staged_prefix import StagedPrefix, check_prefix, names_below
 
 
@@ -26,7 +26,7 @@ class RemoteDestination(Destination):
         """As `Destination.check_room`: stores have it."""
 
     def is_folder(self) -> bool:
-        return about(place_to(self.path)) == "directory"
+        return kind_at(open_to_write(self.path)) == "directory"
 
     def names_below(self) -> list[str]:
         """As `Destination.names_below`. Raises RefusedError if it can't be told."""

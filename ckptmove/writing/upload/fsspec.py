@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import InputError, RefusedError, WriteError
 from ...sources.filesystem import StorePath, info_of, protocols_of
-from ..final_name import exists
+from ..final_name import exists_error
 from .errors import failure, with_write_retries
 from .parts import PART_NBYTES
 
@@ -103,7 +103,7 @@ class TransactedUpload:
             if not self._commits_by_closing:
                 self._file.commit()
         except FileExistsError as error:
-            raise exists(place.url) from error
+            raise exists_error(place.url) from error
         except Exception as error:
             raise failure(error, place.url) from error
         self._file = None

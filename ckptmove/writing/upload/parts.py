@@ -8,7 +8,7 @@ from io import BytesIO
 from itertools import count
 from typing import Protocol
 
-from ..execute import Report
+from ..execute import ProgressCounter
 
 PART_NBYTES = 16 << 20
 _MOST_PARTS = 10_000
@@ -54,7 +54,7 @@ class Upload(Protocol):
         """Forget all parts; nothing happens if it was completed, or never begun."""
 
 
-def send(upload: Upload, parts: Iterator[BytesIO], report: Report) -> None:
+def send(upload: Upload, parts: Iterator[BytesIO], report: ProgressCounter) -> None:
     """Put all parts, as many at once as may be; tells when they have arrived."""
     running = dict[Future[None], int]()
 

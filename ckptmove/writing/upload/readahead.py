@@ -13,7 +13,7 @@ from ...errors import StrPath
 from ...manifest.dtypes import nbytes_of
 from ...plans.plan import Gather, SourceChecksum
 from ...sources.source import Source
-from ..verify import crc32_of, damaged
+from ..verify import crc32_of, damage_error
 
 
 class Proofs:
@@ -56,7 +56,7 @@ class Proofs:
             source = self._sources[proof.source]
             left = proof.source_at + proof.nbytes - at
             if crc32_of(source, at, left, crc32) != proof.crc32:
-                raise damaged(proof.name, source)
+                raise damage_error(proof.name, source)
 
 
 class ReadaheadSource(Source):

@@ -24,7 +24,7 @@ from typing import Any
 
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
 from ...sources.filesystem import StorePath, info_of
-from ..final_name import exists
+from ..final_name import exists_error
 from .errors import with_write_retries
 from .parts import part_nbytes_for
 
@@ -276,7 +276,7 @@ def _refused(error: CkptmoveError, url: str) -> CkptmoveError:
     cause = error.__cause__
     code = _code(cause)
     if isinstance(cause, FileExistsError) or code == "PreconditionFailed":
-        return exists(url)
+        return exists_error(url)
     return error
 
 

@@ -12,19 +12,19 @@ from types import TracebackType
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
 from ...sources.filesystem import StorePath, is_s3, open_store
-from ...sources.remote_object import Object
+from ...sources.remote_object import RemoteObject
 from ...sources.source import Source
-from ..execute import Report
-from ..final_name import exists
+from ..execute import ProgressCounter
+from ..final_name import exists_error
 from ..verify import Progress
 from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
 from .parts import PART_NBYTES, Upload, send
 from .s3 import MultipartUpload, SingleUpload
-from .stream_plan import Assembled
+from .stream_plan import PlanSource
 
 
-class Room:
+class MemoryAllowance:
     """Bytes that small objects may take in memory, all together.
 
     Attributes:
@@ -35,11 +35,11 @@ class Room:
         self.left = nbytes
 
 
-class Uploaded:
+class StagedUpload:
     """An object in the making, in a store. Used as a context, its upload goes on when that ends."""
 
     def __init__(
-        self, place: StorePath, sources: Sequence[Source], room: Room, *, force: bool
+        self, place: StorePath, sources: Sequence[Source], room: MemoryAllowance, *, force: bool
     ) -> None:
         """Nothing is asked of the store yet.
 
@@ -55,9 +55,9 @@ class Uploaded:
         self.force = force
         self._room = room
         self._upload: Upload | None = None
-        self._assembled: Assembled | None = None
+        self._assembled: PlanSource | None = None
 
-    def __enter__(self) -> Uploaded:
+    def __enter__(self) -> StagedUpload:
         return self
 
     def __exit__(
@@ -80,15 +80,15 @@ class Uploaded:
             RefusedError: nothing can be written there.
             WriteError: it can't be uploaded.
         """
-        report = Report(progress)
-        assembled = Assembled(plan, self.sources, self.path)
+        report = ProgressCounter(progress)
+        assembled = PlanSource(plan, self.sources, self.path)
         self._upload = upload = self._upload_of(plan.nbytes)
         for _ in range(2):  # once more if a plan seals what lies before what it measures
             uninterruptible(upload.begin)
             send(upload, assembled.parts(upload.part_nbytes), report)
             if assembled.settled:
                 break
-            report = Report(None)
+            report = ProgressCounter(None)
         assembled.check_unchanged()
         self._assembled = assembled
         return "upload"
@@ -115,8 +115,8 @@ class Uploaded:
         """
         upload = self._upload
         assert upload is not None
-        if not self.force and about(self.place) is not None:
-            raise exists(self.path)
+        if not self.force and kind_at(self.place) is not None:
+            raise exists_error(self.path)
         uninterruptible(lambda: upload.complete(exclusive=not self.force))
         self._upload = None
 
@@ -142,13 +142,13 @@ class Uploaded:
                 raise WriteError(said, path=self.path) from failed
 
 
-class StagedObject(Uploaded):
+class StagedObject(StagedUpload):
     """An object in the making. Used as a context, nothing of it is left unless it was committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError as `check_object` does."""
         place = check_object(str(destination), sources, force=force)
-        super().__init__(place, sources, Room(PART_NBYTES), force=force)
+        super().__init__(place, sources, MemoryAllowance(PART_NBYTES), force=force)
 
     def __enter__(self) -> StagedObject:
         return self
@@ -169,7 +169,7 @@ class StagedObject(Uploaded):
 # -- before anything is written --------------------------------------------------------------------
 
 
-def place_to(url: str) -> StorePath:
+def open_to_write(url: str) -> StorePath:
     """Open the store that a destination is in.
 
     Raises:
@@ -182,7 +182,7 @@ def place_to(url: str) -> StorePath:
         raise failure(error.__cause__ or error, url) from error
 
 
-def about(place: StorePath) -> str | None:
+def kind_at(place: StorePath) -> str | None:
     """What is at a place: `file`, `directory`, or None.
 
     Raises:
@@ -201,7 +201,7 @@ def about(place: StorePath) -> str | None:
 
 def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:
     """Raises RefusedError if an object must not be written, before anything is; gives its place."""
-    place = place_to(url)
+    place = open_to_write(url)
     check_writable(place)
     is_bucket = "/" not in place.path.strip("/") and is_s3(place.fs)
     if url.endswith("/") or is_bucket:
@@ -210,13 +210,13 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePa
         raise RefusedError("names a version of an object; versions can't be changed", path=url)
     if any(_lies_at(source, place) for source in sources):
         raise RefusedError("the destination is the source itself", path=url)
-    found = about(place)
+    found = kind_at(place)
     if found == "directory":
         raise RefusedError("the destination is a directory", path=url)
     if found is not None and not force:
-        raise exists(url)
+        raise exists_error(url)
     return place
 
 
 def _lies_at(source: Source, place: StorePath) -> bool:
-    return isinstance(source, Object) and source.place[1:] == place[1:]
+    return isinstance(source, RemoteObject) and source.place[1:] == place[1:]

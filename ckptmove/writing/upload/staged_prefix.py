@@ -14,14 +14,14 @@ from types import TracebackType
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
-from ...sources.remote_object import Object
+from ...sources.remote_object import RemoteObject
 from ...sources.remote_place import RemotePlace
 from ...sources.source import Source
-from ..final_name import exists
+from ..final_name import exists_error
 from .errors import uninterruptible, with_write_retries
 from .fsspec import check_writable
 from .parts import PART_NBYTES
-from .staged_object import Room, Uploaded, about, place_to
+from .staged_object import MemoryAllowance, StagedUpload, kind_at, open_to_write
 
 _INDEX = ".index.json"
 
@@ -40,8 +40,8 @@ class StagedPrefix:
         self.sources = sources
         self.force = force
         self._old = names_below(self.path) if force else []
-        self._files = dict[str, Uploaded]()
-        self._room = Room(PART_NBYTES)
+        self._files = dict[str, StagedUpload]()
+        self._room = MemoryAllowance(PART_NBYTES)
 
     def __enter__(self) -> StagedPrefix:
         return self
@@ -61,7 +61,7 @@ class StagedPrefix:
         if failed is not None:
             raise failed
 
-    def file(self, name: str, sources: Sequence[Source] | None = None) -> Uploaded:
+    def file(self, name: str, sources: Sequence[Source] | None = None) -> StagedUpload:
         """A new file in it, to be written.
 
         Args:
@@ -76,7 +76,7 @@ class StagedPrefix:
             raise RefusedError(f"{name!r} is not a valid file name", path=self.path)
         if name in self._files:
             raise WriteError("is written twice", path=RemotePlace(self.path).child(name).path)
-        file = Uploaded(
+        file = StagedUpload(
             self._at(name),
             self.sources if sources is None else sources,
             self._room,
@@ -130,21 +130,21 @@ class StagedPrefix:
 def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:
     """Raises RefusedError if a folder must not be written, before anything is; gives its place."""
     path = url.rstrip("/")
-    place = place_to(path)
+    place = open_to_write(path)
     check_writable(place)
     if force and "/" not in place.path.strip("/") and is_s3(place.fs):
         raise RefusedError("is a whole bucket, which --force would empty", path=path)
-    if about(place) == "file":
+    if kind_at(place) == "file":
         raise RefusedError("the destination exists and is not a directory", path=path)
     if any(_lies_in(source, place) for source in sources):
         raise RefusedError("the source is inside the destination", path=path)
     if not force and names_below(path):
-        raise exists(path)
+        raise exists_error(path)
     return place
 
 
 def _lies_in(source: Source, folder: StorePath) -> bool:
-    if not isinstance(source, Object):
+    if not isinstance(source, RemoteObject):
         return False
     within = f"{folder.path.rstrip('/')}/"
     return bool(source.place.fs == folder.fs and source.place.path.startswith(within))
@@ -157,7 +157,7 @@ def names_below(url: str) -> list[str]:
         RefusedError: it can't be told.
     """
     place = open_store(url)
-    if about(place) != "directory":
+    if kind_at(place) != "directory":
         return []
     try:
         return [each.name for each in RemotePlace(url).files_below()]

@@ -16,12 +16,12 @@ from operator import attrgetter
 from ...errors import CorruptError, StrPath, UnsupportedError, WriteError
 from ...plans.plan import Copy, Gather, Plan, Write
 from ...sources.source import Source, check_range
-from ..execute import gathered_at
-from ..verify import Measured, crc32_of, damaged
+from ..execute import read_gather
+from ..verify import Measured, crc32_of, damage_error
 from .readahead import Proofs, ReadaheadSource
 
 
-class Assembled(Source):
+class PlanSource(Source):
     """What a plan makes, as a source that is nowhere.
 
     Any range of it can be read, which is cheap for what is written or copied. It closes none of the
@@ -129,7 +129,7 @@ class Assembled(Source):
         sources = list(self._sources)
         if gather.content is None:
             sources[gather.source] = ReadaheadSource(sources[gather.source], gather, proofs)
-        yield from gathered_at(sources, gather, self.path)
+        yield from read_gather(sources, gather, self.path)
 
     def _check_sums(self, crcs: Sequence[int], start: int, end: int) -> None:
         """Raises CorruptError if a record that ends within this range is not what it was."""
@@ -145,7 +145,7 @@ class Assembled(Source):
         each = self._plan.checksums[n]
         source = self._sources[each.source]
         if crc32_of(source, each.source_at, each.nbytes) != each.crc32:
-            raise damaged(each.name, source)
+            raise damage_error(each.name, source)
         raise WriteError(f"the record {each.name!r} is not as it is in its source", path=self.path)
 
     # -- as a source ---------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Assembled(Source):
                     source_at, high - low
                 )
                 continue
-            for at, data in gathered_at(self._sources, piece, self.path):
+            for at, data in read_gather(self._sources, piece, self.path):
                 if at + len(data) > low:
                     since, until = max(at, low), min(at + len(data), high)
                     view[since - start : until - start] = data[since - at : until - at]

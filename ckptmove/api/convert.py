@@ -224,6 +224,7 @@ def convert(
             companions = _companions(
                 folder, graph, target, plan, strict=strict, follow_links=follow_links
             )
+        graph.release()
         if dry_run:
             target.check(plan, graph.sources, companions, force=force)
         else:

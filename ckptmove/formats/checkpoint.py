@@ -217,6 +217,7 @@ class Checkpoint:
         return CheckpointGraph(
             path=container.source.path,
             format=self.format,
+            origin=self,
             graph=graph,
             stored=stored,
             sources=self.sources,

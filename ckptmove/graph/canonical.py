@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
@@ -76,6 +76,7 @@ class Graph:
         self.sections: dict[str, Section] = {}
         self.within: dict[int, Node] = {}
         self._at = 0
+        self._locations: dict[str, Text] = {}
         self._recogniser: Recogniser | None = None
 
     @property
@@ -99,18 +100,11 @@ class Graph:
         cls = _CLASSES.get(dtype or "")
         known = dtype if cls is not None else None
         element = 1 if known is None else storage_element_nbytes(known)
-        kind = Global("torch.storage", "UntypedStorage", 0) if cls is None else None
-        text = self.text(location)
-        node.pid = Tuple(
-            [
-                self.text("storage"),
-                kind or Global("torch", str(cls), 0),
-                self.text(key),
-                text,
-                nbytes // element,
-            ],
-            0,
-        )
+        kind = _name("torch.storage", "UntypedStorage") if cls is None else _name("torch", cls)
+        text = self._locations.get(location)
+        if text is None:
+            text = self._locations[location] = self.text(location)
+        node.pid = Tuple(["storage", kind, key, text, nbytes // element], 0)
         self.ids[id(node)] = StorageId(key, key, text, known, nbytes, nbytes)
 
     def text(self, value: str) -> Text:
@@ -163,9 +157,9 @@ class Graph:
         self._recogniser = None
         sizes = [Tuple(list(each), 0) for each in (shape, stride)]
         typed = self.ids[id(storage)].dtype == dtype
-        node.function = Global("torch._utils", V2 if typed else V3, 0)
+        node.function = _name("torch._utils", V2 if typed else V3)
         items: list[Node] = [storage, offset, *sizes, requires_grad, hooks]
-        node.args = Tuple([*items, *([] if typed else [Global("torch", dtype, 0)]), *metadata], 0)
+        node.args = Tuple([*items, *([] if typed else [_name("torch", dtype)]), *metadata], 0)
 
 
 def is_plain(node: Node) -> bool:
@@ -387,7 +381,16 @@ class _Canoniser:
 
 def _no_hooks() -> Call:
     """The backward hooks of a tensor that has none."""
-    return Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+    return Call(_name("collections", "OrderedDict"), _NOTHING, "REDUCE", 0)
+
+
+@cache
+def _name(module: str, name: str) -> Global:
+    """One node for each name that a tensor takes, however many tensors there are."""
+    return Global(module, name, 0)
+
+
+_NOTHING = Tuple([], 0)
 
 
 def nodes_of(

@@ -177,6 +177,7 @@ class CheckpointGraph:
         warnings: what the user should know.
         inert: whether the loaders of its format run nothing that it names.
         bytecode: as `streams.Container` has it.
+        origin: the checkpoint that it was taken from, which is of no use any more.
     """
 
     path: str
@@ -193,6 +194,13 @@ class CheckpointGraph:
     warnings: list[str] = field(default_factory=list)
     inert: bool = False
     bytecode: str = ""
+    origin: object = None
+
+    def release(self) -> None:
+        """Forget what is not needed once it is planned how to write it: all but the sources."""
+        self.graph, self.stored, self.blobs = Graph(None), {}, {}
+        if self.origin is not None:
+            vars(self.origin).clear()
 
     def manifest(self) -> Manifest:
         """What the draft holds, as any checkpoint's manifest."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..errors import CorruptError, UnsupportedError
-from ..pickles.nodes import Dict, Node, Text
+from ..pickles.nodes import Dict, Node
 from ..pickles.terms import from_terms, parsed, spelled, to_terms
 from .canonical import Graph
 from .parts import Parts
@@ -70,7 +70,7 @@ def read_tree(
             warnings.append(f"{error}: its tree is ignored")
     reader, root = Reader(entries), Dict()
     names = {**{name: name for name in entries}, **(others or {})}
-    root.pairs = [(Text(name, 0), reader.whole(of)) for name, of in names.items()]
+    root.pairs = [(name, reader.whole(of)) for name, of in names.items()]
     reader.graph.root = root
     return reader, root
 

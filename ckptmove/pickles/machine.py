@@ -251,7 +251,11 @@ class Machine(Literals):
         if not isinstance(target, (Dict, Call)) or len(flat) % 2:
             raise self.fault("the pickle sets items of something that is no mapping")
         self.count(PAIRS, len(flat) // 2)
-        target.pairs.extend(zip(flat[::2], flat[1::2], strict=True))
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        if target.pairs:
+            target.pairs.extend(pairs)
+        else:
+            target.pairs = list(pairs)
 
     # -- globals, calls, persistent ids ------------------------------------------------------
 

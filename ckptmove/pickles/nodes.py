@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 class Text(str):
@@ -123,13 +123,13 @@ class Call(Mapping):
     def __init__(
         self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
     ) -> None:
-        self.pairs = []
+        self.pairs = _EMPTY
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.opcode = opcode
         self.at = at
-        self.items: Items = []
+        self.items: Items = _EMPTY
         self.state: Node = None
         self.built = False
 
@@ -174,6 +174,10 @@ class Persistent:
     def __init__(self, pid: Node, at: int) -> None:
         self.pid = pid
         self.at = at
+
+
+#: What a call has set and appended before it has any: to extend it raises.
+_EMPTY: Any = ()
 
 
 def named(node: Node) -> Node:

@@ -538,7 +538,7 @@ def rearrange(node: Any, nodes: list[Any], random: Random) -> None:
     if isinstance(node, Call):
         field = random.choice(["function", "args", "state", "items"])
         if field == "items":
-            node.items.append(other)
+            node.items = [*node.items, other]
         else:
             setattr(node, field, other)
             node.built = node.built or field == "state"

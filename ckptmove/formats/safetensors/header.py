@@ -20,12 +20,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ...errors import CorruptError, RefusedError, UnsupportedError
 from ...manifest.dtypes import SAFETENSORS, nbytes_of
+from ...pickles.terms import extent_of
 from ...sources.source import Readable
 
 #: What the length of a header takes, in bytes.
@@ -49,12 +49,9 @@ NBYTES_OF_QUOTE = 5  # of a header, for each more; an entry has ten in 50 bytes 
 #: Bytes of a file for each more; the library writes 62 for a byte with the shortest of names.
 _LEAST_TENSORS, _NBYTES_OF_TENSOR = 1 << 13, 64
 _LEAST_EMPTY, _NBYTES_OF_EMPTY = 5 << 12, 512  # of a file, for each more tensor without a byte
-_CHUNK = 1 << 20
 _FLOAT4 = "float4_e2m1fn_x2"
 _WITHOUT_TORCH = ("F6_E2M3", "F6_E3M2")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: down, and up again
 _NAMES = {torch: name for name, torch in SAFETENSORS.items()}
 _RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values()))}
 
@@ -164,7 +161,7 @@ def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE)
     Raises:
         CorruptError: it is no JSON, says something twice, or is absurdly deep.
     """
-    _check_nesting(content, what, nbytes_of_quote)
+    _check_extent(content, what, nbytes_of_quote)
     try:
         root = json.loads(
             content.decode("utf-8"),
@@ -184,24 +181,14 @@ def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE)
     return root
 
 
-def _check_nesting(content: bytes, what: str, nbytes_of_quote: int) -> None:
+def _check_extent(content: bytes, what: str, nbytes_of_quote: int) -> None:
     """Check how deep brackets are nested, and how many they and texts are, before any is parsed."""
-    unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
-    marks = unescaped.translate(_STEPS, _NO_MARKS)
-    depth = opened = quotes = within = 0  # within: 1 within a string
-    for at in range(0, len(marks), _CHUNK):
-        parts = marks[at : at + _CHUNK].split(b'"')
-        outside = b"".join(parts[within::2])
-        quotes += len(parts) - 1
-        within = quotes % 2
-        opened += outside.count(b"\x01")
-        steps = memoryview(outside).cast("b")
-        if max(accumulate(steps, initial=depth)) > _DEEPEST:
-            raise CorruptError(f"{what} is nested more than {_DEEPEST} levels deep")
-        depth += sum(steps)
-    if opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
+    extent = extent_of(content)
+    if extent.depth > _DEEPEST:
+        raise CorruptError(f"{what} is nested more than {_DEEPEST} levels deep")
+    if extent.opened > _LEAST_ROOM + len(content) // _NBYTES_OF_BRACKET:
         raise CorruptError(f"{what} has too many brackets")
-    if quotes > _LEAST_QUOTES + len(content) // nbytes_of_quote:
+    if extent.quotes > _LEAST_QUOTES + len(content) // nbytes_of_quote:
         raise CorruptError(f"{what} has too many strings")
 
 

@@ -72,6 +72,8 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         index = _index(names, shards, told)
         files[f"{manner.stem}.safetensors.index.json"] = assembled(len(index), _only(index))
 
+    expected_tree = None if told is None else fingerprint(draft.graph)
+
     def check(written: Mapping[str, Readable]) -> None:
         """Read the headers and the tree back."""
         entries: dict[str, Entry] = {}
@@ -82,7 +84,6 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
             entries.update(header.entries)
             del header  # before the tree is read: a second copy of its text is in it
         if told is not None:
-            expected_tree = fingerprint(draft.graph)
             warnings: list[str] = []
             reader, _ = read_tree(entries, told, warnings)
             if warnings or fingerprint(reader.graph) != expected_tree:

@@ -24,6 +24,15 @@ go back.
 
 from .reading import from_terms
 from .spelling import Term, TooLong, to_terms
-from .text import parsed, spelled, spelled_parts
+from .text import extent_of, parsed, spelled, spelled_parts
 
-__all__ = ["Term", "TooLong", "from_terms", "parsed", "spelled", "spelled_parts", "to_terms"]
+__all__ = [
+    "Term",
+    "TooLong",
+    "extent_of",
+    "from_terms",
+    "parsed",
+    "spelled",
+    "spelled_parts",
+    "to_terms",
+]

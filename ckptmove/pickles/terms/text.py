@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
 from ..nodes import Items
@@ -33,9 +33,9 @@ _PART = 1 << 16  # numbers of a row, or characters, that are converted at once
 _ROW = "NaN"  # a constant that Python reads, and JSON does not have; stands for a row
 #: Text that no term holds, which stands for a row as well.
 _NO_TEXT, _NO_TEXT_ESCAPED = "\ud800", "\\ud800"
-_STRING = re.compile('"[^"]*"?')
-_NO_BRACKET = re.compile(r"[^][{}]+")
-_STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_CHUNK = 1 << 18
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: down, and up again
 
 
 def spelled(term: Term) -> str:
@@ -44,11 +44,15 @@ def spelled(term: Term) -> str:
     Raises:
         UnsupportedError: it is too deep or too large.
     """
-    return "".join(spelled_parts(term))
+    text = "".join(spelled_parts(term))
+    excess = _excess(_between(text, _rows_within(text)), len(text))
+    if excess is not None:
+        raise UnsupportedError(excess)
+    return text
 
 
 def spelled_parts(term: Term) -> Iterator[str]:
-    """The JSON of `spelled`, with long rows of numbers in parts."""
+    """The JSON of `spelled` in parts, however large; rows of numbers are not made text at once."""
     rows: list[array[Any]] = []
 
     def set_aside(row: array[Any]) -> str:
@@ -62,9 +66,6 @@ def spelled_parts(term: Term) -> Iterator[str]:
     except RecursionError:
         raise UnsupportedError(_too_deep()) from None
     others = text.split(f'"{_NO_TEXT_ESCAPED}"') if rows else [text]
-    excess = _excess(others, len(text) + sum(map(len, rows)))
-    if excess is not None:
-        raise UnsupportedError(excess)
     del text
     for before, row in zip(others, rows, strict=False):
         yield f"{before}["
@@ -114,7 +115,8 @@ def _rows_within(text: str) -> list[tuple[int, int]]:
     before, quoted = 0, False  # `before` is never within an escape, as a row is not
     for found in _LONG_ROW.finditer(text):
         start, end = found.span(1)
-        quoted ^= _without_escapes(text[before:start]).count('"') % 2 == 1
+        between = text[before:start].encode("utf-8", "surrogatepass")
+        quoted ^= _without_escapes(between).count(b'"') % 2 == 1
         before = end
         if not quoted:
             spans.append((start, end))
@@ -154,10 +156,6 @@ def _too_deep() -> str:
     return f"the saved tree is nested more than {MAX_DEPTH} levels deep in JSON"
 
 
-def _without_escapes(text: str) -> str:
-    return text.replace("\\\\", "").replace('\\"', "") if "\\" in text else text
-
-
 def _excess(others: list[str], nbytes: int) -> str | None:
     """What JSON text has too much of, or None.
 
@@ -165,16 +163,40 @@ def _excess(others: list[str], nbytes: int) -> str | None:
         others: its parts, but for the long rows of numbers between them.
         nbytes: the length of all.
     """
-    bare = _without_escapes("[]".join(others))
-    if bare.count('"') > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
+    extent = extent_of("[]".join(others).encode("utf-8", "surrogatepass"))
+    if extent.quotes > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
         return "the saved tree has far more texts in JSON than its length can need"
-    brackets = _NO_BRACKET.sub("", _STRING.sub("", bare))
-    opened = brackets.count("[") + brackets.count("{")
-    if opened > LEAST_BRACKETS + nbytes // CHARACTERS_OF_BRACKET:
+    if extent.opened > LEAST_BRACKETS + nbytes // CHARACTERS_OF_BRACKET:
         return "the saved tree has far more lists and objects in JSON than its length can need"
-    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MAX_DEPTH:
-        return _too_deep()
-    return None
+    return _too_deep() if extent.depth > MAX_DEPTH else None
+
+
+class Extent(NamedTuple):
+    """Of JSON: how deep its brackets are nested, how many are opened, how many quotes it has."""
+
+    depth: int
+    opened: int
+    quotes: int
+
+
+def extent_of(content: bytes) -> Extent:
+    """The extent of JSON, before any of it is parsed; of what is no JSON, any numbers."""
+    marks = _without_escapes(content).translate(_BRACKETS, _NO_MARKS)
+    deepest = depth = opened = quotes = within = 0  # within: 1 within a string
+    for at in range(0, len(marks), _CHUNK):
+        parts = marks[at : at + _CHUNK].split(b'"')
+        outside = b"".join(parts[within::2])
+        quotes += len(parts) - 1
+        within = quotes % 2
+        opened += outside.count(b"\x01")
+        steps = memoryview(outside).cast("b")
+        deepest = max(deepest, max(accumulate(steps, initial=depth)))
+        depth += sum(steps)
+    return Extent(deepest, opened, quotes)
+
+
+def _without_escapes(content: bytes) -> bytes:
+    return content.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _unique(pairs: list[tuple[str, Term]]) -> dict[str, Term]:

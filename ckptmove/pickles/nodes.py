@@ -10,7 +10,7 @@ make that take forever.
 from __future__ import annotations
 
 from array import array
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Collection, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 
@@ -93,9 +93,9 @@ class Mapping:
                 return value
         return None
 
-    def names(self) -> set[str]:
-        """The keys that are strings, but for very long ones."""
-        return {str(key) for key, _ in self.pairs if isinstance(key, str) and len(key) <= 64}
+    def keys_among(self, names: Collection[str]) -> set[str]:
+        """Which of these names are keys of it."""
+        return {str(key) for key, _ in self.pairs if isinstance(key, str) and key in names}
 
 
 class Dict(Mapping):

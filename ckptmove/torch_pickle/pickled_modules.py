@@ -39,7 +39,7 @@ def attributes_of(node: Node) -> Mapping | None:
     found = body_of(node)
     states = node.state.items if isinstance(node.state, Tuple) else [node.state]
     for state in states if found is None else [found]:
-        if isinstance(state, Mapping) and state.names() >= _KEYS:
+        if isinstance(state, Mapping) and state.keys_among(_KEYS) == _KEYS:
             return state
     return None
 

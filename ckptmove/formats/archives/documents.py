@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any, TypeAlias
 
 from ...errors import CorruptError, UnsupportedError
+from ...pickles.terms import extent_of
 from ..safetensors.header import Twice, unique
 
 #: What `json.loads` gives.
@@ -20,6 +21,8 @@ Json: TypeAlias = Any
 #: `id()` of an object in a document → its members that change, and their new values.
 Changes = Mapping[int, Mapping[str, Json]]
 
+#: The most lists and objects of any document, and bytes for each more: empty ones take much memory.
+_LEAST_BRACKETS, _NBYTES_OF_BRACKET = 1 << 17, 8
 _SPACINGS = ((", ", ": "), (",", ":"))
 
 
@@ -36,10 +39,12 @@ class Document:
         """Read it.
 
         Raises:
-            CorruptError: it is no JSON, says something twice, or is absurdly deep.
+            CorruptError: it is no JSON, says something twice, is absurdly deep or full of brackets.
         """
         self.name = name
         self.nbytes = len(content)
+        if extent_of(content).opened > _LEAST_BRACKETS + len(content) // _NBYTES_OF_BRACKET:
+            raise CorruptError(f"the record {name!r} has too many brackets")
         try:
             text = content.decode("utf-8")
             self.root: Json = json.loads(

@@ -115,8 +115,8 @@ def _rows_within(text: str) -> list[tuple[int, int]]:
     before, quoted = 0, False  # `before` is never within an escape, as a row is not
     for found in _LONG_ROW.finditer(text):
         start, end = found.span(1)
-        between = text[before:start].encode("utf-8", "surrogatepass")
-        quoted ^= _without_escapes(between).count(b'"') % 2 == 1
+        between = map(_without_escapes, _parts_of(text[before:start]))
+        quoted ^= sum(part.count(b'"') for part in between) % 2 == 1
         before = end
         if not quoted:
             spans.append((start, end))
@@ -163,7 +163,7 @@ def _excess(others: list[str], nbytes: int) -> str | None:
         others: its parts, but for the long rows of numbers between them.
         nbytes: the length of all.
     """
-    extent = extent_of("[]".join(others).encode("utf-8", "surrogatepass"))
+    extent = extent_of("[]".join(others))
     if extent.quotes > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
         return "the saved tree has far more texts in JSON than its length can need"
     if extent.opened > LEAST_BRACKETS + nbytes // CHARACTERS_OF_BRACKET:
@@ -179,12 +179,12 @@ class Extent(NamedTuple):
     quotes: int
 
 
-def extent_of(content: bytes) -> Extent:
+def extent_of(content: str | bytes) -> Extent:
     """The extent of JSON, before any of it is parsed; of what is no JSON, any numbers."""
-    marks = _without_escapes(content).translate(_BRACKETS, _NO_MARKS)
     deepest = depth = opened = quotes = within = 0  # within: 1 within a string
-    for at in range(0, len(marks), _CHUNK):
-        parts = marks[at : at + _CHUNK].split(b'"')
+    for part in _parts_of(content):
+        marks = _without_escapes(part).translate(_BRACKETS, _NO_MARKS)
+        parts = marks.split(b'"')
         outside = b"".join(parts[within::2])
         quotes += len(parts) - 1
         within = quotes % 2
@@ -193,6 +193,18 @@ def extent_of(content: bytes) -> Extent:
         deepest = max(deepest, max(accumulate(steps, initial=depth)))
         depth += sum(steps)
     return Extent(deepest, opened, quotes)
+
+
+def _parts_of(content: str | bytes) -> Iterator[bytes]:
+    """Parts of JSON as bytes; none ends within an escape."""
+    start, backslash = 0, "\\" if isinstance(content, str) else b"\\"
+    while start < len(content):
+        end = start + _CHUNK
+        while content[end - 1 : end] == backslash:
+            end += 1
+        part = content[start:end]
+        yield part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        start = end
 
 
 def _without_escapes(content: bytes) -> bytes:

@@ -97,7 +97,7 @@ def is_average(node: Mapping) -> bool:
         modules = None if state is None else state.get("_modules")
         if not isinstance(buffers, Mapping) or not isinstance(modules, Mapping):
             return False
-        return "n_averaged" in buffers.names() and "module" in modules.names()
+        return bool(buffers.keys_among(("n_averaged",)) and modules.keys_among(("module",)))
     keys = [key for key, _ in node.pairs]
     return "n_averaged" in keys and all(
         isinstance(key, str) and (key in BOOKKEEPING or key.startswith(_WRAPPED)) for key in keys

@@ -27,6 +27,7 @@ _OF_FILES = (".ckpt",)
 _DICTS = ("collections.OrderedDict", "collections.defaultdict")
 _SLOTS_ON_CPU = ("step", "mu_product")
 _FLAGS = ("capturable", "fused")
+_OF_SCHEDULERS = ("last_epoch", "_step_count", "base_lrs", "_last_lr")
 
 
 def section_of(node: Mapping) -> Section | None:
@@ -35,8 +36,8 @@ def section_of(node: Mapping) -> Section | None:
     if held is not None:
         if is_optimizer(held):
             return Section.OPTIMIZER
-        keys = held.names()
-        if "last_epoch" in keys and keys & {"_step_count", "base_lrs", "_last_lr"}:
+        keys = held.keys_among(_OF_SCHEDULERS)
+        if "last_epoch" in keys and len(keys) > 1:
             return Section.SCHEDULER
     if is_module_state(node) or (held is not None and is_state_dict(node)):
         return Section.MODEL
@@ -73,7 +74,7 @@ def is_graph_data(node: Node) -> bool:
     if not isinstance(node, Mapping) or is_module_state(node):
         return False
     named = isinstance(node, Call) and (node.qualname or "").startswith("torch_geometric.data.")
-    return named or "edge_index" in node.names()
+    return named or bool(node.keys_among(("edge_index",)))
 
 
 def is_state_dict(node: Mapping) -> bool:
@@ -187,7 +188,7 @@ def optimizer_roles(optimizer: Mapping) -> Iterator[tuple[Call, Role]]:
         if _identity(parameter) in flagged or id(slots) in met:
             continue
         met.add(id(slots))
-        if not isinstance(slots, Mapping) or {"ax", "eta"} <= slots.names():
+        if not isinstance(slots, Mapping) or len(slots.keys_among(("ax", "eta"))) == 2:
             continue
         for slot in _SLOTS_ON_CPU:
             value = slots.get(slot)

@@ -27,6 +27,7 @@ def state_dict(
         ids, tensors: as `canonical` takes them.
     """
     root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
+    root.pairs = []
     raw = len(manifest.tensors) - len(nodes)
     taken: dict[str, str] = {}
     names: list[str] = []

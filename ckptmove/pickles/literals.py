@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from ..errors import UnsupportedError
-from ..sources.budget import TEXTS
+from ..sources.budget import BLOBS, TEXTS
 from .nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import numbers, repeats
@@ -190,6 +190,7 @@ class Literals(Reader, ABC):
 
     def blob(self, nbytes: int, content: bytes | None) -> Blob:
         blob = Blob(self.at, nbytes, content)
+        self.count(BLOBS)
         self.blob_nbytes += 0 if content is None else nbytes
         self.blobs.append(blob)
         return blob

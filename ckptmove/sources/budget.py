@@ -21,7 +21,7 @@ _CONTENT_SHARE = 8  # for each stored byte
 
 
 #: The kinds of what a pickle builds, or asks for.
-CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES = range(9)
+CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES, BLOBS = range(10)
 
 #: Of each kind: how many any file may have; bytes of pickles for each more; what it is.
 _SHARES: tuple[tuple[int, int, str], ...] = (
@@ -34,6 +34,7 @@ _SHARES: tuple[tuple[int, int, str], ...] = (
     (1 << 16, 64, "memo slots out of order"),  # picklers number them one by one
     (1 << 14, 64, "opcodes without effect"),  # picklers write nearly none
     (1 << 20, 4, "values"),  # a tensor has fifteen in 90 bytes, a list one in two or more
+    (1 << 14, 128, "checkpoints in bytes"),  # a pickle of a few numbers has fifty bytes
 )
 
 

@@ -96,11 +96,7 @@ class BundleContainer(RecordsContainer):
     """The checkpoints in a zip."""
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Open every record that is a checkpoint.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Open every record that is a checkpoint."""
         super().__init__(archive, session, by_torch=False)
         self.reached: list[str] = []  # what unpickling a record that can't be read would import
         self.in_text: list[Stream] = []  # pickles that a record keeps as text
@@ -194,11 +190,7 @@ class BundleContainer(RecordsContainer):
 
 
 class _Packed:
-    """The content of a compressed record, inflated when it is read first.
-
-    Attributes:
-        path, nbytes, start: as `Readable` has them.
-    """
+    """The content of a compressed record, inflated when it is read first."""
 
     start = None
 

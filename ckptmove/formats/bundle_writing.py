@@ -49,19 +49,12 @@ _HINT = "write .pt or .safetensors instead"
 
 
 class _Part(NamedTuple):
-    """What becomes of a record.
-
-    Attributes:
-        name: of the record.
-        content: its bytes, where they are known.
-        blob: or what points at them.
-        writing: or how torch.save would write the object.
-    """
+    """What becomes of a record."""
 
     name: str
-    content: bytes | None = None
-    blob: Blob | None = None
-    writing: WritePlan | None = None
+    content: bytes | None = None  #: its bytes, where they are known
+    blob: Blob | None = None  #: or what points at them
+    writing: WritePlan | None = None  #: or how torch.save would write the object
 
     @property
     def plan(self) -> Plan | None:

@@ -238,11 +238,7 @@ class Checkpoint:
         )
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
-        """What it holds, in canonical form; the arguments are those of `draft`.
-
-        Raises:
-            CorruptError, UnsupportedError: as `draft`.
-        """
+        """What it holds, in canonical form; the arguments are those of `draft`."""
         _, ids, storages, _, tensors = self.whole
         if self.container.program and not program:
             return state_dict(self.manifest, self.contents.nodes, ids, tensors)

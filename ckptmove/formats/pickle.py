@@ -64,11 +64,7 @@ class PickleContainer(Container):
     """One or more pickles, one after the other."""
 
     def __init__(self, probe: Probe) -> None:
-        """Read the pickles.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the pickles."""
         super().__init__(probe.source)
         probe.session.folder()
         self.reached: list[str] = []  # what unpickling the bytes that follow would import

@@ -16,22 +16,18 @@ _NO_STORAGE = "the pickle loads a storage from bytes that are not a storage"
 
 
 class ReadSession:
-    """One reading of a checkpoint: numbers its pickles, opens what is nested in them, bounds both.
-
-    Attributes:
-        budget: what the file, and all that is nested in it, may still make us build.
-        unread: how many checkpoints within bytes could not be read.
-    """
+    """One reading of a checkpoint: numbers its pickles, and opens what is nested in them."""
 
     def __init__(self, open_nested: Callable[[Readable, ReadSession], Container | None]) -> None:
         """Args:
         open_nested: reads bytes as a container, or gives None where they are none.
         """
         self._open_nested = open_nested
+        #: what the file, and all that is nested in it, may still make us build
         self.budget = Budget()
         self._streams = count()
         self._containers = count()
-        self.unread = 0
+        self.unread = 0  #: how many checkpoints within bytes could not be read
         self._depth = 0
         self._too_deep = False
 

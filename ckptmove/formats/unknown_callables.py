@@ -14,11 +14,7 @@ from .checkpoint import unknown_callables_in
 
 
 def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
-    """The unknown callables of a pickle that is to be written, as torch.save writes it.
-
-    Raises:
-        CorruptError, UnsupportedError: as `formats.read`.
-    """
+    """The unknown callables of a pickle that is to be written, as torch.save writes it."""
     with uncollected():
         session = new_session()
         session.folder()

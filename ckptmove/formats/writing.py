@@ -19,47 +19,31 @@ Check = Callable[[Mapping[str, Readable]], None]
 
 
 class WriteOptions(NamedTuple):
-    """How a checkpoint is to be written.
+    """How a checkpoint is to be written."""
 
-    Attributes:
-        stem: of the file that it is written to, without its suffix.
-        shared: what becomes of bytes that tensors share: `keep`, `duplicate` or `error`.
-        bare: whether to write tensors alone, without the tree that leads back.
-        metadata: further strings, for formats that have room for them.
-        max_shard_nbytes: the most bytes of tensors in one file, or None for one file.
-        in_folder: whether files have names of their own, in a folder.
-        most_nbytes: how large all files together may be, or None.
-    """
-
-    stem: str
+    stem: str  #: of the file that it is written to, without its suffix
+    #: what becomes of bytes that tensors share: `keep`, `duplicate` or `error`
     shared: str = "keep"
-    bare: bool = False
-    metadata: Mapping[str, str] = {}
+    bare: bool = False  #: whether to write tensors alone, without the tree that leads back
+    metadata: Mapping[str, str] = {}  #: further strings, for formats that have room for them
+    #: the most bytes of tensors in one file, or None for one file
     max_shard_nbytes: int | None = None
-    in_folder: bool = False
-    most_nbytes: int | None = None
+    in_folder: bool = False  #: whether files have names of their own, in a folder
+    most_nbytes: int | None = None  #: how large all files together may be, or None
 
 
 class WritePlan(NamedTuple):
-    """How a checkpoint is written.
+    """How a checkpoint is written."""
 
-    Attributes:
-        files: what is written: of a folder by name, of a single file under "".
-        tensors: how many.
-        shared: names of tensors whose bytes are written under another's → that name.
-        duplicates: names under which shared bytes are written once more.
-        check: raises WriteError unless files, read again, hold what the draft does.
-        pickle: what loading it unpickles; empty where that runs nothing.
-        places: values that are bytes here, and that a library may unpickle, with a callable in each
-            that is not known to be harmless; the pickle names all of these.
-    """
-
-    files: Mapping[str, Plan]
+    files: Mapping[str, Plan]  #: what is written: of a folder by name, of a single file under ""
     tensors: int
+    #: names of tensors whose bytes are written under another's → that name
     shared: Mapping[str, str]
-    duplicates: tuple[str, ...]
-    check: Check
-    pickle: bytes = b""
+    duplicates: tuple[str, ...]  #: names under which shared bytes are written once more
+    check: Check  #: raises WriteError unless files, read again, hold what the draft does
+    pickle: bytes = b""  #: what loading it unpickles; empty where that runs nothing
+    #: values that are bytes here, and that a library may unpickle, with a callable in each that is
+    #: not known to be harmless; the pickle names all of these
     places: tuple[Place, ...] = ()
 
 

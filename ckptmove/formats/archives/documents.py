@@ -27,13 +27,7 @@ _SPACINGS = ((", ", ": "), (",", ":"))
 
 
 class Document:
-    """One JSON text.
-
-    Attributes:
-        name: of the record it is in, for messages.
-        root: what it says.
-        nbytes: its length.
-    """
+    """One JSON text."""
 
     def __init__(self, name: str, content: bytes) -> None:
         """Read it.
@@ -41,7 +35,7 @@ class Document:
         Raises:
             CorruptError: it is no JSON, says something twice, is absurdly deep or full of brackets.
         """
-        self.name = name
+        self.name = name  #: of the record it is in, for messages
         self.nbytes = len(content)
         if extent_of(content).opened > _LEAST_BRACKETS + len(content) // _NBYTES_OF_BRACKET:
             raise CorruptError(f"the record {name!r} has too many brackets")

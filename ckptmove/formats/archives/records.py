@@ -40,13 +40,7 @@ class View(NamedTuple):
 
 
 class RecordsContainer(ArchiveContainer):
-    """A zip file that holds containers in its records.
-
-    Attributes:
-        parts: the containers, by the name of their record.
-        documents: the JSON texts, by the name of their record.
-        by_torch: whether torch's own writer laid the zip out.
-    """
+    """A zip file that holds containers in its records."""
 
     def __init__(self, archive: Archive, session: ReadSession, *, by_torch: bool) -> None:
         """Check the layout; no record is read.
@@ -55,9 +49,9 @@ class RecordsContainer(ArchiveContainer):
             CorruptError: records contradict the directory, or overlap.
         """
         super().__init__(archive, session)
-        self.parts: dict[str, Container] = {}
-        self.documents: dict[str, Document] = {}
-        self.by_torch = by_torch
+        self.parts: dict[str, Container] = {}  #: the containers, by the name of their record
+        self.documents: dict[str, Document] = {}  #: the JSON texts, by the name of their record
+        self.by_torch = by_torch  #: whether torch's own writer laid the zip out
         self.warnings += archive.oddities()
 
     def add(self, record: Record, path: Path, *, needed: bool) -> Container | None:

@@ -37,21 +37,13 @@ class Size(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A file in the tar.
-
-    Attributes:
-        name: its name.
-        header_at: offset of its header, behind the pax header if there is one.
-        start: offset of its content.
-        nbytes: of its content.
-        size: what the pax header says of that, or None.
-    """
+    """A file in the tar."""
 
     name: str
-    header_at: int
-    start: int
+    header_at: int  #: offset of its header, behind the pax header if there is one
+    start: int  #: offset of its content
     nbytes: int
-    size: Size | None
+    size: Size | None  #: what the pax header says of that, or None
 
     @property
     def end(self) -> int:

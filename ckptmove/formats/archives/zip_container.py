@@ -37,13 +37,7 @@ def prefix_of(archive: Archive) -> str:
 
 
 class ArchiveContainer(Container):
-    """A zip file with storages in records.
-
-    Attributes:
-        archive: the zip.
-        session: of the file.
-        folder: what the ids of its storages start with.
-    """
+    """A zip file with storages in records."""
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
         """Check the layout; no record is read.
@@ -54,7 +48,7 @@ class ArchiveContainer(Container):
         super().__init__(archive.source)
         self.archive = archive
         self.session = session
-        self.folder = session.folder()
+        self.folder = session.folder()  #: what the ids of its storages start with
         self._held: dict[str, Record] = {}  # the record of each storage
         archive.check_layout()
 

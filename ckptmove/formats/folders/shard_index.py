@@ -31,17 +31,11 @@ _NBYTES_OF_QUOTE = 10  # an entry has four in 40 bytes at least: a name, and tha
 
 
 class Index(NamedTuple):
-    """Where the tensors of a checkpoint are.
-
-    Attributes:
-        source: the index.
-        where: name of a tensor → name of the file that holds it.
-        tree: what it tells of the tree, if it does.
-    """
+    """Where the tensors of a checkpoint are."""
 
     source: Readable
-    where: Mapping[str, str]
-    tree: str | None
+    where: Mapping[str, str]  #: name of a tensor → name of the file that holds it
+    tree: str | None  #: what it tells of the tree, if it does
 
     @property
     def files(self) -> list[str]:

@@ -72,11 +72,7 @@ class Sharded(Format):
         return probe.is_json and not probe.is_alone
 
     def files(self, probe: Probe) -> Sequence[str]:
-        """The files that the index names.
-
-        Raises:
-            CorruptError, UnsupportedError: as `read_index`.
-        """
+        """The files that the index names."""
         return read_index(probe.source).files
 
     def read(self, probe: Probe) -> Checkpoint:

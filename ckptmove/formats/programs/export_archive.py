@@ -48,50 +48,32 @@ _DTYPES = {
 
 
 class Weight(NamedTuple):
-    """A weight or constant whose bytes are raw.
+    """A weight or constant whose bytes are raw."""
 
-    Attributes:
-        entry: what the manifest says of it.
-        config: the record that describes it.
-        place: its device there.
-    """
-
-    entry: TensorEntry
-    config: str
-    place: Place
+    entry: TensorEntry  #: what the manifest says of it
+    config: str  #: the record that describes it
+    place: Place  #: its device there
 
 
 class ExportContainer(RecordsContainer):
-    """Exported programs, their weights and sample inputs.
-
-    Attributes:
-        weights: those that are raw.
-        places: that name devices besides those of the raw weights; `place_records` holds the record
-            of each.
-        compiled: path and kind of device of what is compiled.
-        riddles: why it can't be moved, a clause each.
-        bound: operators that are there for one kind of device.
-        objects: how many objects there are whose content is not known.
-    """
+    """Exported programs, their weights and sample inputs."""
 
     beside = "its program"
     program = True
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Read all but the tensors.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read all but the tensors."""
         self.old = OLD_PROGRAM in archive.records
         super().__init__(archive, session, by_torch=not self.old)
-        self.weights: list[Weight] = []
+        self.weights: list[Weight] = []  #: those that are raw
+        #: that name devices besides those of the raw weights; `place_records` holds the record of
+        #: each
         self.places: list[Place] = []
         self.place_records: list[str] = []
-        self.compiled: list[tuple[Path, str]] = []
-        self.riddles: list[str] = []
-        self.bound: list[str] = []
-        self.objects: dict[str, int] = {}
+        self.compiled: list[tuple[Path, str]] = []  #: path and kind of device of what is compiled
+        self.riddles: list[str] = []  #: why it can't be moved, a clause each
+        self.bound: list[str] = []  #: operators that are there for one kind of device
+        self.objects: dict[str, int] = {}  #: how many objects there are whose content is not known
         self.prefix = "" if self.old else prefix_of(archive)
         if self.old:
             self._read_old()

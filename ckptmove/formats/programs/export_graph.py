@@ -113,21 +113,13 @@ _QUOTED = re.compile(r"""['"]([a-z]+(?::[0-9]+)?)['"]""")
 
 
 class Place(NamedTuple):
-    """A place that names a device.
-
-    Attributes:
-        path: where it is.
-        holder: the object that says it, as it is in the document.
-        device: what it says.
-        kind: `graph`, or `autocast` where it is but the kind of a device.
-        fixed: why the kind of the device can't be another, or nothing.
-    """
+    """A place that names a device."""
 
     path: Path
-    holder: dict[str, Json]
+    holder: dict[str, Json]  #: the object that says it, as it is in the document
     device: str
-    kind: str = "graph"
-    fixed: str = ""
+    kind: str = "graph"  #: `graph`, or `autocast` where it is but the kind of a device
+    fixed: str = ""  #: why the kind of the device can't be another, or nothing
 
     def respelled(self, device: str) -> dict[str, Json]:
         """The members of the holder that change."""
@@ -135,17 +127,11 @@ class Place(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What was found in a program.
+    """What was found in a program."""
 
-    Attributes:
-        places: that name a device, in order.
-        riddles: why it can't be moved, a clause each.
-        bound: operators that are there for one kind of device.
-    """
-
-    places: list[Place]
-    riddles: list[str]
-    bound: list[str]
+    places: list[Place]  #: that name a device, in order
+    riddles: list[str]  #: why it can't be moved, a clause each
+    bound: list[str]  #: operators that are there for one kind of device
 
 
 def device_text(node: Json) -> str | None:

@@ -83,11 +83,7 @@ class ScriptContainer(ZipContainer):
     inert = True  # libtorch imports nothing
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Read the pickles and the code.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the pickles and the code."""
         super().__init__(archive, session)
         for name in _PICKLES:
             if f"{self.prefix}{name}.pkl" in archive.records:

@@ -95,33 +95,24 @@ class _Described(NamedTuple):
 
 
 class ScriptV1Container(RecordsContainer):
-    """A table of tensors, and a tree of modules that refers to it.
-
-    Attributes:
-        table: the tensors, by number.
-        names: path and number of each tensor, in the order of the modules.
-        said: the devices that code and pickled attributes name.
-        riddles: why it can't be relocated, a clause each.
-    """
+    """A table of tensors, and a tree of modules that refers to it."""
 
     beside = "its code"
     program = True
     inert = True
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Read the JSON, the attributes and the code.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the JSON, the attributes and the code."""
         super().__init__(archive, session, by_torch=True)
         self.prefix = prefix_of(archive)
-        self.riddles: list[str] = []
+        self.riddles: list[str] = []  #: why it can't be relocated, a clause each
+        #: path and number of each tensor, in the order of the modules
         self.names: list[tuple[Path, int]] = []
-        self.said: list[NamedDevice] = []
+        self.said: list[NamedDevice] = []  #: the devices that code and pickled attributes name
         self.model = f"{self.prefix}model.json"
         root = self.read_document(self.record(self.model)).root
         self._check_keys(root, _MODEL, "the model")
+        #: the tensors, by number
         self.table = [self._tensor(n, each) for n, each in enumerate(_listed(root, "tensors"))]
         self.attributes = self._read_attributes()
         for path, module in _modules(member(root, "mainModule", dict, "the model")):

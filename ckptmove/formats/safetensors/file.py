@@ -108,17 +108,11 @@ class SafetensorsFile(PickledFormat, WritableFormat):
 
 
 class Placed(NamedTuple):
-    """A tensor, and the file that it is in.
+    """A tensor, and the file that it is in."""
 
-    Attributes:
-        entry: what the header says of it.
-        file: where it lies.
-        source: the number of that file, where there are several.
-    """
-
-    entry: Entry
+    entry: Entry  #: what the header says of it
     file: Readable
-    source: int = 0
+    source: int = 0  #: the number of that file, where there are several
 
 
 class TensorsCheckpoint(Checkpoint):
@@ -134,12 +128,7 @@ class TensorsCheckpoint(Checkpoint):
 
 
 class TensorsContainer(Container):
-    """Tensors by name, and their tree if the metadata has one.
-
-    Attributes:
-        graph: its nodes.
-        is_canonical: whether these are sure to be in canonical form.
-    """
+    """Tensors by name, and their tree if the metadata has one."""
 
     inert = True
 
@@ -152,15 +141,11 @@ class TensorsContainer(Container):
         metadata: Mapping[str, str],
     ) -> None:
         """Args:
-            source: what names them.
-            placed: where they are.
-            tree: what is told of their tree.
-            described: how many bytes say all that.
-            metadata: what is said of the whole besides.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        source: what names them.
+        placed: where they are.
+        tree: what is told of their tree.
+        described: how many bytes say all that.
+        metadata: what is said of the whole besides."""
         super().__init__(source)
         entries = {name: each.entry for name, each in placed.items()}
         for name, entry in entries.items():
@@ -173,10 +158,11 @@ class TensorsContainer(Container):
         reader, root = read_tree(entries, tree, self.warnings, others)
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
-        self.graph = reader.graph
+        self.graph = reader.graph  #: its nodes
         self._placed = placed
         self._described = described
         self.ids = reader.graph.ids
+        #: whether these are sure to be in canonical form
         self.is_canonical = not reader.terms  # terms may say anything
         latest = Latest()
         self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
@@ -219,18 +205,10 @@ class TensorsContainer(Container):
 
 
 class SafetensorsContainer(TensorsContainer):
-    """The tensors of one file.
-
-    Attributes:
-        header: what it says.
-    """
+    """The tensors of one file."""
 
     def __init__(self, probe: Probe) -> None:
-        """Read the header.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the header."""
         probe.session.folder()
         source = probe.source
         self.header = read_header(source)

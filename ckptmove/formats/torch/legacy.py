@@ -103,11 +103,7 @@ class LegacyContainer(Container):
     """Five pickles and a tail of storages; and again, where several were saved to one file."""
 
     def __init__(self, probe: Probe) -> None:
-        """Read the pickles, and the size of each storage.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the pickles, and the size of each storage."""
         super().__init__(probe.source)
         self.session = probe.session
         self.folder = f"{self.session.folder()}data/"

@@ -74,11 +74,7 @@ class PackageContainer(ZipContainer):
     beside = "its modules"
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Read the pickles.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the pickles."""
         super().__init__(archive, session)
         self.brought = {  # the modules and packages whose source is in it, by their first names
             record.name.removeprefix(self.prefix).partition("/")[0].removesuffix(".py")

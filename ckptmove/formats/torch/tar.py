@@ -73,11 +73,7 @@ class TarContainer(Container):
     """The members of a tar, and the tensors and storages that numbers stand for."""
 
     def __init__(self, probe: Probe) -> None:
-        """Read the pickles, the table of tensors, and the size of each storage.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the pickles, the table of tensors, and the size of each storage."""
         super().__init__(probe.source)
         self.session = probe.session
         self.folder = f"{self.session.folder()}storages/"

@@ -203,11 +203,7 @@ class TorchZipContainer(ZipContainer):
     """A file that torch.save wrote."""
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Read the pickle.
-
-        Raises:
-            CorruptError, UnsupportedError: as `formats.read`.
-        """
+        """Read the pickle."""
         super().__init__(archive, session)
         self.add("data.pkl", "data/")
         self.metadata = read_metadata(archive, self.prefix)

@@ -26,7 +26,7 @@ _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB l
 def plan_trusted(
     draft: CheckpointGraph,
     format: formats.WritableFormat,
-    manner: WriteOptions,
+    options: WriteOptions,
     drop: Sequence[str],
     *,
     trusted: bool,
@@ -35,7 +35,7 @@ def plan_trusted(
 
     Args:
         draft: what is to be written.
-        format, manner: how.
+        format, options: how.
         drop: patterns of what may be left out because of the callables that it names.
         trusted: whether to write them, whatever the source.
 
@@ -45,7 +45,7 @@ def plan_trusted(
     Raises:
         RefusedError: it names unknown callables, which the source could not run.
     """
-    writing = format.plan_write(draft, manner)
+    writing = format.plan_write(draft, options)
     unknown = _unknown(writing, draft)
     if trusted or not draft.inert or not unknown:
         return writing, [], unknown
@@ -54,7 +54,7 @@ def plan_trusted(
     refuse_places(left)
     leave_out(places)
     tensors = writing.tensors
-    writing = format.plan_write(draft, manner)
+    writing = format.plan_write(draft, options)
     if tensors and not writing.tensors:
         raise RefusedError("no tensor is left: all are held by what would be left out")
     unknown = _unknown(writing, draft)

@@ -94,9 +94,9 @@ class WritableFormat(Format):
     annotates: bool
 
     @abstractmethod
-    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
         """What of a draft has no place in it."""
 
     @abstractmethod
-    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """How to write a draft."""

@@ -40,7 +40,7 @@ from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
 from .archives.records import RecordsContainer
 from .archives.zip_container import content_of
 from .base import PickledFormat, WritableFormat
-from .bundle_writing import is_bytes, is_of_torch, losses_of, planned
+from .bundle_writing import is_bytes, is_of_torch, losses_of, plan_write
 from .checkpoint import Carries
 from .probe import Probe
 from .session import ReadSession
@@ -78,18 +78,18 @@ class ZipBundle(PickledFormat, WritableFormat):
         assert probe.archive is not None
         return BundleContainer(probe.archive, probe.session)
 
-    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
         """As `WritableFormat.losses`."""
-        return losses_of(draft, manner)
+        return losses_of(draft, options)
 
-    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """How to write a dict as a zip, each of its values as a record.
 
         Raises:
             RefusedError: it is no such dict.
             UnsupportedError: a pickle can't say what is saved.
         """
-        return planned(draft, manner)
+        return plan_write(draft, options)
 
 
 class BundleContainer(RecordsContainer):

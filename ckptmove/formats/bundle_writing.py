@@ -37,7 +37,7 @@ from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .torch.zip import TorchZip
-from .writing import WriteOptions, WritePlan, assembled
+from .writing import WriteOptions, WritePlan, assemble
 
 _STEM = "archive"  # of what torch.save writes into an open file
 _PICKLES = (".pkl", ".pickle")
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
         return len(self.content or b"") if self.blob is None else self.blob.nbytes
 
 
-def losses_of(draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
+def losses_of(draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
     """What of a draft has no place in a bundle."""
     losses: list[Loss] = []
     if draft.metadata:
@@ -80,14 +80,14 @@ def losses_of(draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
         held = [each for each in nodes_of(node) if isinstance(each, Persistent) or is_mutable(each)]
         others = (owners.setdefault(id(each), name) for each in held)
         first = next((other for other in others if other != name), None)
-        if first is not None and manner.shared != "duplicate":
+        if first is not None and options.shared != "duplicate":
             losses.append(Loss(name, f"shares objects or tensors with {first!r}, another record"))
         if name.endswith(_PICKLES) and any(isinstance(each, Persistent) for each in held):
             losses.append(Loss(name, "holds tensors, so it would become a file of torch.save"))
     return losses
 
 
-def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
+def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     """How to write a draft.
 
     Raises:
@@ -96,7 +96,7 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
     """
     records = _records_of(draft)
     _fill_checkpoints(draft, records)
-    parts = [_part(draft, name, node, manner) for name, node in records]
+    parts = [_part(draft, name, node, options) for name, node in records]
     if not any(part.writing for part in parts):
         raise RefusedError(_NO_CHECKPOINT, hint=_HINT)
     members = [_member(part) for part in parts]
@@ -118,14 +118,14 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
             pieces.write(place.data_at, part.content or b"")
         spans.append((first, len(measures)))
     end = laid[-1].end
-    outer = assembled(end + len(directory(laid, end)), pieces)
+    outer = assemble(end + len(directory(laid, end)), pieces)
 
     def seal(crcs: Sequence[int]) -> list[Write]:
         sums = [list(crcs[start:stop]) for start, stop in spans]
         return _sealed(parts, laid, sums)
 
     plan = _joined(outer, inner)._replace(measures=tuple(measures), seal=seal)
-    name = f"{manner.stem}.zip" if manner.in_folder else ""
+    name = f"{options.stem}.zip" if options.in_folder else ""
 
     def check(files: Mapping[str, Readable]) -> None:
         _check(files[name], parts)
@@ -226,7 +226,7 @@ def is_bytes(node: Node) -> bool:
     return isinstance(node, Blob) or (not isinstance(node, str) and bytes_of(node) is not None)
 
 
-def _part(draft: CheckpointGraph, name: str, node: Node, manner: WriteOptions) -> _Part:
+def _part(draft: CheckpointGraph, name: str, node: Node, options: WriteOptions) -> _Part:
     if isinstance(node, Blob) and node.content is None:
         return _Part(name, blob=node)
     if isinstance(node, Blob):
@@ -240,8 +240,8 @@ def _part(draft: CheckpointGraph, name: str, node: Node, manner: WriteOptions) -
     if name.endswith(_PICKLES) and not any(isinstance(e, Persistent) for e in nodes_of(node)):
         fill(within)
         return _Part(name, content=emit(node))
-    manner = WriteOptions(_STEM, shared=manner.shared)
-    return _Part(name, writing=TorchZip().plan_write(within, manner))
+    options = WriteOptions(_STEM, shared=options.shared)
+    return _Part(name, writing=TorchZip().plan_write(within, options))
 
 
 def _member(part: _Part) -> Member:

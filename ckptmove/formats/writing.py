@@ -47,7 +47,7 @@ class WritePlan(NamedTuple):
     places: tuple[Place, ...] = ()
 
 
-def assembled(nbytes: int, pieces: Pieces) -> Plan:
+def assemble(nbytes: int, pieces: Pieces) -> Plan:
     """A plan made of pieces, each in its place."""
     return Plan(
         method="relay",

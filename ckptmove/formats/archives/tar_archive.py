@@ -109,7 +109,7 @@ def _pax_size(source: Readable, start: int, nbytes: int) -> Size | None:
     return size
 
 
-def resized(source: Readable, member: Member, nbytes: int) -> list[Edit]:
+def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]:
     """The changes around a member, in its header and padding, that give it another size.
 
     Raises:

@@ -37,7 +37,7 @@ from ..probe import Probe
 from ..writing import WriteOptions, WritePlan
 from .header import LENGTH_NBYTES, Entry, read_header, shown
 from .metadata import other_names
-from .writing import planned
+from .writing import plan_write
 
 _SPACE = b" \t\n\r"  # that JSON may start with
 #: What libraries say under `format`, and what they are for.
@@ -86,9 +86,9 @@ class SafetensorsFile(PickledFormat, WritableFormat):
         """Read the header."""
         return SafetensorsContainer(probe)
 
-    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
         """Nothing, unless the tree is left out that tells of what has no form of its own."""
-        if not manner.bare:
+        if not options.bare:
             return []
         losses = []
         for entry in draft.list_contents().tensors:
@@ -97,14 +97,14 @@ class SafetensorsFile(PickledFormat, WritableFormat):
                 losses.append(Loss(entry.name, f"is {what}, which only the tree can express"))
         return losses
 
-    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """How to write a draft as one file, or as several with an index.
 
         Raises:
             UnsupportedError: a name or the tree has no form in safetensors.
             RefusedError: bytes are shared and must not be, or the header would be too long.
         """
-        return planned(draft, manner)
+        return plan_write(draft, options)
 
 
 class Placed(NamedTuple):

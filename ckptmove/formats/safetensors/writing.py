@@ -22,7 +22,7 @@ from ...graph.parts import Part, parts_of
 from ...graph.tree_text import TREE, read_tree, tree_text
 from ...plans.plan import Plan
 from ...sources.source import Readable
-from ..writing import WriteOptions, WritePlan, assembled
+from ..writing import WriteOptions, WritePlan, assemble
 from .header import Entry, Sized, lay_out, read_header
 from .metadata import still_true
 
@@ -30,7 +30,7 @@ from .metadata import still_true
 _FOR_TORCH = {"format": "pt"}
 
 
-def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
+def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     """How to write a draft.
 
     Raises:
@@ -42,26 +42,26 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
     parts = parts_of(
         draft,
         names_of(contents, draft, arrays),
-        shared=manner.shared,
-        bare=manner.bare,
+        shared=options.shared,
+        bare=options.bare,
         blob=lambda blob: stored_blob(draft, blob),
         arrays=arrays.values(),
     )
-    told = None if manner.bare else tree_text(draft.graph, parts, manner.most_nbytes)
+    told = None if options.bare else tree_text(draft.graph, parts, options.most_nbytes)
     said = still_true(draft.metadata, {each.name for each in contents.tensors})
-    metadata = {**_FOR_TORCH, **said, **manner.metadata}
+    metadata = {**_FOR_TORCH, **said, **options.metadata}
     shards = [parts.parts]
-    if manner.max_shard_nbytes is not None:
-        shards = _shards(parts.parts, manner.max_shard_nbytes)
+    if options.max_shard_nbytes is not None:
+        shards = _shards(parts.parts, options.max_shard_nbytes)
     files: dict[str, Plan] = {}
     expected: dict[str, Mapping[str, Entry]] = {}
-    if not manner.in_folder:
+    if not options.in_folder:
         names = [""]
     elif len(shards) == 1:
-        names = [f"{manner.stem}.safetensors"]
+        names = [f"{options.stem}.safetensors"]
     else:
         names = [
-            f"{manner.stem}-{n:05}-of-{len(shards):05}.safetensors"
+            f"{options.stem}-{n:05}-of-{len(shards):05}.safetensors"
             for n in range(1, len(shards) + 1)
         ]
     if len(shards) == 1 and told is not None:
@@ -70,7 +70,7 @@ def planned(draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
         files[name], expected[name] = _file(shard, metadata)
     if len(shards) > 1:
         index = _index(names, shards, told)
-        files[f"{manner.stem}.safetensors.index.json"] = assembled(len(index), _only(index))
+        files[f"{options.stem}.safetensors.index.json"] = assemble(len(index), _only(index))
 
     expected_tree = None if told is None else fingerprint(draft.graph)
 
@@ -102,7 +102,7 @@ def _file(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[Plan, Map
             pieces.gather(part.stored, part.view, part.nbytes, at)
         else:
             pieces.put(part.stored, part.start, part.nbytes, at, part.stored.dtype or part.dtype)
-    return assembled(laid.nbytes, pieces), laid.entries
+    return assemble(laid.nbytes, pieces), laid.entries
 
 
 def _only(content: bytes) -> Pieces:

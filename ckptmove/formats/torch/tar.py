@@ -34,7 +34,7 @@ from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
 from ...torch_pickle.values.strided import tensor_at
-from ..archives.tar_archive import BLOCK, Member, has_checksum, members_of, resized
+from ..archives.tar_archive import BLOCK, Member, edits_to_resize, has_checksum, members_of
 from ..base import PickledFormat, runs_nothing
 from ..checkpoint import Carries
 from ..probe import Probe
@@ -224,7 +224,7 @@ class TarContainer(Container):
             inside = (e for e in changes if member.start <= e.start and e.end <= member.end)
             growth = sum(edit.growth for edit in inside)
             if growth:
-                changes += resized(self.source, member, member.nbytes + growth)
+                changes += edits_to_resize(self.source, member, member.nbytes + growth)
         return apply_edits(self.source.start or 0, self.source.nbytes, changes)
 
     def records(self) -> Iterator[HeldRecord]:

@@ -40,7 +40,7 @@ from ..checkpoint import Carries
 from ..probe import Probe
 from ..safetensors.metadata import RECORD, metadata_record, read_metadata, still_true
 from ..session import ReadSession
-from ..writing import WriteOptions, WritePlan, assembled
+from ..writing import WriteOptions, WritePlan, assemble
 
 #: The small records, as torch 2.13 has them, before and after the storages.
 _BEFORE = {".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
@@ -79,11 +79,11 @@ class TorchZip(PickledFormat, WritableFormat):
         assert probe.archive is not None
         return TorchZipContainer(probe.archive, probe.session)
 
-    def losses(self, draft: CheckpointGraph, manner: WriteOptions) -> list[Loss]:
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
         """None."""
         return []
 
-    def plan_write(self, draft: CheckpointGraph, manner: WriteOptions) -> WritePlan:
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         """How to write a draft as torch.save would.
 
         The records and their order are those of torch 2.13; the pickle names storages by number.
@@ -94,7 +94,7 @@ class TorchZip(PickledFormat, WritableFormat):
         fill(draft)
         stored = _numbered(draft)
         pickle = emit(draft.graph.root)
-        prefix = f"{manner.stem}/"
+        prefix = f"{options.stem}/"
         fixed: dict[str, bytes] = {"data.pkl": pickle, **_BEFORE}
         tensors = draft.list_contents().tensors
         metadata = still_true(draft.metadata, {each.name for each in tensors})
@@ -123,12 +123,12 @@ class TorchZip(PickledFormat, WritableFormat):
                 measured.append(first + n)
         end = laid[-1].end
         nbytes = end + len(directory(laid, end))
-        plan = assembled(nbytes, pieces)._replace(
+        plan = assemble(nbytes, pieces)._replace(
             measures=tuple(CrcRange(laid[n].data_at, members[n].nbytes) for n in measured),
             seal=lambda crcs: _sealed(laid, dict(zip(measured, crcs, strict=True))),
         )
 
-        name = f"{manner.stem}.bin" if manner.in_folder else ""
+        name = f"{options.stem}.bin" if options.in_folder else ""
 
         def check(files: Mapping[str, Readable]) -> None:
             _check(files[name], pickle, metadata)

@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from tests.servers.object_store import s3_server, store, web
 from tests.servers.roots import root
-from tests.servers.warm_python import WarmPopen
+from tests.servers.warm_python import WarmCommand, WarmPopen
 
 __all__ = ["root", "s3_server", "store", "web"]  # fixtures for all
 
@@ -108,7 +108,10 @@ def warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class RunCli(Protocol):
-    """`ckptmove ARGUMENTS` in a process of its own, which must end with the code `exit`."""
+    """`ckptmove ARGUMENTS` in a process of its own, which must end with the code `exit`.
+
+    It is a fork of one that has imported the command line, unless the test is marked `cold`.
+    """
 
     def __call__(
         self,
@@ -121,8 +124,10 @@ class RunCli(Protocol):
 
 
 @pytest.fixture
-def run_cli(tmp_path: Path) -> RunCli:
+def run_cli(request: pytest.FixtureRequest, tmp_path: Path) -> RunCli:
     """The command line as users meet it; without `cwd`, in the test's own folder."""
+    cold = request.node.get_closest_marker("cold") is not None
+    start = subprocess.Popen if cold or "warm" in request.fixturenames else WarmCommand
 
     def run(
         *arguments: str | os.PathLike[str],
@@ -131,16 +136,22 @@ def run_cli(tmp_path: Path) -> RunCli:
         env: Mapping[str, str] | None = None,
         input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckptmove", *[os.fspath(part) for part in arguments]],
-            capture_output=True,
+        command = [sys.executable, "-m", "ckptmove", *[os.fspath(part) for part in arguments]]
+        with start(
+            command,
+            stdin=None if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             cwd=cwd or tmp_path,
             env={**os.environ, "PYTHONPATH": os.fspath(ROOT), **(env or {})},
-            input=input,
-            timeout=120,
-        )
+        ) as process:
+            try:
+                out, err = process.communicate(input, timeout=120)
+            finally:
+                process.kill()
+        done = subprocess.CompletedProcess(command, process.returncode, out, err)
         said = f"exit code {done.returncode}, not {exit}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == exit, said
         return done

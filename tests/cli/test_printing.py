@@ -21,6 +21,8 @@ import ckptmove
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 
+pytestmark = pytest.mark.cold
+
 
 @pytest.fixture
 def run_pt(tmp_path: Path) -> Path:

@@ -1,9 +1,9 @@
-"""Pythons that have torch before they begin: forks of one process that imported it once.
+"""Pythons that have something imported before they begin: forks of a process that did so once.
 
-To start Python and import torch takes two seconds of a processor, to fork a moment. What runs in
-the fork is a process like any other: a child of the one that asked for it, with its own arguments,
-folder, environment, streams and session. Of ckptmove and of the tests it has imported nothing. What
-a fork can't have, such as another seed for hashes, gets a new Python.
+To start Python and import torch takes two seconds of a processor, and for a command a third of one;
+to fork takes a moment. What runs in the fork is a process like any other: a child of the one that
+asked for it, with its own arguments, folder, environment, streams and session. What a fork can't
+have, such as another seed for hashes, gets a new Python.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: What is there before a program begins.
-_PRELOADED = ("numpy", "torch", "torch._dynamo", "torch.export", "safetensors.torch", "pytest")
+ROOT = Path(__file__).parents[2]
+#: What is there before a program begins that may need torch: nothing of ckptmove, nor of the tests.
+_WITH_TORCH = ("numpy", "torch", "torch._dynamo", "torch.export", "safetensors.torch", "pytest")
+#: What is there before a command begins; torch is not.
+_WITH_COMMANDS = ("ckptmove.cli", *(f"ckptmove.api.{verb}" for verb in ("convert", "relocate")))
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 #: Variables that Python, C or torch read when they start: a fork must have those of its server.
-_READ_AT_START = ("PYTHON", "OMP_", "MKL_", "MALLOC_", "LD_", "TORCH", "PYTORCH")
+_READ_AT_START = ("PYTHON", "OMP_", "MKL_", "MALLOC_", "LD_", "LC_", "LANG", "TORCH")
 _READ_BY_US = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 _new_python = subprocess.Popen
 
@@ -42,6 +46,8 @@ _new_python = subprocess.Popen
 
 class WarmPopen(subprocess.Popen[Any]):
     """As `subprocess.Popen`, but what would start this Python gets a fork that has torch."""
+
+    preloaded: tuple[str, ...] = _WITH_TORCH
 
     def _execute_child(self, *given: Any) -> None:
         execute = super()._execute_child  # type: ignore[misc]
@@ -55,9 +61,15 @@ class WarmPopen(subprocess.Popen[Any]):
             own if said[name] == -1 else said[name]
             for own, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
         ]
-        self.pid = _server().fork(asked, streams)
+        self.pid = _server(self.preloaded).fork(asked, streams)
         self._child_created = True
         self._close_pipe_fds(*(said[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+class WarmCommand(WarmPopen):
+    """The same for commands, which have imported what they are made of."""
+
+    preloaded = _WITH_COMMANDS
 
 
 def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -84,13 +96,13 @@ def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
 class _Server:
     """The process that forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: Sequence[str]) -> None:
         self.owner = os.getpid()
         self.ours, other = socket.socketpair()
         env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         env.pop("PYTHONPATH", None)
         with other:
-            command = [sys.executable, "-B", __file__, str(other.fileno())]
+            command = [sys.executable, "-B", __file__, str(other.fileno()), *preloaded]
             self.process = _new_python(command, pass_fds=[other.fileno()], env=env, cwd="/")
         atexit.register(self.stop)
 
@@ -116,14 +128,15 @@ class _Server:
             self.process.wait()
 
 
-_servers: list[_Server] = []
+_servers: dict[tuple[int, tuple[str, ...]], _Server] = {}
 
 
-def _server() -> _Server:
-    """That of this process, begun when it is first needed."""
-    if not _servers or _servers[-1].owner != os.getpid():
-        _servers.append(_Server())
-    return _servers[-1]
+def _server(preloaded: tuple[str, ...]) -> _Server:
+    """That of this process which has so much imported, begun when it is first needed."""
+    key = os.getpid(), preloaded
+    if key not in _servers:
+        _servers[key] = _Server(preloaded)
+    return _servers[key]
 
 
 def _exactly(link: socket.socket, nbytes: int) -> bytes:
@@ -150,10 +163,13 @@ def _serve(link: socket.socket) -> dict[str, Any]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
+            parent = os.getpid()
             child = os.fork()
             if child:
                 os.write(writing, child.to_bytes(8, "little"))
                 os._exit(0)
+            while os.getppid() == parent:  # until it has ended
+                time.sleep(0.001)
             link.close()
             os.close(reading)
             os.close(writing)
@@ -240,7 +256,8 @@ def _end() -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for _name in _PRELOADED:
+    sys.path[0] = os.fspath(ROOT)
+    for _name in sys.argv[2:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(_name)
     gc.freeze()

@@ -14,6 +14,7 @@ from ..graph.compare.difference import Held, can_cast, shared, unlike
 from ..graph.compare.other_content import Beside, compare_beside, is_code
 from ..graph.compare.pairing import Pairs, pair
 from ..graph.draft import CheckpointGraph
+from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.select import named_by
 from ..graph.patterns import is_name
 from ..manifest.manifest import Role
@@ -119,13 +120,14 @@ def diff(
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         alike = first.format == second.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
+        arrays = {(id(graph), key) for graph in (old, new) for key in tensors_for_arrays(graph)}
         chosen = _chosen(old, new, patterns)
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
         if patterns and not (pairs.both or pairs.old or pairs.new):
             _check_meant(old, new, patterns, chosen or ())
         nbytes = sum(source.nbytes for draft in (old, new) for source in draft.sources)
         with Comparison(nbytes, atol, rtol, progress) as comparison:
-            findings = _Findings(comparison, cast, ignore_devices)
+            findings = _Findings(comparison, cast, ignore_devices, arrays)
             findings.compare(pairs)
         if chosen is None:
             findings.add(compare_beside(old, new, ignore_devices=ignore_devices))
@@ -189,10 +191,17 @@ def _check_meant(
 class _Findings:
     """What comes out of a comparison, piece by piece."""
 
-    def __init__(self, comparison: Comparison, cast: bool, ignore_devices: bool) -> None:
+    def __init__(
+        self,
+        comparison: Comparison,
+        cast: bool,
+        ignore_devices: bool,
+        arrays: Collection[tuple[int, str | None]],
+    ) -> None:
         self.comparison = comparison
         self.may_cast = cast
         self.ignore_devices = ignore_devices
+        self.arrays = arrays  # the storages of those that stand for arrays, each with its graph
         self.differences: list[Difference] = []
         self.cast: dict[str, int] = {}
         self.tensors = self.nbytes = self.close = self.passed = 0
@@ -232,6 +241,12 @@ class _Findings:
         """Compare the bytes of two tensors of the same name."""
         self.count(old)
         dtypes = old.tensor.dtype, new.tensor.dtype
+        mine, other = (
+            "numpy array" if (id(each.draft), each.tensor.storage) in self.arrays else "tensor"
+            for each in (old, new)
+        )
+        if mine != other:
+            self.differences.append(Difference(Kind.TYPE, old.name, mine, other))
         if old.is_left_out != new.is_left_out:
             mine, other = ("no bytes" if each.is_left_out else "bytes" for each in (old, new))
             self.differences.append(Difference(Kind.TYPE, old.name, mine, other))

@@ -13,7 +13,8 @@ from ..graph.edit.model_weights import section_asked
 from ..graph.edit.narrow import leave
 from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.subtree import rename_keys, renaming, state_dicts
-from ..phrases import plural
+from ..manifest.manifest import Role
+from ..phrases import join_names, plural
 from ..placement.place import Kept, place
 from ..placement.rules import Device, Rules, rules_of
 from ..torch_pickle.values.tensors import Recogniser
@@ -118,7 +119,7 @@ class Edits(NamedTuple):
         if self.bare or self.weights or not _SECTIONS_OF_WEIGHTS.isdisjoint(self.select):
             arrays = tensors_for_arrays(draft)
             if arrays:
-                draft.warnings.append(f"{plural(arrays, 'numpy array')} written as tensors")
+                draft.warnings.append(f"{plural(len(arrays), 'numpy array')} written as tensors")
         wanted = leave(
             draft, root=self.root, weights=self.weights, select=self.select, exclude=self.exclude
         )
@@ -144,7 +145,14 @@ class Edits(NamedTuple):
         if not self.casts:
             return {}
         contents = draft.list_contents()
-        return cast(draft, list(zip(contents.tensors, contents.nodes, strict=True)), self.casts)
+        entries = list(zip(contents.tensors, contents.nodes, strict=True))
+        sections = self.casts.sections(contents.tensors)
+        arrays = [e for e in contents.tensors if e.role is Role.ARRAY]
+        kept = [e.name for e in arrays if self.casts.wanted(e, sections) not in (None, e.dtype)]
+        if kept:
+            what = f"{plural(len(kept), 'numpy array')} not cast: {join_names(kept, 3)}"
+            draft.warnings.append(f"{what}; --bare writes arrays as tensors")
+        return cast(draft, entries, self.casts)
 
     def _move(self, draft: CheckpointGraph) -> tuple[Kept, ...]:
         """Tag tensors with another device; gives what stays."""

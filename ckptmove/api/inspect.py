@@ -18,7 +18,8 @@ def inspect(
     path: StrPath,
     *,
     select: Annotated[
-        str | Iterable[str] | None, Option("Show only tensors whose name matches GLOB.", "GLOB")
+        str | Iterable[str] | None,
+        Option("Show only tensors whose name matches GLOB, or of the section GLOB.", "GLOB"),
     ] = None,
     require: Annotated[
         str | None,

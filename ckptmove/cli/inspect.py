@@ -50,6 +50,6 @@ def inspect(
     else:
         output.show(manifest, path)
     if select and not manifest.tensors:
-        output.warn(path, ["no tensor has a name that matches --select"])
+        output.warn(path, ["no tensor has a name or a section that matches --select"])
     if device is not None:
         manifest.require(device)

@@ -248,13 +248,13 @@ class Manifest(Report):
         return f"<Manifest of {self.path!r}: {len(self.tensors):,} tensors, {self.verdict}>"
 
     def select(self, patterns: str | Iterable[str]) -> Self:
-        """Return the manifest with only the tensors whose name matches a glob."""
+        """Return the manifest with only tensors whose name matches a glob, or of such a section."""
         globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
         def chosen(name: str) -> bool:
             return any(fnmatchcase(name, glob) for glob in globs)
 
-        tensors = tuple(entry for entry in self.tensors if chosen(entry.name))
+        tensors = tuple(e for e in self.tensors if chosen(e.name) or str(e.section) in globs)
         used = {entry.storage for entry in tensors}
         return replace(
             self,

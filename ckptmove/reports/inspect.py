@@ -243,14 +243,16 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
 
     Args:
         manifest: the whole manifest.
-        select: globs on names; only what matches is shown, and what leads there.
+        select: globs on names, or sections; only what matches is shown, and what leads there.
     """
     lines = _tree_lines(manifest)
     if select:
         chosen: set[Path] = set()
-        names = {entry.path: entry.name for entry in manifest.tensors}
+        entries = {entry.path: entry for entry in manifest.tensors}
         for path, _ in lines:
-            if any(fnmatchcase(names.get(path) or spell(path), glob) for glob in select):
+            entry = entries.get(path)
+            name, section = (entry.name, str(entry.section)) if entry else (spell(path), None)
+            if section in select or any(fnmatchcase(name, glob) for glob in select):
                 chosen.update(path[:depth] for depth in range(len(path) + 1))
         lines = [line for line in lines if line[0] in chosen]
     shown: set[Path] = set()

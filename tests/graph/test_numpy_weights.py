@@ -102,3 +102,41 @@ def test_without_that_arrays_come_back_as_such(tmp_path: Path) -> None:
             assert isinstance(found[key], np.ndarray)
             assert found[key].dtype.name == array.dtype.name
             assert np.array_equal(found[key], array)
+
+
+def test_arrays_are_compared_as_tensors_are(tmp_path: Path) -> None:
+    weights = arrays()
+    names = [tmp_path / name for name in ("a.pkl", "b.pkl", "c.pkl", "d.pkl", "e.pt")]
+    near = {**weights, "f8": weights["f8"] + 1e-9, "fortran": weights["fortran"].copy("C")}
+    turned = {**weights, "big_endian": weights["big_endian"].astype("<f4")}
+    cast = {**weights, "f8": weights["f8"].astype("f4")}
+    for path, saved in zip(names, (weights, near, turned, cast), strict=False):
+        path.write_bytes(pickle.dumps({"model": saved}))
+    first, close, other_order, retyped, tensors = names
+    assert diff(first, first).tensors == len(weights)
+    (changed,) = diff(first, close).differences
+    assert (changed.kind, changed.name) == ("changed", "model.f8")
+    assert changed.values is not None
+    assert changed.values.max_abs == pytest.approx(1e-9)
+    assert diff(first, close, atol=1e-6).equal
+    assert diff(first, other_order).equal
+    assert [each.kind for each in diff(first, retyped).differences] == ["retyped"]
+    assert diff(first, retyped, cast=True).equal
+    native = {key: np.ascontiguousarray(each) for key, each in weights.items()}
+    native = {key: each.astype(each.dtype.newbyteorder("=")) for key, each in native.items()}
+    torch.save({"model": {key: torch.from_numpy(each) for key, each in native.items()}}, tensors)
+    found = diff(first, tensors).differences
+    assert {(each.old, each.new) for each in found if each.kind == "type"} == {
+        ("numpy array", "tensor")
+    }
+
+
+def test_arrays_that_are_not_cast_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "model.pkl"
+    source.write_bytes(pickle.dumps({"model": {"a": np.ones(2, "f4"), "n": np.ones(2, "i4")}}))
+    report = convert(source, tmp_path / "out.pt", dtype="float16")
+    assert report.warnings == ("1 numpy array not cast: model.a; --bare writes arrays as tensors",)
+    report = convert(source, tmp_path / "bare.pt", dtype="float16", bare=True)
+    assert report.cast == {"float32→float16": 1}
+    report = convert(source, tmp_path / "kept.pt", dtype="float16", keep_dtype="model.a")
+    assert report.warnings == ()

@@ -234,6 +234,18 @@ def test_elsewhere_is_what_does_not_belong(tmp_path: Path) -> None:
     assert moments == {f"optimizer.state.{n}.exp_avg{m}" for n in range(6) for m in ("", "_sq")}
 
 
+def test_select_takes_sections(tmp_path: Path) -> None:
+    """Also where no name is that of the section."""
+    path = tmp_path / "it.pt"
+    torch.save({"net": {"w": torch.ones(2)}, "net_ema": {"w": torch.ones(2)}, "x": 1}, path)
+    found = inspect(path)
+    assert set(found.sections) == {"model", "ema"}
+    for section in found.sections:
+        (entry,) = found.select(section).tensors
+        assert entry.section == section
+        assert [each.name for each in inspect(path, select=section).tensors] == [entry.name]
+
+
 def test_select_keeps_what_matches_and_counts_anew(tmp_path: Path) -> None:
     whole = inspected("adamw_training", tmp_path)
     part = whole.select(["model.head.*", "args.dev*"])

@@ -20,8 +20,9 @@ from ..draft import CheckpointGraph, StorageBytes, View
 _TYPED = frozenset(STORAGE_CLASSES.values())
 
 
-def tensors_for_arrays(draft: CheckpointGraph) -> int:
-    """Have tensors stand for the arrays in state dicts of a draft; gives how many."""
+def tensors_for_arrays(draft: CheckpointGraph) -> frozenset[str]:
+    """Have tensors stand for the arrays in state dicts of a draft; gives their storages."""
+    keys: list[str] = []
     made: dict[int, tuple[Node, Call]] = {}  # holds the arrays, so that no id is used again
     for node in nodes_of(draft.graph.root):
         if not isinstance(node, MappingNode) or not is_state_dict(node):
@@ -31,9 +32,9 @@ def tensors_for_arrays(draft: CheckpointGraph) -> int:
             if array is None:
                 continue
             if id(value) not in made:
-                made[id(value)] = value, _tensor(draft, array, len(made))
+                made[id(value)] = value, _tensor(draft, array, keys)
             node.pairs[n] = key, made[id(value)][1]
-    return len(made)
+    return frozenset(keys)
 
 
 class ArrayBytes(NamedTuple):
@@ -91,8 +92,10 @@ def _blob(draft: CheckpointGraph, array: Array) -> Blob:
     return Blob(0, array.nbytes, _held(content))
 
 
-def _tensor(draft: CheckpointGraph, array: Array, number: int) -> Call:
-    key, graph = f"numpy/{number}", draft.graph
+def _tensor(draft: CheckpointGraph, array: Array, keys: list[str]) -> Call:
+    graph = draft.graph
+    key = f"numpy/{len(keys)}"
+    keys.append(key)
     stored, view = _stored(draft, array, key)
     draft.stored[key] = stored
     storage = graph.storage(key, stored.dtype, array.nbytes, "cpu")

@@ -25,17 +25,11 @@ _Kind = tuple[str, tuple[str, ...]]
 
 @dataclass
 class Discovery:
-    """What is in a tree.
+    """What is in a tree."""
 
-    Attributes:
-        items: checkpoints, and what can't be read.
-        others: every other file.
-        notes: what is in it and is neither, a sentence each.
-    """
-
-    items: list[Item] = field(default_factory=list)
-    others: list[Item] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)  #: checkpoints, and what can't be read
+    others: list[Item] = field(default_factory=list)  #: every other file
+    notes: list[str] = field(default_factory=list)  #: what is in it and is neither, a sentence each
 
 
 @dataclass

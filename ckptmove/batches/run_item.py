@@ -30,15 +30,10 @@ _ANOTHER = "the destination exists and differs from what would be written"
 
 
 class ItemOutcome(NamedTuple):
-    """What a verb did.
+    """What a verb did."""
 
-    Attributes:
-        report: as plain data.
-        bytes_written: how much it wrote.
-    """
-
-    report: Mapping[str, Any] | None
-    bytes_written: int
+    report: Mapping[str, Any] | None  #: as plain data
+    bytes_written: int  #: how much it wrote
 
     @property
     def ok(self) -> bool:

@@ -65,18 +65,13 @@ class CrcRange(NamedTuple):
 
 
 class Checksum(NamedTuple):
-    """What the bytes `[at, at + nbytes)` of the destination must add up to, as zip's CRC-32.
-
-    Attributes:
-        name: of the record, for the message.
-        source_at: where the same bytes lie in the source.
-    """
+    """What the bytes `[at, at + nbytes)` of the destination must add up to, as zip's CRC-32."""
 
     at: int
     nbytes: int
     crc32: int
-    name: str
-    source_at: int
+    name: str  #: of the record, for the message
+    source_at: int  #: where the same bytes lie in the source
     source: int = 0
 
 
@@ -112,32 +107,24 @@ class Check(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a destination comes to be.
+    """How a destination comes to be."""
 
-    Attributes:
-        method: `clone` (a copy of the source), `patch` (a copy with some bytes replaced) or `relay`
-            (laid out anew).
-        nbytes: its size.
-        copies: in the order of the destination, without overlaps.
-        writes: over and between the copies.
-        checksums: of ranges that lie within one copy and outside the writes, in order.
-        gathers: between the copies, in order.
-        measures: ranges whose CRC-32s `seal` needs, in order and without overlaps; outside of
-            copies, gathers and writes there are zeros.
-        seal: CRC-32s of the measures → the last writes, outside of all measures, in places where
-            nothing else is.
-        proofs: what sources must hold besides.
-    """
-
+    #: `clone` (a copy of the source), `patch` (a copy with some bytes replaced) or `relay` (laid
+    #: out anew)
     method: str
-    nbytes: int
-    copies: tuple[Copy, ...]
-    writes: tuple[Write, ...]
+    nbytes: int  #: its size
+    copies: tuple[Copy, ...]  #: in the order of the destination, without overlaps
+    writes: tuple[Write, ...]  #: over and between the copies
+    #: of ranges that lie within one copy and outside the writes, in order
     checksums: tuple[Checksum, ...] = ()
-    gathers: tuple[Gather, ...] = ()
+    gathers: tuple[Gather, ...] = ()  #: between the copies, in order
+    #: ranges whose CRC-32s `seal` needs, in order and without overlaps; outside of copies, gathers
+    #: and writes there are zeros
     measures: tuple[CrcRange, ...] = ()
+    #: CRC-32s of the measures → the last writes, outside of all measures, in places where nothing
+    #: else is
     seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
-    proofs: tuple[SourceChecksum, ...] = ()
+    proofs: tuple[SourceChecksum, ...] = ()  #: what sources must hold besides
 
     @property
     def keeps_length(self) -> bool:
@@ -177,15 +164,11 @@ class Plan(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """Put `new` in the place of the bytes `[start, end)` of a source.
-
-    Attributes:
-        new: the bytes, or the plan that makes them of those that are there.
-    """
+    """Put `new` in the place of the bytes `[start, end)` of a source."""
 
     start: int
     end: int
-    new: bytes | Plan
+    new: bytes | Plan  #: the bytes, or the plan that makes them of those that are there
 
     @property
     def growth(self) -> int:

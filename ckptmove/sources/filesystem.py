@@ -71,17 +71,11 @@ class Missing(InputError):
 
 
 class StorePath(NamedTuple):
-    """Where a URL leads.
+    """Where a URL leads."""
 
-    Attributes:
-        url: as it was given.
-        fs: an fsspec file system.
-        path: as that has it.
-    """
-
-    url: str
-    fs: Any
-    path: str
+    url: str  #: as it was given
+    fs: Any  #: an fsspec file system
+    path: str  #: as that has it
 
 
 def open_store(url: str) -> StorePath:

@@ -10,12 +10,11 @@ from concurrent.futures import Future
 from functools import partial
 
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
-from .cache import Spans
+from .cache import Spans, SparseCopy
 from .fetch_pool import FetchPool, result_of
 from .filesystem import Missing, info_of, open_store, stamp_of, with_retries
 from .range_request import CHANGED, part_of
 from .source import FetchStats, Source, check_range
-from .sparse_copy import SparseCopy
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
 _MOST = 4 << 20  # … and at most
@@ -25,11 +24,7 @@ _EXPECTED = 32 << 20  # bytes that are fetched before they are read
 
 
 class RemoteObject(Source):
-    """An object in a store, whose size and stamp were taken once.
-
-    Attributes:
-        place: where it lies.
-    """
+    """An object in a store, whose size and stamp were taken once."""
 
     __slots__ = (
         "_ahead",
@@ -51,7 +46,7 @@ class RemoteObject(Source):
     def __init__(self, url: str) -> None:
         """Raises InputError if there is no such object, or it can't be read by ranges."""
         self.path = url
-        self.place = open_store(url)
+        self.place = open_store(url)  #: where it lies
         about = info_of(self.place)
         if about.get("type") == "directory":
             raise UnsupportedError(

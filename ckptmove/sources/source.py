@@ -28,15 +28,10 @@ _Self = TypeVar("_Self", bound="Source")
 
 
 class FetchStats(NamedTuple):
-    """What was fetched of a file that is not here.
+    """What was fetched of a file that is not here."""
 
-    Attributes:
-        nbytes: bytes of it.
-        requests: how many it took, those that were answered.
-    """
-
-    nbytes: int
-    requests: int
+    nbytes: int  #: bytes of it
+    requests: int  #: how many it took, those that were answered
 
 
 class Readable(Protocol):
@@ -131,17 +126,13 @@ class Source(ABC):
 
     Used as a context, it closes what it holds, and is named in errors that name nothing. A file
     for which the memory does not suffice is as good as damaged.
-
-    Attributes:
-        path: where it lies: a path, or a URL.
-        nbytes: its size.
     """
 
     __slots__ = ("nbytes", "path")
 
     start = 0
-    path: str
-    nbytes: int
+    path: str  #: where it lies: a path, or a URL
+    nbytes: int  #: its size
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -245,15 +236,12 @@ class File(Source):
 
     All sizes and offsets are bytes. Nothing is mapped here: a mapping of a file that somebody
     truncates kills the process, a short `pread` is an error with a name.
-
-    Attributes:
-        fd: its descriptor.
     """
 
     __slots__ = ("_seen", "_stat", "fd")
 
     def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd
+        self.fd = fd  #: its descriptor
         self.path = path
         self._stat = os.fstat(fd)
         self.nbytes = self._stat.st_size

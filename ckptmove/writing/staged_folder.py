@@ -25,12 +25,7 @@ _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
 
 
 class LocalFolder:
-    """A directory in the making. Used as a context, it is gone at the end unless committed.
-
-    Attributes:
-        path: what it will be.
-        hidden: where it is until then.
-    """
+    """A directory in the making. Used as a context, it is gone at the end unless committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Create the directory under a name of its own.
@@ -40,13 +35,13 @@ class LocalFolder:
             WriteError: it can't be created.
         """
         check_folder(destination, sources, force=force)
-        self.path = _without_slash(destination)
+        self.path = _without_slash(destination)  #: what it will be
         self.sources = sources
         self.force = force
         self._name = FinalName(self.path)
         self._aside = hidden_name(self._name.name)
         self._beside = os.path.dirname(os.path.abspath(self.path))
-        self.hidden = os.path.join(self._beside, self._name.hidden)
+        self.hidden = os.path.join(self._beside, self._name.hidden)  #: where it is until then
         self._folders = [self._name.hidden]
         self._files: list[PlanFile] = []
         try:

@@ -183,13 +183,10 @@ class _Stopped(Exception):
 
 
 class Measured:
-    """The CRC-32s of ranges, of bytes that come by from the start to the end.
-
-    Attributes:
-        crcs: one for each of the ranges, which are in order and don't overlap.
-    """
+    """The CRC-32s of ranges, of bytes that come by from the start to the end."""
 
     def __init__(self, measures: Sequence[CrcRange] | Sequence[Checksum]) -> None:
+        #: one for each of the ranges, which are in order and don't overlap
         self.crcs = [0] * len(measures)
         self._measures = measures
         self._ends = [measure.at + measure.nbytes for measure in measures]

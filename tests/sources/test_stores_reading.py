@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import ckptmove
 from ckptmove import CorruptError, InputError
 from ckptmove.sources import cache, open_source
-from ckptmove.sources.cache import Spans
+from ckptmove.sources.cache import Spans, SparseCopy
 from ckptmove.sources.fetch_pool import FetchPool
 from ckptmove.sources.source import Source
-from ckptmove.sources.sparse_copy import SparseCopy
 from tests.making.checkpoints import sparse_zip64
 from tests.oracles.steps import steps
 from tests.servers.fronts import HANG

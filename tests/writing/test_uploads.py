@@ -15,7 +15,7 @@ from safetensors.torch import load as load_safetensors
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, WriteError
 from ckptmove.sources import Missing, place_of
-from ckptmove.writing.upload.small_objects import put_small
+from ckptmove.writing.upload.destination import RemoteDestination
 from tests.making.checkpoints import save
 from tests.servers.uploading import BUCKET, Asked, Server, Store, bucket, damage
 
@@ -404,15 +404,15 @@ def test_parts_are_gone_once_the_store_says_so(
 def test_a_small_object_that_can_not_be_put(
     status: int, kind: type[CkptmoveError], match: str, store: Store
 ) -> None:
-    put_small(store.url("marks/a"), b"here")
+    RemoteDestination(store.url("marks/a")).write_small(b"here")
     store.server.fault = lambda asked: status if asked.kind == "put" else None
     with pytest.raises(kind, match=match) as caught:
-        put_small(store.url("marks/a"), b"there")
+        RemoteDestination(store.url("marks/a")).write_small(b"there")
     assert (caught.value.hint is None) == (status == 403)
     store.server.reset()
     assert store.get("marks/a") == b"here"
     with pytest.raises(RefusedError, match="its bucket or container does not exist"):
-        put_small("s3://nobucket/a", b"x")
+        RemoteDestination("s3://nobucket/a").write_small(b"x")
 
 
 def test_what_can_not_be_listed_is_not_taken_for_nothing(store: Store) -> None:

@@ -26,7 +26,6 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from ..run_item import LISTENER
-from .progress import ProgressReporter, as_picklable
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
@@ -38,16 +37,12 @@ Listener = Callable[[Any, int], object]
 
 
 class WorkerDied(Exception):
-    """The process that was at it ended.
-
-    Attributes:
-        code: how, as `subprocess` has it: a signal is negative.
-        hint: what may be wrong, or None.
-    """
+    """The process that was at it ended."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
-        self.code = code
+        self.code = code  #: how, as `subprocess` has it: a signal is negative
+        #: what may be wrong, or None
         self.hint = "perhaps the machine ran out of memory" if code == -signal.SIGKILL else None
 
     def __str__(self) -> str:
@@ -289,3 +284,34 @@ def _perform(data: bytes, told: IO[bytes]) -> None:
     except Exception as error:
         sent = pickle.dumps(("raised", as_picklable(error)))
     _put(told, sent)
+
+
+class ProgressReporter:
+    """Reports progress, at most once per interval."""
+
+    def __init__(self, tell: Callable[[int], object], seconds: float) -> None:
+        """Args:
+        tell: called with the bytes that were done since it was called before.
+        seconds: at least as long apart.
+        """
+        self._tell = tell
+        self._seconds = seconds
+        self._nbytes = 0
+        self._next = time.monotonic() + seconds
+
+    def __call__(self, nbytes: int) -> None:
+        """Add bytes that are done."""
+        self._nbytes += nbytes
+        if time.monotonic() >= self._next:
+            self._tell(self._nbytes)
+            self._nbytes = 0
+            self._next = time.monotonic() + self._seconds
+
+
+def as_picklable(error: Exception) -> Exception:
+    """The same error, or one that says the same where it can't be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

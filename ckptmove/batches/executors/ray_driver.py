@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from ...version import __version__
 from ..run_item import LISTENER
 from ..trees import open_ledger
-from .progress import ProgressReporter, as_picklable
+from .process_pool import ProgressReporter, as_picklable
 
 TRIES = 4  # how often a task is begun whose node or worker dies
 _OFTEN = 0.25  # seconds between two messages of progress

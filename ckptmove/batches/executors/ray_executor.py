@@ -46,12 +46,7 @@ class TaskLost(WorkerDied):
 
 
 class Cluster(Executor):
-    """A Ray cluster, joined. Each call takes one CPU of it; those of a node that dies are retried.
-
-    Attributes:
-        ahead: how many calls to hand out at once.
-        listener: told of progress.
-    """
+    """A Ray cluster. Each call takes one CPU of it; those of a node that dies are retried."""
 
     def __init__(self, address: str) -> None:
         """Join a cluster.
@@ -62,8 +57,8 @@ class Cluster(Executor):
         Raises:
             UsageError: Ray is not installed, or no cluster is reached.
         """
-        self.ahead = _LEAST_AHEAD
-        self.listener: Listener | None = None
+        self.ahead = _LEAST_AHEAD  #: how many calls to hand out at once
+        self.listener: Listener | None = None  #: told of progress
         self._jobs: dict[int, tuple[Future[Any], Any]] = {}
         self._count = 0
         self._marks: dict[str, tuple[int, str]] = {}

@@ -17,7 +17,7 @@ from ...reports.batch_items import Entry
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import Missing
 from ...sources.remote_place import RemotePlace
-from ...writing.upload.small_objects import put_small
+from ...writing.upload.destination import RemoteDestination
 from .ledger import entry_of
 
 _LONGEST = 1 << 16  # bytes
@@ -50,7 +50,7 @@ class ObjectLedger:
     def add(self, entry: Entry, *, synced: bool = False) -> None:
         """As `Ledger.add`."""
         said = {key: value for key, value in entry._asdict().items() if value}
-        put_small(self._url(entry.name), json.dumps(said).encode())
+        RemoteDestination(self._url(entry.name)).write_small(json.dumps(said).encode())
 
     @contextlib.contextmanager
     def lock(self, name: str, *, patient: bool) -> Iterator[bool]:

@@ -58,19 +58,12 @@ class Change(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What is to change in a file.
+    """What is to change in a file."""
 
-    Attributes:
-        nbytes: the size of the file, which stays.
-        inode: its number in its file system.
-        tail: the digest of its last `TAIL_NBYTES`, as they were.
-        changes: in order, without overlaps.
-    """
-
-    nbytes: int
-    inode: int
-    tail: bytes
-    changes: tuple[Change, ...]
+    nbytes: int  #: the size of the file, which stays
+    inode: int  #: its number in its file system
+    tail: bytes  #: the digest of its last `TAIL_NBYTES`, as they were
+    changes: tuple[Change, ...]  #: in order, without overlaps
 
     @classmethod
     def of(cls, nbytes: int, inode: int, writes: Iterable[Write], read: Read) -> Journal:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...plans.plan import Plan
+from ...sources.filesystem import open_store
 from ...sources.source import Source
 from ..destination import Destination, StagedFile, StagedFolder
+from .errors import with_write_retries
 from .staged_object import StagedObject, check_object, kind_at, open_to_write
 from .staged_prefix import StagedPrefix, check_prefix, names_below
 
@@ -27,6 +29,20 @@ class RemoteDestination(Destination):
 
     def is_folder(self) -> bool:
         return kind_at(open_to_write(self.path)) == "directory"
+
+    def write_small(self, data: bytes) -> None:
+        """Write a small object, at once, whatever was there.
+
+        Raises:
+            RefusedError: nothing can be written there.
+            WriteError: it can't be written.
+        """
+
+        def put() -> None:
+            store = open_store(self.path)
+            store.fs.pipe_file(store.path, data)
+
+        with_write_retries(put, self.path)
 
     def names_below(self) -> list[str]:
         """As `Destination.names_below`. Raises RefusedError if it can't be told."""

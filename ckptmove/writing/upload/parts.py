@@ -15,15 +15,10 @@ _MOST_PARTS = 10_000
 
 
 class Upload(Protocol):
-    """An upload in progress, which is not visible yet.
+    """An upload in progress, which is not visible yet."""
 
-    Attributes:
-        part_nbytes: the size of its parts, but for the last.
-        at_once: how many may be put at the same time, in any order; where it is one, in theirs.
-    """
-
-    part_nbytes: int
-    at_once: int
+    part_nbytes: int  #: the size of its parts, but for the last
+    at_once: int  #: how many may be put at the same time, in any order; where it is one, in theirs
 
     def begin(self) -> None:
         """Get ready for parts; those that there are, if any, are forgotten.

@@ -25,14 +25,10 @@ from .stream_plan import PlanSource
 
 
 class MemoryAllowance:
-    """Bytes that small objects may take in memory, all together.
-
-    Attributes:
-        left: how many of them are free.
-    """
+    """Bytes that small objects may take in memory, all together."""
 
     def __init__(self, nbytes: int) -> None:
-        self.left = nbytes
+        self.left = nbytes  #: how many of them are free
 
 
 class StagedUpload:

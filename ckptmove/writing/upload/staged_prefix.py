@@ -27,16 +27,12 @@ _INDEX = ".index.json"
 
 
 class StagedPrefix:
-    """A folder in the making. Used as a context, nothing of it is left unless it was committed.
-
-    Attributes:
-        path: its URL, without a slash at the end.
-    """
+    """A folder in the making. Used as a context, nothing of it is left unless it was committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Raises RefusedError as `check_prefix` does."""
         self._place = check_prefix(str(destination), sources, force=force)
-        self.path = str(destination).rstrip("/")
+        self.path = str(destination).rstrip("/")  #: its URL, without a slash at the end
         self.sources = sources
         self.force = force
         self._old = names_below(self.path) if force else []

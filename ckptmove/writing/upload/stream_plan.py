@@ -26,10 +26,6 @@ class PlanSource(Source):
 
     Any range of it can be read, which is cheap for what is written or copied. It closes none of the
     sources.
-
-    Attributes:
-        settled: whether the parts that were taken last are right, once all of them were; else they
-            have to be taken again.
     """
 
     __slots__ = (
@@ -46,6 +42,8 @@ class PlanSource(Source):
     def __init__(self, plan: Plan, sources: Sequence[Source], path: str) -> None:
         self.path = path
         self.nbytes = plan.nbytes
+        #: whether the parts that were taken last are right, once all of them were; else they have
+        #: to be taken again
         self.settled = False
         self._plan = plan
         self._sources = sources

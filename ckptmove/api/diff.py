@@ -125,32 +125,17 @@ def diff(
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
         if patterns and not (pairs.both or pairs.old or pairs.new):
             _check_meant(old, new, patterns, chosen or ())
-        nbytes = sum(source.nbytes for draft in (old, new) for source in draft.sources)
+        nbytes = sum(source.nbytes for graph in (old, new) for source in graph.sources)
         with Comparison(nbytes, atol, rtol, progress) as comparison:
             findings = _Findings(comparison, cast, ignore_devices, arrays)
             findings.compare(pairs)
         if chosen is None:
             findings.add(compare_beside(old, new, ignore_devices=ignore_devices))
         if ignore_code:
-            findings.let_pass(lambda each: is_code(each, old, new))
+            findings.ignore(lambda each: is_code(each, old, new))
         for source in (*old.sources, *new.sources):
             source.check_unchanged()
-    return Diff(
-        a=old.path,
-        b=new.path,
-        a_format=old.format,
-        b_format=new.format,
-        tensors=findings.tensors,
-        nbytes=findings.nbytes,
-        differences=_by_kind(findings.differences),
-        close=findings.close,
-        cast=findings.cast,
-        devices_ignored=findings.passed,
-        records=findings.records,
-        ignored=_by_kind(findings.ignored),
-        warnings=(*notes, *_warnings(old), *_warnings(new)),
-        seconds=time.monotonic() - started,
-    )
+    return findings.report(old, new, notes, time.monotonic() - started)
 
 
 def _chosen(old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str]) -> set[str] | None:
@@ -204,7 +189,7 @@ class _Findings:
         self.arrays = arrays  # the storages of those that stand for arrays, each with its graph
         self.differences: list[Difference] = []
         self.cast: dict[str, int] = {}
-        self.tensors = self.nbytes = self.close = self.passed = 0
+        self.tensors = self.nbytes = self.close = self.devices_ignored = 0
         self.counted: set[object] = set()
         self.ignored: list[Difference] = []
         self.records = 0
@@ -214,9 +199,9 @@ class _Findings:
         """Take up what was found in other records."""
         self.differences += beside.differences
         self.records = beside.compared
-        self.passed += beside.devices
+        self.devices_ignored += beside.devices
 
-    def let_pass(self, is_ignored: Callable[[Difference], bool]) -> None:
+    def ignore(self, is_ignored: Callable[[Difference], bool]) -> None:
         """Set those differences apart that are to be ignored."""
         self.ignored += [each for each in self.differences if is_ignored(each)]
         self.differences = [each for each in self.differences if not is_ignored(each)]
@@ -224,20 +209,20 @@ class _Findings:
     def compare(self, pairs: Pairs) -> None:
         """Compare the bytes of all tensors, and see which of the rest have but another name."""
         self.differences += pairs.differences
-        self.passed += pairs.passed
+        self.devices_ignored += pairs.passed
         for old, new in pairs.both:
-            self.values(old, new)
+            self.compare_values(old, new)
         matched = list(renamed(pairs.old, pairs.new, self.comparison, cast=self.may_cast))
         for old, new in matched:
-            self.rename(old, new)
+            self.add_renamed(old, new)
         self.differences += shared([*pairs.both, *matched])
         gone = {id(held) for both in matched for held in both}
         for kind, tensors in ((Kind.REMOVED, pairs.old), (Kind.ADDED, pairs.new)):
             for held in tensors:
                 if id(held) not in gone:
-                    self.alone(kind, held)
+                    self.add_single(kind, held)
 
-    def values(self, old: Held, new: Held) -> None:
+    def compare_values(self, old: Held, new: Held) -> None:
         """Compare the bytes of two tensors of the same name."""
         self.count(old)
         dtypes = old.tensor.dtype, new.tensor.dtype
@@ -264,7 +249,7 @@ class _Findings:
         elif found.close:
             self.close += 1
 
-    def rename(self, old: Held, new: Held) -> None:
+    def add_renamed(self, old: Held, new: Held) -> None:
         """Two tensors of the same bytes in different places, mostly under different names."""
         self.count(old)
         names = old.name, new.name
@@ -273,7 +258,7 @@ class _Findings:
         self.differences.append(Difference(Kind.RENAMED, names[0], *names))
         for kind, mine, other in unlike(old.tensor, new.tensor):
             if kind is Kind.MOVED and self.ignore_devices:
-                self.passed += 1
+                self.devices_ignored += 1
             elif kind is Kind.RETYPED:
                 self.note_cast(mine, other)
             else:
@@ -290,11 +275,32 @@ class _Findings:
             }
         return self.places[id(held.draft)].get((held.name, id(held.node)), held.name)
 
-    def alone(self, kind: Kind, held: Held) -> None:
+    def add_single(self, kind: Kind, held: Held) -> None:
         """A tensor that only one of them has."""
         what = {"dtype": held.tensor.dtype, "shape": list(held.tensor.shape)}
         pair = (what, None) if kind is Kind.REMOVED else (None, what)
         self.differences.append(Difference(kind, held.name, *pair))
+
+    def report(
+        self, old: CheckpointGraph, new: CheckpointGraph, notes: Sequence[str], seconds: float
+    ) -> Diff:
+        """Everything that was found."""
+        return Diff(
+            a=old.path,
+            b=new.path,
+            a_format=old.format,
+            b_format=new.format,
+            tensors=self.tensors,
+            nbytes=self.nbytes,
+            differences=_by_kind(self.differences),
+            close=self.close,
+            cast=self.cast,
+            devices_ignored=self.devices_ignored,
+            records=self.records,
+            ignored=_by_kind(self.ignored),
+            warnings=(*notes, *_warnings(old), *_warnings(new)),
+            seconds=seconds,
+        )
 
     def note_cast(self, old: str, new: str) -> None:
         """Count a tensor that was cast."""

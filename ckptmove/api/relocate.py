@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from .. import formats
 from ..device import parse
@@ -129,50 +129,36 @@ def relocate(
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
     if place_of(src).is_folder():
-        raise UnsupportedError(
-            "is a directory", path=src, hint="relocate each file separately in it"
-        )
+        hint = "relocate each file separately in it"
+        raise UnsupportedError("is a directory", path=src, hint=hint)
     notes = recover_if_interrupted(src)
     with open_source(src) as source:
         before = formats.read(source)
-        manifest = before.manifest
+        manifest, nbytes = before.manifest, source.nbytes
         moves = place_tensors(manifest, rules)
-        plan = before.plan_relocate(moves)
+        change = _Change(source, before, moves, before.plan_relocate(moves), force)
         if strict:  # only now, since it could say that what can't be relocated would be copied
             refuse_unknown(manifest, otherwise="without --strict they are copied untouched")
         target = _target(source.path, dst, to, moves, in_place=in_place)
         copied, bytes_written = None, 0
         if target is None:
             pass
-        elif in_place:
-            if not isinstance(source, File):
-                raise RefusedError("is in an object store, where files cannot be changed in place")
-            if dry_run:
-                check_in_place(source, plan, force=force)
-            else:
-                bytes_written = _change(source, before, moves, plan, force)
         elif dry_run:
-            destination_of(target).check_file([source], force=force)
-            destination_of(target).check_room([plan], [source])
+            change.check(target, in_place=in_place)
+        elif in_place:
+            bytes_written = change.apply_in_place()
         else:
-            recover_if_interrupted(target)
-            copied = _write(source, before, moves, plan, target, force, progress)
-            bytes_written = plan.nbytes
-        nbytes = source.nbytes
-    named = manifest.values_naming_devices
+            copied, bytes_written = change.write(target, progress)
     return RelocateReport(
         source=source.path,
         destination=target,
         written=target is not None and not dry_run,
-        method="none" if target is None else "in-place" if in_place else plan.method,
+        method="none" if target is None else "in-place" if in_place else change.plan.method,
         copied=copied,
         moved=moves.totals(manifest),
         kept=tuple(moves.kept),
-        values_naming_devices=tuple(v for n, v in enumerate(named) if n not in moves.values),
-        values_rewritten=tuple(named[n] for n in moves.values),
+        **moves.values_by_outcome(manifest),
         rewritten_to=tuple(moves.values.values()),
-        values_rewritable=tuple(named[n] for n in moves.rewritable),
-        values_unchanged=tuple(named[n] for n in moves.unchanged),
         unknown_callables=manifest.unknown_callables,
         warnings=(*notes, *manifest.warnings, *moves.warnings),
         nbytes=nbytes,
@@ -182,39 +168,54 @@ def relocate(
     )
 
 
-def _write(
-    source: Source,
-    before: formats.Checkpoint,
-    moves: Moves,
-    plan: Plan,
-    target: str,
-    force: bool,
-    progress: Progress | None,
-) -> str:
-    """Write, verify, commit; gives how the bytes were copied."""
-    with destination_of(target).new_file([source], force=force) as made:
-        copied = made.write(plan, progress)
-        _check(made.reopen(), before, moves)
-        made.commit()
-    return copied
+class _Change(NamedTuple):
+    """A planned change of a file, which is made in a new file or in place."""
 
+    source: Source
+    before: formats.Checkpoint
+    moves: Moves
+    plan: Plan
+    force: bool
 
-def _change(source: File, before: formats.Checkpoint, moves: Moves, plan: Plan, force: bool) -> int:
-    """Change in place, verify, commit; gives how many bytes were written."""
-    with InPlace(source, plan, force=force) as changed:
-        bytes_written = changed.write()
-        _check(changed.reopen(), before, moves)
-        changed.commit()
-    return bytes_written
+    def check(self, target: str, *, in_place: bool) -> None:
+        """Raises RefusedError where it would be refused."""
+        if in_place:
+            check_in_place(self._file(), self.plan, force=self.force)
+        else:
+            destination = destination_of(target)
+            destination.check_file([self.source], force=self.force)
+            destination.check_room([self.plan], [self.source])
 
+    def write(self, target: str, progress: Progress | None) -> tuple[str, int]:
+        """Write, verify, commit; gives how the bytes were copied, and how many."""
+        recover_if_interrupted(target)
+        with destination_of(target).new_file([self.source], force=self.force) as made:
+            copied = made.write(self.plan, progress)
+            self._verify(made.reopen())
+            made.commit()
+        return copied, self.plan.nbytes
 
-def _check(written: Source, before: formats.Checkpoint, moves: Moves) -> None:
-    """Read back what was written, and compare it with what was meant."""
-    try:
-        with written:
-            before.check_relocated(formats.read(written), moves)
-    except InputError as error:
-        raise WriteError(f"what was written can't be read: {error}", path=written.path) from error
+    def apply_in_place(self) -> int:
+        """Change in place, verify, commit; gives how many bytes were written."""
+        with InPlace(self._file(), self.plan, force=self.force) as changed:
+            bytes_written = changed.write()
+            self._verify(changed.reopen())
+            changed.commit()
+        return bytes_written
+
+    def _file(self) -> File:
+        if not isinstance(self.source, File):
+            raise RefusedError("is in an object store, where files cannot be changed in place")
+        return self.source
+
+    def _verify(self, written: Source) -> None:
+        """Read back what was written, and compare it with what was meant."""
+        try:
+            with written:
+                self.before.check_relocated(formats.read(written), self.moves)
+        except InputError as error:
+            message = f"what was written can't be read: {error}"
+            raise WriteError(message, path=written.path) from error
 
 
 def _target(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..device import TagMap, kind_of
 from ..errors import RefusedError
-from ..manifest.manifest import Manifest, Role, Section, TensorEntry
+from ..manifest.manifest import Manifest, NamedDevice, Role, Section, TensorEntry
 from ..manifest.paths import Path
 from ..phrases import quote
 from .rules import Rules
@@ -54,28 +54,16 @@ class Moved(NamedTuple):
 
 @dataclass
 class Moves:
-    """What changes its device.
+    """What changes its device: by the id of a storage, or the index in a list of the manifest."""
 
-    Attributes:
-        storages: id → new location.
-        tensors: index of a tensor that says its device itself → the new one.
-        meshes: index of a device mesh → the new kind of its devices.
-        remotes: index of a device on which a shard is said to be → the new one.
-        values: index of a value that names a device and is to be rewritten → the new device.
-        rewritable: index of a value that `values` would rewrite, and was not asked to.
-        unchanged: index of any other value of the user's that names a device that moves.
-        kept: what torch has a device of its own for.
-        warnings: what the user should know about the result.
-    """
-
-    storages: dict[str, str] = field(default_factory=dict)
-    tensors: dict[int, str] = field(default_factory=dict)
-    meshes: dict[int, str] = field(default_factory=dict)
-    remotes: dict[int, str] = field(default_factory=dict)
-    values: dict[int, str] = field(default_factory=dict)
-    rewritable: list[int] = field(default_factory=list)
-    unchanged: list[int] = field(default_factory=list)
-    kept: list[Kept] = field(default_factory=list)
+    storages: dict[str, str] = field(default_factory=dict)  #: id → new location
+    tensors: dict[int, str] = field(default_factory=dict)  #: those that store their own device
+    meshes: dict[int, str] = field(default_factory=dict)  #: device mesh → new kind of device
+    remotes: dict[int, str] = field(default_factory=dict)  #: device of a shard → new device
+    values: dict[int, str] = field(default_factory=dict)  #: values that are to be rewritten
+    rewritable: list[int] = field(default_factory=list)  #: values that `values` would rewrite
+    unchanged: list[int] = field(default_factory=list)  #: other values that name a moved device
+    kept: list[Kept] = field(default_factory=list)  #: what torch has a device of its own for
     warnings: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -94,6 +82,16 @@ class Moves:
             storages, nbytes, tensors = totals.get(name, Moved(0, 0))
             totals[name] = Moved(storages, nbytes, tensors + 1)
         return totals
+
+    def values_by_outcome(self, manifest: Manifest) -> dict[str, tuple[NamedDevice, ...]]:
+        """The user's values that name devices, by what becomes of them; named as in the report."""
+        named = manifest.values_naming_devices
+        return {
+            "values_naming_devices": tuple(v for n, v in enumerate(named) if n not in self.values),
+            "values_rewritten": tuple(named[n] for n in self.values),
+            "values_rewritable": tuple(named[n] for n in self.rewritable),
+            "values_unchanged": tuple(named[n] for n in self.unchanged),
+        }
 
 
 def place(manifest: Manifest, rules: Rules) -> Moves:

@@ -16,16 +16,12 @@ if TYPE_CHECKING:
     from .api.convert import convert
     from .api.diff import diff
     from .api.doctor import doctor
+    from .api.in_memory import move, prefetch, report, to_device, trace
     from .api.inspect import inspect
     from .api.load import load
-    from .api.move import move
-    from .api.prefetch import prefetch
     from .api.recover import recover
     from .api.relocate import relocate
-    from .api.report import report
     from .api.save import save
-    from .api.to_device import to_device
-    from .api.trace import trace
     from .api.validate import validate
     from .batches.batch import batch
     from .batches.running import Batch
@@ -142,16 +138,12 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.api.convert": ("convert",),
     "ckptmove.api.diff": ("diff",),
     "ckptmove.api.doctor": ("doctor",),
+    "ckptmove.api.in_memory": ("move", "prefetch", "report", "to_device", "trace"),
     "ckptmove.api.inspect": ("inspect",),
     "ckptmove.api.load": ("load",),
-    "ckptmove.api.move": ("move",),
-    "ckptmove.api.prefetch": ("prefetch",),
     "ckptmove.api.recover": ("recover",),
     "ckptmove.api.relocate": ("relocate",),
-    "ckptmove.api.report": ("report",),
     "ckptmove.api.save": ("save",),
-    "ckptmove.api.to_device": ("to_device",),
-    "ckptmove.api.trace": ("trace",),
     "ckptmove.api.validate": ("validate",),
     "ckptmove.batches.batch": ("batch",),
     "ckptmove.batches.running": ("Batch",),

@@ -219,34 +219,31 @@ def convert(
         plan, untrusted, unknown = _plan(
             graph, target, options, drops, trusted=trust_objects, force=force
         )
-        companions = list[Companion]()
-        if folder is not None:
-            companions = _companions(
-                folder, graph, target, plan, strict=strict, follow_links=follow_links
-            )
+        companions = _companions(
+            folder, graph, target, plan, strict=strict, follow_links=follow_links
+        )
         graph.release()
         if dry_run:
             target.check(plan, graph.sources, companions, force=force)
         else:
             target.write(plan, graph.sources, companions, force=force, progress=progress)
         nbytes = sum(source.nbytes for source in graph.sources)
-    copied = {each.name: each.nbytes for each in companions if not each.is_folder}
-    sizes = {name: file.nbytes for name, file in plan.files.items()} | copied
+    files = target.sizes(plan, companions)
     return ConvertReport(
         source=graph.path if folder is None else folder.path,
         destination=target.path,
         source_format=graph.format,
         format=target.format.name,
         written=not dry_run,
-        files={target.file(name): size for name, size in sizes.items()},
+        files=files,
         tensors=plan.tensors,
         dropped=(*losses, *untrusted),
         shared=plan.shared,
         duplicates=plan.duplicates,
         unknown_callables=unknown,
         warnings=tuple(graph.warnings),
-        nbytes=nbytes + sum(copied.values()),
-        bytes_written=0 if dry_run else sum(sizes.values()),
+        nbytes=nbytes + sum(each.nbytes for each in companions if not each.is_folder),
+        bytes_written=0 if dry_run else sum(files.values()),
         seconds=time.monotonic() - started,
         **changes._asdict(),
     )
@@ -300,7 +297,7 @@ def _plan(
 
 
 def _companions(
-    folder: Folder,
+    folder: Folder | None,
     graph: CheckpointGraph,
     target: Target,
     plan: WritePlan,
@@ -308,12 +305,14 @@ def _companions(
     strict: bool,
     follow_links: bool,
 ) -> list[Companion]:
-    """What is copied from a folder that is converted as a whole.
+    """What is copied from a folder that is converted as a whole, if one is.
 
     Raises:
         RefusedError: it can't be where the folder goes.
         UntrustedError: it names unknown callables, and `strict` is set.
     """
+    if folder is None:
+        return []
     path = folder.path
     check_apart(path, target.path)
     read = {PurePath(source.path).name for source in graph.sources}

@@ -40,9 +40,12 @@ class Target(NamedTuple):
         usual = {each.folder_stem for each in formats.WRITABLE}
         return self.stem if stem in usual else stem
 
-    def file(self, name: str) -> str:
-        """The path of a file that is written."""
-        return place_of(self.path).child(name).path if name else self.path
+    def sizes(self, plan: WritePlan, companions: Sequence[Companion]) -> dict[str, int]:
+        """The size of every file that is written, by its path."""
+        files = {name: file.nbytes for name, file in plan.files.items()}
+        files |= {each.name: each.nbytes for each in companions if not each.is_folder}
+        place = place_of(self.path)
+        return {place.child(name).path if name else self.path: n for name, n in files.items()}
 
     def write_options(
         self, shared: str, metadata: Mapping[str, str] | None, *, bare: bool

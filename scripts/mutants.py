@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "renamed before it is verified",
         "api/relocate.py",
-        "        _check(made.reopen(), before, moves)\n        made.commit()\n",
-        "        made.commit()\n        _check(made.reopen(), before, moves)\n",
+        "            self._verify(made.reopen())\n            made.commit()\n",
+        "            made.commit()\n            self._verify(made.reopen())\n",
         "tests/writing/test_staged_file_faults.py tests/api/test_relocate.py",
     ),
     Mutant(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import click
 
+from ..reports.plain import json_text
 from ..reports.report import Report
 from ..reports.text import printable
 from ..sources import masked, place_of
@@ -101,4 +101,4 @@ def emit(lines: Iterable[str]) -> None:
 
 def emit_json(value: object) -> None:
     """Print a result for programs."""
-    emit([json.dumps(value, indent=2)])
+    emit([json_text(value)])

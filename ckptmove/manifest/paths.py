@@ -49,7 +49,7 @@ def _spell_quoted(key: Key) -> str:
 
 def path_json(path: Path) -> list[Key]:
     """A path as JSON can have it."""
-    return [key if _is_plain(key) else _spell_key(key) for key in path]
+    return [key if type(key) is str or _is_plain(key) else _spell_key(key) for key in path]
 
 
 def _is_plain(key: Key) -> bool:

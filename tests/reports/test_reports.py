@@ -17,7 +17,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove.reports.blocks import Table, html_of, text_of
-from ckptmove.reports.plain import OMITTED, Key, Plain, Seconds, derived, to_json
+from ckptmove.reports.plain import OMITTED, Key, Plain, Seconds, derived, json_text, to_json
 from ckptmove.reports.report import Report
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 from tests.making.living import LanguageModel, stepped
@@ -157,6 +157,13 @@ def test_json_is_what_the_fields_declare() -> None:
     assert Part("p", note="n").to_json() == {"called": "p", "pairs": [], "note": "n"}
     assert Whole(Color.RED, None).to_json()["part"] is None
     assert shapes.shape_of(Whole.json_schema())["part"]["note?"] == "string"
+
+
+def test_json_is_printed_as_python_prints_it() -> None:
+    empty: dict[str, Any] = {"a": [], "b": {}, "c": (), "d": ""}
+    odd = {"é\n\u2028": [1.5, inf, -0.0, True, None, 10**30, Color.RED], "x": ({"y": [[], [0]]},)}
+    for value in (JSON, empty, odd, [], {}, 1, "é", None, [odd, empty]):
+        assert json_text(value) == json.dumps(value, indent=2)
 
 
 def test_json_is_read_back_by_the_same_declaration() -> None:

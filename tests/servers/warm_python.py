@@ -97,7 +97,7 @@ class _Server:
     """The process that forks."""
 
     def __init__(self, preloaded: Sequence[str]) -> None:
-        self.owner = os.getpid()
+        self.owner, self.lock = os.getpid(), threading.Lock()
         self.ours, other = socket.socketpair()
         env = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         env.pop("PYTHONPATH", None)
@@ -111,15 +111,16 @@ class _Server:
 
         It forks twice and the one between ends, so the process becomes that of a subreaper: us.
         """
-        prctl = ctypes.CDLL(None).prctl
+        prctl, data = ctypes.CDLL(None).prctl, json.dumps(asked).encode()
+        self.lock.acquire()
         prctl(_SUBREAPER, 1, 0, 0, 0)
         try:
-            data = json.dumps(asked).encode()
             socket.send_fds(self.ours, [len(data).to_bytes(8, "little")], list(streams))
             self.ours.sendall(data)
             return int.from_bytes(_exactly(self.ours, 8), "little")
         finally:
             prctl(_SUBREAPER, 0, 0, 0, 0)
+            self.lock.release()
 
     def stop(self) -> None:
         """End it."""

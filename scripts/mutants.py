@@ -232,8 +232,8 @@ MUTANTS = (
     ),
     Mutant(
         "index leads out of its folder",
-        "formats/folders/shard_index.py",
-        "        if not is_plain_name(file):\n",
+        "formats/folders/sharded.py",
+        "        if not _is_plain_name(file):\n",
         "        if False:\n",
         "tests/formats/test_sharded.py tests/formats/test_model_folder.py",
     ),

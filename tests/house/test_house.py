@@ -277,7 +277,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle_writing",
         "formats.bundle",
         "formats.folders.parts",
-        "formats.folders.shard_index",
         "formats.folders.sharded",
         "formats.folders.model_folder",
         "formats.folders",

@@ -1,20 +1,29 @@
 """safetensors-sharded and torch-sharded: one checkpoint in several files, with an index.
 
-    model.safetensors.index.json     where each tensor is; `shard_index` says how
+    model.safetensors.index.json, pytorch_model.bin.index.json, diffusion_pytorch_model.…
+    {"metadata": {"total_size": N, …}, "weight_map": {TENSOR: FILE, …}}
     model-00001-of-00002.safetensors, …: whole files of safetensors, or of torch
+
+The files are beside the index. A name in it must be a plain file name, so that none leads
+elsewhere; the file may be a symbolic link within the folder, or to a blob in the cache of the Hub.
+If ckptmove divided the checkpoint, its tree is in `metadata`, under `graph.tree_text.TREE`.
+
+An index that contradicts its files is refused: a tensor that is not in the file it should be in, or
+in two of them. Tensors that the index does not list are read too, as by loaders that read whole
+files.
 
 The tensors of safetensors make one dict, or the tree that the index tells of. What torch saved in
 each file is a dict: all of them together are one, in the order of the files' names, and tensors of
 one file share what they shared.
 
 Sources: transformers/modeling_utils.py (`save_pretrained`, `_load_pretrained_model`),
-huggingface_hub/serialization/_torch.py.
+huggingface_hub/serialization/_torch.py (`save_torch_state_dict`, `_load_sharded_checkpoint`).
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
@@ -23,24 +32,39 @@ from ...manifest.manifest import Section
 from ...pickles.nodes import Call, Dict, Global, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...sources import Missing
-from ...sources.source import Source
+from ...sources.source import Readable, Source
 from ...torch_pickle.streams import Container
 from ..base import Format, PickledFormat
 from ..checkpoint import Carries, Checkpoint
 from ..pickle import PlainPickle
 from ..probe import Probe
 from ..safetensors.file import Placed, SafetensorsContainer, SafetensorsFile, TensorsContainer
-from ..safetensors.header import Entry, shown
+from ..safetensors.header import LONGEST, Entry, read_json, shown
 from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
 from .parts import PartsContainer, number_files
-from .shard_index import Index, check_shards, read_index
 
 #: What its files may be.
 _PARTS: tuple[PickledFormat, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
 _FEW = 64  # files that a process has open besides
+_LONGEST_NAME = 255  # bytes of a file's name
+_SEPARATORS = frozenset("/\\\0")
+_NBYTES_OF_QUOTE = 10  # an entry has four in 40 bytes at least: a name, and that of a file
 _ORDERED = "collections.OrderedDict"
+
+
+class Index(NamedTuple):
+    """Where the tensors of a checkpoint are."""
+
+    source: Readable
+    where: Mapping[str, str]  #: name of a tensor → name of the file that holds it
+    tree: str | None  #: what it tells of the tree, if it does
+
+    @property
+    def files(self) -> list[str]:
+        """The files, each once: sorted, as they are numbered."""
+        return sorted(set(self.where.values()))
 
 
 class Shard(NamedTuple):
@@ -101,6 +125,42 @@ class Sharded(Format):
         )
 
 
+def read_index(source: Readable) -> Index:
+    """Read an index.
+
+    Raises:
+        CorruptError: it is damaged, too long, or leads out of its folder.
+        UnsupportedError: it is JSON of another kind.
+    """
+    if source.nbytes > LONGEST:
+        raise UnsupportedError(f"is text of {source.nbytes:,} bytes, not a checkpoint")
+    said = read_json(source.read(0, source.nbytes), "it", _NBYTES_OF_QUOTE)
+    where = said.get("weight_map") if isinstance(said, dict) else None
+    if where is None:
+        raise UnsupportedError("is JSON, but not the index of a checkpoint")
+    if not isinstance(where, dict) or not all(type(file) is str for file in where.values()):
+        raise CorruptError("its weight_map does not give the file of each tensor")
+    for file in sorted(set(where.values())):
+        if not _is_plain_name(file):
+            raise CorruptError(f"it names {shown(file)}, which is not a file in the same folder")
+    if not where:
+        raise CorruptError("it lists no files")
+    about = said.get("metadata")
+    tree = about.get(TREE) if isinstance(about, dict) else None
+    if tree is not None and not isinstance(tree, str):
+        raise CorruptError("its tree is malformed")
+    return Index(source, where, tree)
+
+
+def _is_plain_name(file: str) -> bool:
+    """Whether this names a file in a folder, whichever system reads it, and nothing elsewhere."""
+    try:
+        nbytes = len(file.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+    return 0 < nbytes <= _LONGEST_NAME and file not in (".", "..") and _SEPARATORS.isdisjoint(file)
+
+
 def _open(probe: Probe, name: str, count: int) -> Probe:
     """Open a file that an index names, one of so many.
 
@@ -151,7 +211,7 @@ class _ShardedTensors(TensorsContainer):
             for name, entry in header.entries.items():
                 placed[name] = Placed(entry, shard.source, n)
         warnings: list[str] = []
-        check_shards(index, headers, warnings)
+        _check_shards(index, headers, warnings)
         if own:
             warnings.append(f"the tree in {own[0]} describes that one file only; it is ignored")
         metadata: dict[str, str] = {}
@@ -189,7 +249,7 @@ class _ShardedPickles(PartsContainer):
             if isinstance(root, Call) and (root.built or root.items):
                 self.beside = "attributes of its dicts"
             number_files(shard.container, n)
-        check_shards(index, held, self.warnings)
+        _check_shards(index, held, self.warnings)
         roots = [shard.container.roots[0][1] for shard in shards]
         self.roots = [((), _joined(pairs, roots))]
 
@@ -223,3 +283,30 @@ def _joined(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
         joined = Call(Global(module, name, 0), Tuple([], 0), "REDUCE", 0)
     joined.pairs = pairs
     return joined
+
+
+def _check_shards(index: Index, held: Mapping[str, Iterable[str]], warnings: list[str]) -> None:
+    """Check what the files hold against the index.
+
+    Args:
+        index: the index.
+        held: name of a file → the names of its tensors.
+        warnings: what is odd about it is added to these.
+
+    Raises:
+        CorruptError: they contradict each other.
+    """
+    found: dict[str, str] = {}
+    for file, names in held.items():
+        for name in names:
+            if found.setdefault(name, file) != file:
+                raise CorruptError(f"{shown(name)} is both in {found[name]} and in {file}")
+    for name, file in index.where.items():
+        if found.get(name) != file:
+            raise CorruptError(f"{shown(name)} should be in {file}, but is not")
+    unlisted = sorted(found.keys() - index.where.keys())
+    if unlisted:
+        warnings.append(
+            f"its files hold {len(unlisted):,} tensors that the index does not list, "
+            f"for example {shown(unlisted[0])}: they count as well"
+        )

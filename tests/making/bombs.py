@@ -69,6 +69,7 @@ FLOODS: dict[str, tuple[bytes, bytes, bytes]] = {
     "numbers": (b"(", b"K\1", b"l."),
     "wide_numbers": (b"(", b"M\0\3", b"l."),
     "large_numbers": (b"(", b"J\0\0\0\3", b"l."),
+    "labeled_numbers": (b"(\x8c\1a", b"J\0\0\0\3", b"l."),
     "floats": (b"(", b"G" + struct.pack(">d", 0.5), b"l."),
     "pairs": (b"}(", b"NN", b"u."),
     "numbered_pairs": (b"}(", b"M\0\3K\1", b"u."),

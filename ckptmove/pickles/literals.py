@@ -111,6 +111,8 @@ class Literals(Reader, ABC):
     def push_numbers(self, width: int) -> None:
         """Push what follows, where the next two opcodes are the same as the last."""
         data, at = self.data, self.position
+        if at >= len(data) or data[at] != data[at - width]:
+            return
         if data[at - width : at + 2 * width : width][1:] == data[at - width : at - width + 1] * 2:
             for row, end in numbers(data, at, self.end_of_frame):
                 self.stack += row

@@ -8,6 +8,7 @@ pushed from; and what a pickle may make us allocate is bounded.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from pickletools import opcodes
 
@@ -127,7 +128,9 @@ class Machine(Literals):
         self.stack.append(node)
 
     def close(self, items: list[Node]) -> None:
-        self.count(TUPLES)
+        used = self.used[TUPLES] = self.used[TUPLES] + 1
+        if used > self.rooms[TUPLES]:
+            self.count(TUPLES, 0)
         self.stack.append(Tuple(packed(items), self.at))
 
     def to_mark(self) -> list[Node]:
@@ -379,7 +382,9 @@ class Machine(Literals):
         self.recall(self.slot())
 
     def op_binget(self) -> None:
-        self.recall(self.byte())
+        slot = self.data[self.position]
+        self.position += 1
+        self.recall(slot)
 
     def op_long_binget(self) -> None:
         self.recall(self.word())
@@ -394,14 +399,18 @@ class Machine(Literals):
     def op_binput(self) -> None:
         self.fill(self.byte())
 
-    def op_long_binput(self) -> None:
-        self.fill(self.word())
+    def op_long_binput(self) -> None:  # of the most frequent opcodes: without a call of a reader
+        (slot,) = _WORD(self.data, self.position)
+        self.position += 4
+        if not self.memo.put(slot, self.stack[-1], self.position):
+            self.count(SCATTERED)
 
     def op_memoize(self) -> None:
         self.fill(self.memo.filled)
 
 
 _STOP = ord(".")
+_WORD = struct.Struct("<I").unpack_from
 
 
 def _handlers() -> list[str | None]:

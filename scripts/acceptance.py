@@ -133,8 +133,8 @@ ROWS = {
     ),
     2: Row(
         "Memory is bounded by the metadata, bombs included",
-        "≤ 150 MB + 2 × the pickle; up to 280 MB for 10 MB of numbers of more than 16 bits, "
-        "210 MB for 1 MB of empty tensors",
+        "≤ 150 MB + 2 × the file; more for 10 MB of tensors of a byte, of keys of six letters, "
+        "or of numbers between other things (`EXEMPT` in `test_bombs.py`)",
         "tests/whole/test_memory.py tests/whole/test_bombs.py",
     ),
     3: Row("Very many tensors are inspected soon", "100,000 in ≤ 5 s", inspect_many),

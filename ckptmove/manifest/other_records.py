@@ -41,29 +41,17 @@ class RecordKind(str, Enum):
 
 
 class OtherRecord(NamedTuple):
-    """A record, as a manifest lists it.
+    """A record, as a manifest lists it."""
 
-    Attributes:
-        name: of the record, without the folder that all of a torch zip are in.
-        kind: what it is for.
-        nbytes: its size.
-    """
-
-    name: str
-    kind: RecordKind
-    nbytes: int
+    name: str  #: of the record, without the folder that all of a torch zip are in
+    kind: RecordKind  #: what it is for
+    nbytes: int  #: its size
 
 
 class HeldRecord(NamedTuple):
-    """A record, and the way to its content.
+    """A record, and the way to its content."""
 
-    Attributes:
-        record: what it is.
-        content: its bytes, to be compared; asked with True, without the devices that its code
-            names.
-        in_tree: whether the saved object, as it is shown, holds these bytes as well.
-    """
-
-    record: OtherRecord
+    record: OtherRecord  #: what it is
+    #: its bytes, to be compared; asked with True, without the devices that its code names.
     content: Callable[[bool], Readable]
-    in_tree: bool = False
+    in_tree: bool = False  #: whether the saved object, as it is shown, holds these bytes as well

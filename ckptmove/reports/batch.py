@@ -202,19 +202,12 @@ def batch_line(result: Result) -> str:
 
 
 class RetryCommand(NamedTuple):
-    """How a batch was asked for, and can be again.
+    """How a batch was asked for, and can be again."""
 
-    Attributes:
-        verb: the words before the arguments, but for `ckptmove`.
-        words: the arguments.
-        narrowed: the arguments without `--include` and what follows it.
-        log: a file that every item was logged to, if there is one.
-    """
-
-    verb: Sequence[str]
-    words: Sequence[str]
-    narrowed: Sequence[str]
-    log: str | None = None
+    verb: Sequence[str]  #: the words before the arguments, but for `ckptmove`
+    words: Sequence[str]  #: the arguments
+    narrowed: Sequence[str]  #: the arguments without `--include` and what follows it
+    log: str | None = None  #: a file that every item was logged to, if there is one
 
     def command(self, *more: str, without_includes: bool = False) -> str:
         """The command line, with more options, for a shell."""

@@ -11,25 +11,19 @@ from .report import Report
 
 
 class Entry(NamedTuple):
-    """What a line says.
+    """What a line says."""
 
-    Attributes:
-        name: of the item.
-        key: a digest of all that what was made of it depends on; see `batches.fingerprints`.
-        outcome: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`,
-            where that came to nothing.
-        nbytes, stamp, crc32: of the output, as `trees.Output` has them; not where a file was
-            changed in place.
-        tags: where a file is changed in place by the devices that it names, a digest of these: as
-            they were when it was begun, as they are since it was done.
-    """
-
-    name: str
-    key: str
+    name: str  #: of the item
+    key: str  #: a digest of all that what was made of it depends on; see `batches.fingerprints`
+    #: `done`; `failed`, where a report of a failure was written; `begun`; or `undone`, where that
+    #: came to nothing.
     outcome: str
+    #: of the output, as `trees.Output` has them; not where a file was changed in place.
     nbytes: int = 0
     stamp: str = ""
     crc32: int = 0
+    #: where a file is changed in place by the devices that it names, a digest of these: as they
+    #: were when it was begun, as they are since it was done.
     tags: str = ""
 
 
@@ -40,57 +34,36 @@ BUSY = "busy"
 
 
 class Item(NamedTuple):
-    """A checkpoint of a tree, or another file that is copied.
+    """A checkpoint of a tree, or another file that is copied."""
 
-    Attributes:
-        name: its path in the tree, with `/` between the parts.
-        path: the file or folder.
-        kind: `file`, `folder` (of a model), `index` (of the files beside it), `other` (no
-            checkpoint, to be copied), or `unreadable`.
-        files: of a folder or an index, all its files.
-        nbytes: of all that belongs to it.
-        stamp: of what it is made of, when it was found; see `Tree.stamp_of`.
-        output: what is written; the file itself if it is changed in place, and empty if nothing is.
-    """
-
-    name: str
-    path: str
+    name: str  #: its path in the tree, with `/` between the parts
+    path: str  #: the file or folder
+    #: `file`, `folder` (of a model), `index` (of the files beside it), `other` (no checkpoint, to
+    #: be copied), or `unreadable`.
     kind: str
-    files: tuple[str, ...]
-    nbytes: int
-    stamp: str = ""
+    files: tuple[str, ...]  #: of a folder or an index, all its files
+    nbytes: int  #: of all that belongs to it
+    stamp: str = ""  #: of what it is made of, when it was found; see `Tree.stamp_of`
+    #: what is written; the file itself if it is changed in place, and empty if nothing is.
     output: str = ""
 
 
 class Task(NamedTuple):
-    """An item, and all that it takes to do it.
+    """An item, and all that it takes to do it."""
 
-    Attributes:
-        item: what is to be done.
-        verb: `relocate`, `convert`, `validate`.
-        options: of the verb, for this item.
-        request: a digest of what is the same for all items; see `batches.fingerprints`.
-        ledger: the path of the ledger; empty if there is none.
-        known: what the ledger said of the item when the batch was planned.
-        since: from which offset on it may say more.
-        there: what becomes of an output that is there already: it is `checked` by its checksum,
-            `compared` with what would be written, or `replaced`; empty if nothing is there.
-        obstacle: why it will be refused, if that is known.
-        verify: whether to read an output that is done, even if nothing looks changed.
-        patient: whether to wait for another run that is at the same item.
-    """
-
-    item: Item
-    verb: str
-    options: Mapping[str, Any]
-    request: str
-    ledger: str = ""
-    known: Entry | None = None
-    since: int = 0
+    item: Item  #: what is to be done
+    verb: str  #: `relocate`, `convert`, `validate`
+    options: Mapping[str, Any]  #: of the verb, for this item
+    request: str  #: a digest of what is the same for all items; see `batches.fingerprints`
+    ledger: str = ""  #: the path of the ledger; empty if there is none
+    known: Entry | None = None  #: what the ledger said of the item when the batch was planned
+    since: int = 0  #: from which offset on it may say more
+    #: what becomes of an output that is there already: it is `checked` by its checksum, `compared`
+    #: with what would be written, or `replaced`; empty if nothing is there.
     there: str = ""
-    obstacle: str = ""
-    verify: bool = False
-    patient: bool = False
+    obstacle: str = ""  #: why it will be refused, if that is known
+    verify: bool = False  #: whether to read an output that is done, even if nothing looks changed
+    patient: bool = False  #: whether to wait for another run that is at the same item
 
     @property
     def in_place(self) -> bool:

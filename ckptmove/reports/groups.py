@@ -19,17 +19,11 @@ _Parts = tuple[str | None, ...]  # a name, with None for each number
 
 @dataclass
 class Group:
-    """Tensors shown as one line.
+    """Tensors shown as one line."""
 
-    Attributes:
-        parts: what their names have in common, with None for each number.
-        numbers: for each None, the numbers that were met.
-        entries: the tensors.
-    """
-
-    parts: _Parts
-    numbers: list[set[int]]
-    entries: list[TensorEntry] = field(default_factory=list)
+    parts: _Parts  #: what their names have in common, with None for each number
+    numbers: list[set[int]]  #: for each None, the numbers that were met
+    entries: list[TensorEntry] = field(default_factory=list)  #: the tensors
 
     def row(self, manifest: Manifest) -> tuple[str, str, str, str, str, str, str]:
         """Name, count, shape, dtype, device, bytes and a remark."""

@@ -73,24 +73,15 @@ def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 @dataclass
 class _Node:
-    """A module, or a tensor in one.
+    """A module, or a tensor in one."""
 
-    Attributes:
-        name: dotted.
-        devices: of what it holds, tied tensors too.
-        numbered: whether there are repeated layers within it.
-        children: by key.
-        tensors: how many, each tied one once.
-        nbytes: of storages that nothing before it has.
-        tied: names of tensors before it, to which tensors of it are tied.
-    """
-
-    name: str = ""
-    devices: dict[str, None] = field(default_factory=dict)
-    numbered: bool = False
-    children: dict[Key, _Node] = field(default_factory=dict)
-    tensors: int = 0
-    nbytes: int = 0
+    name: str = ""  #: dotted
+    devices: dict[str, None] = field(default_factory=dict)  #: of what it holds, tied tensors too
+    numbered: bool = False  #: whether there are repeated layers within it
+    children: dict[Key, _Node] = field(default_factory=dict)  #: by key
+    tensors: int = 0  #: how many, each tied one once
+    nbytes: int = 0  #: of storages that nothing before it has
+    #: names of tensors before it, to which tensors of it are tied.
     tied: list[str] = field(default_factory=list)
 
     def child(self, key: Key) -> _Node:

@@ -40,17 +40,11 @@ class Finding(Plain):
 
 @dataclass(frozen=True)
 class TrialResult(Plain):
-    """The result of a trial of a checkpoint on a device.
+    """The result of a trial of a checkpoint on a device."""
 
-    Attributes:
-        device: the device of the trial.
-        simulated: whether this device was simulated, with tensors without values.
-        findings: one a check, in the order of `CHECKS`.
-    """
-
-    device: str
-    simulated: bool
-    findings: Sequence[Finding]
+    device: str  #: the device of the trial
+    simulated: bool  #: whether this device was simulated, with tensors without values
+    findings: Sequence[Finding]  #: one a check, in the order of `CHECKS`
 
     @property
     def ok(self) -> bool:

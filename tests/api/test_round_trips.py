@@ -102,7 +102,11 @@ within = settings(
 def test_any_tree_comes_back(made: Checkpoint, tmp_path: Path) -> None:
     source = tmp_path / "made.pt"
     save_tagged(made.tree, source, made.tag)
-    trip = go(source, tmp_path)
+    try:
+        trip = go(source, tmp_path)
+    except UnsupportedError as error:
+        assert "a single pair of float4" in str(error)  # which safetensors can't hold
+        return
     assert_shows_the_same(load(source, weights_only=True), load(trip.back, weights_only=True))
     before, there, back = map(told, trip.manifests)
     assert before == there == back

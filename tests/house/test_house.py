@@ -212,7 +212,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.transfer.copy",
         "live.transfer.to_device",
         "live.transfer.prefetch",
-        "live.transfer.swapping",
         "live.transfer.swap_storages",
         "live.transfer.movable",
         "live.transfer.parametrized",

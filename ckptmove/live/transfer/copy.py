@@ -233,11 +233,22 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
 
 def _dressed(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """What was bared, as a leaf like the one it comes from."""
-    new = new.conj() if tensor.is_conj() else new
-    new = torch._neg_view(new) if tensor.is_neg() else new
+    new = _flipped(new, tensor)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(new, tensor.requires_grad)
     return new.requires_grad_(tensor.requires_grad)
+
+
+def _flipped(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Bare memory, with the bits of a tensor that say it is conjugate or negative."""
+    new = new.conj() if tensor.is_conj() else new
+    return torch._neg_view(new) if tensor.is_neg() else new
+
+
+def view_like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """A storage, seen as a tensor sees its own."""
+    made = _shown(tensor, storage, int(tensor.storage_offset()), tensor.stride())
+    return _flipped(made, tensor)
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,7 @@ from ..inventory.ownership import unregistered
 from .devices import Renaming, reachable, renaming
 from .movable import check_movable, holder_of, to_empty_hint
 from .parametrized import Computed, computed, dropped, renew
-from .swap_storages import Exchange, TensorMove
-from .swapping import is_plain
+from .swap_storages import Exchange, TensorMove, is_plain
 
 #: What torch has no word in.
 _FREE = (Ownership.UNREGISTERED, Ownership.HOOK)

@@ -136,11 +136,12 @@ def _dropped(case: Evidence) -> Iterator[Verdict]:
             continue  # whatever was copied in vain, nobody misses it
         case.explain([name])
         mended = name if _variable(name) else "x"
+        fix = f"{_brought(mended, case.device)}; .to never moves a tensor in place"
         yield Verdict(
             "to-result-dropped",
             f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
             f"{mended} stays on {each.devices.partition('→')[0]}",
-            f'{mended} = {mended}.to("{case.device}"); .to never moves a tensor in place',
+            fix,
             (str(each),),
         )
 
@@ -156,6 +157,26 @@ def _variable(name: str) -> str:
     return found if found.isidentifier() else ""
 
 
+def _changed(case: Evidence) -> Operand | None:
+    """What the operation that failed would have changed in place, as an average is, or None."""
+    error = case.trace.error if case.trace is not None else None
+    if error is None or case.trace is None or not case.trace.operands:
+        return None
+    name = error.op.partition(".")[2].partition(".")[0]
+    return case.trace.operands[0] if name.endswith("_") else None
+
+
+def _brought(name: str, device: str) -> str:
+    """The line that brings `x` or `batch['x']` to a device; all of `batch`, for `batch[0]`.
+
+    A tuple takes no item, and a name with a dot or a number may be one's.
+    """
+    variable = _variable(name)
+    if name == variable or re.fullmatch(r"\w+\[(['\"]).*\1\]", name):
+        return f'{name} = {name}.to("{device}")'
+    return f'{variable} = ckptmove.to_device({variable}, "{device}")'
+
+
 def _is_target(operand: Operand, case: Evidence) -> bool:
     """Whether that was made in the loop for a loss, as a batch is."""
     if operand.held != "made" or operand.module or not _variable(operand.variable):
@@ -169,6 +190,7 @@ def _batch(case: Evidence) -> Iterator[Verdict]:
     broken = [each for each in case.broken() if _bare(each.name) not in case.explained]
     targets = [each for each in broken if _is_target(each, case)]
     broken = [each for each in broken if each.held in ("", "input") or each in targets]
+    broken = [each for each in broken if each != _changed(case)]
     if not broken:
         return
     names = {each.variable if each in targets else _bare(each.name): each for each in broken}
@@ -189,10 +211,10 @@ def _batch(case: Evidence) -> Iterator[Verdict]:
         first = f"what {case.trace.error} takes" if case.trace is not None else first
         names = {first: broken[0]}
     where = " and ".join(sorted({each.device for each in names.values()}))
-    one = f'{variable or "x"} = {variable or "x"}.to("{case.device}") in the loop'
-    if first != variable and variable:
-        one = f'{first} = {first}.to("{case.device}")' if "[" in first else one
-    fix = f"{one}; or the whole batch: {findings.batch_fix(case.device)}"
+    one = _brought(first if variable else "x", case.device)
+    fix = f"{one} in the loop; or the whole batch: {findings.batch_fix(case.device)}"
+    if one == findings.batch_fix(case.device):
+        fix = f"{one} in the loop"
     evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
     yield findings.batch(list(names), where, fix, evidence)
 
@@ -303,11 +325,16 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
     broken = case.broken()
     if broken:
         error = case.trace.error if case.trace is not None else None
+        fix = f'x = x.to("{case.device}") before'
+        if broken[0] == _changed(case):
+            fix = f"create {broken[0].name} after the model is moved, or move it before the loop"
+        elif broken[0].held in REGISTERED:
+            fix = f'move what holds it before the optimizer is created: .to("{case.device}")'
         yield Verdict(
             "operand-elsewhere",
             f"{error} takes tensors on several devices: "
             f"{join_names([str(each) for each in broken])}",
-            f'x = x.to("{case.device}") before',
+            fix,
             () if case.failed is None else (case.failed,),
         )
         return

@@ -16,6 +16,8 @@ import torch
 from ...phrases import format_error
 
 _MOST_FRAMES = 64  # that are searched for the user's code
+_MOST_CALLERS = 8  # whose variables are looked at for a module
+_DICT = type(vars(type("", (), {}))["__dict__"])  # of classes written in Python
 _MOST_ITEMS = 64  # of a container that may hold a tensor
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
@@ -128,6 +130,24 @@ def _within(value: object) -> Iterator[tuple[object, object]]:
         yield from list(value.items())
     elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
         yield from enumerate(value)
+
+
+def modules_in(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that the user's code knows from a frame on, by variable: `ema`, `self.shadow`."""
+    for _ in range(_MOST_CALLERS):
+        if frame is None or not is_users(frame.f_code.co_filename):
+            return
+        own = list(locals_of(frame).items())
+        own += [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
+        for name, value in own:
+            if isinstance(value, torch.nn.Module):
+                yield name, value
+            elif isinstance(getattr(type(value), "__dict__", {}).get("__dict__"), _DICT):
+                held = object.__getattribute__(value, "__dict__")
+                for key, each in list(held.items()):
+                    if isinstance(each, torch.nn.Module):
+                        yield f"{name}.{key}", each
+        frame = frame.f_back
 
 
 def raised_at(error: BaseException) -> str:

@@ -19,9 +19,10 @@ from ...reports.events import Operand, Site
 from ..inventory.holdings import Ownership, holdings
 from ..inventory.object_walk import Reach
 from .operations import UNNAMED, factory
-from .source_lines import is_within, variable
+from .source_lines import is_within, modules_in, variable
 
 _MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
+_MOST_SOURCES = 16  # of what was computed of another, one after the other
 _MOST_WALKS = 32  # through the model to find a name
 #: Made where no model runs; and computed of such there, as a batch is.
 _OUTSIDE, _GIVEN = "outside", "given"
@@ -90,6 +91,7 @@ class Names:
         self._inputs = Remembered()
         self._made = Remembered()
         self._derived = Remembered()
+        self._sources = Remembered()  # key of what something was computed of
 
     @property
     def models(self) -> list[nn.Module]:
@@ -170,8 +172,12 @@ class Names:
         if found.held == _OUTSIDE:
             found = found._replace(held=_GIVEN)
         for each in tensors:
-            if found.held and key_of(each) != key_of(source):
+            if key_of(each) == key_of(source):
+                continue
+            if found.held:
                 self._derived.note(each, found)
+            if found.held in _LOOSE:
+                self._sources.note(each, key_of(source))
 
     def argument(self, key: int | None) -> str | None:
         """As which argument the model was called with a storage, if it was."""
@@ -182,12 +188,19 @@ class Names:
         """A tensor by its name; the frame of the code that uses it may have a variable for it."""
         found = self._of(tensor)
         name, held, other = found.name, found.held, ""
+        if frame is not None and (held in _LOOSE or held == "input"):
+            of_other = self._of_other(tensor, frame)  # a model that was never called: averages, say
+            if of_other is not None:
+                inner, owner, held = of_other
+                return Operand(inner, device, tuple(tensor.shape), held, "", "", owner)
         if held in _LOOSE:
             other = "" if frame is None else variable(frame, tensor)
             if held == _OUTSIDE:  # made where it is used; else passed on, like a batch
                 line = name.rpartition(" at ")[2]
                 held = "made" if frame is not None and is_within(frame, line) else ""
             held = "" if held == _GIVEN else held
+            if isinstance(tensor, nn.Parameter) and not held:  # of no module that is known
+                held = "made" if found.held == _OUTSIDE else str(Ownership.PARAMETER)
             name = name if held else other or name
         return Operand(name, device, tuple(tensor.shape), held, found.module, other, found.owner)
 
@@ -212,6 +225,21 @@ class Names:
             return _Name(f"what {_maker(made.op)} makes at {made.source}", held, made.module)
         sizes = ", ".join(map(str, tensor.shape))
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
+
+    def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str] | None:
+        """The name, owner and kind of a parameter or buffer of a module that the code knows."""
+        keys: list[int] = []
+        key = key_of(tensor)
+        while key is not None and len(keys) < _MOST_SOURCES:
+            keys.append(key)
+            key = self._sources[key][1] if key in self._sources else None
+        found: dict[int | None, tuple[str, str, str]] = {}
+        for owner, module in modules_in(frame):
+            for name, each in module.named_buffers():
+                found.setdefault(key_of(each), (name, owner, str(Ownership.BUFFER)))
+            for name, each in module.named_parameters():
+                found.setdefault(key_of(each), (name, owner, str(Ownership.PARAMETER)))
+        return next((found[key] for key in keys if key in found), None)
 
     def _walk(self) -> None:
         """Search the models again, because attributes may change."""

@@ -1,0 +1,82 @@
+"""What is on the CPU beside a model is named as what it is: averages are no batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+import ckptmove
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+HEAD = """
+import copy, sys, torch
+from torch import nn
+device = torch.device("cuda:0" if sys.argv[1:] else "cpu")
+model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+"""
+#: What is made before the model is moved, what runs after each step, and what is said of it.
+ASIDE: dict[str, tuple[str, str, str, str]] = {
+    "a copy": (
+        "ema = copy.deepcopy(model)",
+        "for a, b in zip(ema.parameters(), model.parameters()):\n    a.mul_(0.9).add_(b)",
+        "ema was never moved: its 0.weight is on cpu",
+        'ema.to("cuda:0"), as the model',
+    ),
+    "an object's copy": (
+        "class EMA:\n"
+        "    def __init__(self):\n"
+        "        self.shadow = copy.deepcopy(model)\n"
+        "    def update(self):\n"
+        "        states = self.shadow.state_dict(), model.state_dict()\n"
+        "        for s, p in zip(*(each.values() for each in states)):\n"
+        "            s.copy_(0.9 * s + 0.1 * p)\n"
+        "ema = EMA()",
+        "ema.update()",
+        "self.shadow was never moved: its 0.weight is on cpu",
+        'self.shadow.to("cuda:0"), as the model',
+    ),
+    "tensors": (
+        "shadow = {name: each.detach().clone() for name, each in model.named_parameters()}",
+        "for name, each in model.named_parameters():\n    shadow[name].mul_(0.9).add_(each)",
+        "shadow['0.weight'] is on cpu",
+        "create shadow['0.weight'] after the model is moved, or move it before the loop",
+    ),
+    "a tuple": (
+        "batch = torch.ones(8, 4), torch.ones(8, 2)",
+        "batch[1].sub_(model(batch[0]))",
+        "the batch is on cpu: batch[0]",
+        'batch = ckptmove.to_device(batch, "cuda:0") in the loop',
+    ),
+}
+LOOP = """
+model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(8, 4, device=device)).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+"""
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("what", ASIDE)
+def test_what_is_beside_a_model_is_named_as_what_it_is(what: str, tmp_path: Path) -> None:
+    before, after, title, fix = ASIDE[what]
+    script = tmp_path / "train.py"
+    script.write_text(f"{HEAD}{before}{LOOP}{indent(after, ' ' * 8)}\n")
+    found = ckptmove.doctor(script=script, args=["gpu"], device="cuda:0", simulate=True)
+    (verdict,) = found.verdicts
+    assert title in verdict.title
+    assert verdict.fix == fix
+
+
+def test_averages_that_are_with_the_model_are_right(tmp_path: Path) -> None:
+    before, after, *_ = ASIDE["a copy"]
+    script = tmp_path / "train.py"
+    script.write_text(f"{HEAD}model.to(device)\n{before}{LOOP}{indent(after, ' ' * 8)}\n")
+    found = ckptmove.doctor(script=script, args=["gpu"], device="cuda:0", simulate=True)
+    assert found.verdicts == ()

@@ -310,7 +310,7 @@ class Recorder(TorchDispatchMode):
             self._created(site, out, made)
             return
         if away and others:
-            self.names.derived(_at(out, away), taken[others[0]])
+            self.names.derived(_at(out, away), taken[others[0]], site.phase)
         home = any(each.is_big and each.device == self._home for each in (*seen, *made))
         if away or (others and not home and name not in SYNCS):
             where = made[away[0]].device if away else seen[others[0]].device
@@ -350,7 +350,7 @@ class Recorder(TorchDispatchMode):
         here, there = indexed(source.device), indexed(made.device)
         if here == there:
             if here != self._home and key_of(made) != key_of(source):
-                self.names.derived([made], source)
+                self.names.derived([made], source, site.phase)
             return
         nbytes = made.numel() * made.element_size()
         devices = f"{self._call(here)}→{self._call(there)}"

@@ -166,7 +166,9 @@ class Names:
         """Take note of where a tensor was made."""
         self._made.note(tensor, site)
 
-    def derived(self, tensors: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+    def derived(
+        self, tensors: Sequence[torch.Tensor], source: torch.Tensor, phase: str = ""
+    ) -> None:
         """Have what was computed of a tensor go by its name."""
         found = self._of(source, walk=False)
         if found.held == _OUTSIDE:
@@ -176,7 +178,7 @@ class Names:
                 continue
             if found.held:
                 self._derived.note(each, found)
-            if found.held in _LOOSE:
+            if found.held in _LOOSE and not phase:  # what a model gives is what it is called with
                 self._sources.note(each, key_of(source))
 
     def argument(self, key: int | None) -> str | None:

@@ -310,6 +310,20 @@ MUTANTS = (
         "tests/trial/test_guard.py",
     ),
     Mutant(
+        "system call too many",
+        "trial/sandbox/system_calls.py",
+        "    getsockopt 55 209\n",
+        "    getsockopt 55 209, setpriority 141 140\n",
+        "tests/trial/test_guard.py",
+    ),
+    Mutant(
+        "field of a dtype anywhere",
+        "torch_pickle/callables/numpy_dtypes.py",
+        " and 0 <= at <= size - each\n",
+        "\n",
+        "tests/torch_pickle/test_numpy_dtypes.py",
+    ),
+    Mutant(
         "other records not compared",
         "graph/compare/other_content.py",
         "            difference = _unlike(mine[name], others[name], no_devices=False)\n",

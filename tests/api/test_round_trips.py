@@ -105,7 +105,8 @@ def test_any_tree_comes_back(made: Checkpoint, tmp_path: Path) -> None:
     try:
         trip = go(source, tmp_path)
     except UnsupportedError as error:
-        assert "a single pair of float4" in str(error)  # which safetensors can't hold
+        if "a single pair of float4" not in str(error):  # which safetensors can't hold
+            raise
         return
     assert_shows_the_same(load(source, weights_only=True), load(trip.back, weights_only=True))
     before, there, back = map(told, trip.manifests)

@@ -14,7 +14,7 @@ from ..sources import place_of
 from ..writing.verify import Progress
 from .diff import diff
 
-_MOST_TOLD = 8  # differences
+_MOST_LISTED = 8  # differences
 _LONGEST_EXCERPT = 160  # characters of the lines that differ
 #: In what a part of a checkpoint may differ from the whole.
 _LEFT_OUT = (
@@ -79,7 +79,7 @@ def compare(
     title = f"differs from {found.a}"
     if all(each.kind is Kind.NOT_COMPARED for each in unlike):
         title = f"its tensors are those of {found.a}, but not all could be compared"
-    return Finding("against", FAILED, title, _told(unlike), found.to_json())
+    return Finding("against", FAILED, title, _lines_of(unlike), found.to_json())
 
 
 def _may_lack(difference: Difference) -> bool:
@@ -127,26 +127,26 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def _told(differences: Sequence[Difference]) -> list[str]:
-    lines = [_line(each) for each in differences[:_MOST_TOLD]]
+def _lines_of(differences: Sequence[Difference]) -> list[str]:
+    lines = [_line(each) for each in differences[:_MOST_LISTED]]
     more = len(differences) - len(lines)
     return [*lines, f"and {more:,} more"] if more else lines
 
 
 def _line(difference: Difference) -> str:
     """What differs, and where it is few words how."""
-    told = f"{difference.name}: {difference.kind}"
+    start = f"{difference.name}: {difference.kind}"
     if difference.lines:
-        return f"{told}; {' '.join(difference.lines)[:_LONGEST_EXCERPT]}"
+        return f"{start}; {' '.join(difference.lines)[:_LONGEST_EXCERPT]}"
     values, old, new = difference.values, difference.old, difference.new
     if values is not None:
         by = "" if values.max_abs is None else f", by at most {values.max_abs:.3g}"
         first = f"the first, {list(values.first)}, is {values.new} and was {values.old}"
-        return f"{told} in {values.differing:,} of {plural(values.of, 'element')}{by}; {first}"
+        return f"{start} in {values.differing:,} of {plural(values.of, 'element')}{by}; {first}"
     if difference.names:
-        return f"{told}: {join_names(difference.names)}"
+        return f"{start}: {join_names(difference.names)}"
     if all(isinstance(each, (bool, int, float)) for each in (old, new)):
-        return f"{told}: {old} → {new}"
+        return f"{start}: {old} → {new}"
     if difference.kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.RENAMED):
-        return f"{told}: {old} → {new}"
-    return told
+        return f"{start}: {old} → {new}"
+    return start

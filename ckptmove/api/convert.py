@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from .. import formats
 from ..errors import RefusedError, StrPath
@@ -20,7 +20,7 @@ from ..placement.rules import Device
 from ..reports.convert import ConvertReport, Loss
 from ..sources import place_of
 from ..writing.verify import Progress
-from .edits import PRESETS, Edits, texts
+from .edits import PRESETS, Changes, Edits, texts
 from .folder_files import Companion, check_apart, companions_of
 from .options import (
     BARE,
@@ -36,9 +36,9 @@ from .options import (
 )
 from .strict import refuse_unknown, refuse_unknown_in
 from .target import Target, target_of
-from .trust import plan_trusted
+from .trust import TrustedPlan, plan_trusted
 
-_MOST_TOLD = 6  # losses
+_MOST_LISTED = 6  # losses
 _WITHOUT_STRICT = "without --strict it is converted all the same"
 _MOST_TIMES = 8  # as long as the source, unless somebody insists
 _MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
@@ -205,56 +205,24 @@ def convert(
     from_folder = place_of(src).is_folder()
     target = target_of(dst, format, max_shard_size=max_shard_size, from_folder=from_folder)
     options = target.write_options(shared, metadata, bare=edits.bare)
-    drops = texts(drop)
     with formats.opened(src, follow_links=follow_links) as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        folder = found.folder if target.is_folder else None
-        if folder is not None:
-            options = options._replace(stem=target.stem_of(folder.stem))
         graph = found.draft(nested=edits.narrow)
         changes = edits.apply(graph)
-        graph.losses += target.format.losses(graph, options)
-        losses = _accepted_losses(graph, drops)
-        plan, untrusted, unknown = _plan(
-            graph, target, options, drops, trusted=trust_objects, force=force
-        )
-        companions = _companions(
-            folder, graph, target, plan, strict=strict, follow_links=follow_links
-        )
+        conversion = _Conversion(graph, found.folder if target.is_folder else None, target, force)
+        plan = conversion.plan(options, texts(drop), trusted=trust_objects)
+        companions = conversion.companions(plan.weights, strict=strict, follow_links=follow_links)
         graph.release()
         if dry_run:
-            target.check(plan, graph.sources, companions, force=force)
+            target.check(plan.weights, graph.sources, companions, force=force)
         else:
-            target.write(plan, graph.sources, companions, force=force, progress=progress)
-        nbytes = sum(source.nbytes for source in graph.sources)
-    files = target.sizes(plan, companions)
-    return ConvertReport(
-        source=graph.path if folder is None else folder.path,
-        destination=target.path,
-        source_format=graph.format,
-        format=target.format.name,
-        written=not dry_run,
-        files=files,
-        tensors=plan.tensors,
-        dropped=(*losses, *untrusted),
-        shared=plan.shared,
-        duplicates=plan.duplicates,
-        unknown_callables=unknown,
-        warnings=tuple(graph.warnings),
-        nbytes=nbytes + sum(each.nbytes for each in companions if not each.is_folder),
-        bytes_written=0 if dry_run else sum(files.values()),
-        seconds=time.monotonic() - started,
-        **changes._asdict(),
-    )
+            target.write(plan.weights, graph.sources, companions, force=force, progress=progress)
+        return conversion.report(changes, plan, companions, written=not dry_run, started=started)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Look at options of `convert`, by their names, before there is a file.
-
-    Raises:
-        UsageError: they make no sense, whatever the file.
-    """
+    """Raises UsageError if options of `convert`, by name, make no sense whatever the file."""
     names = signature(Edits.of).parameters
     edits = Edits.of(**{name: value for name, value in options.items() if name in names})
     size = options.get("max_shard_size")
@@ -264,80 +232,107 @@ def check_options(options: Mapping[str, Any]) -> None:
     target.write_options(shared, options.get("metadata"), bare=edits.bare)
 
 
-def _plan(
-    graph: CheckpointGraph,
-    target: Target,
-    options: WriteOptions,
-    drops: Sequence[str],
-    *,
-    trusted: bool,
-    force: bool,
-) -> tuple[WritePlan, list[Loss], tuple[str, ...]]:
-    """Plan as `plan_trusted` does, but refuse what is far larger than its source.
+class _Conversion(NamedTuple):
+    """What is converted, and where to."""
 
-    Raises:
-        RefusedError: it is, and there is no `force`.
-    """
-    source = sum(each.nbytes for each in graph.sources)
-    most = max(_MOST_TIMES * source, _MOST_AT_LEAST)
-    if not force:
-        options = options._replace(most_nbytes=most)
-    try:
-        planned = plan_trusted(graph, target.format, options, drops, trusted=trusted)
-        nbytes = sum(plan.nbytes for plan in planned[0].files.values())
-        if force or nbytes <= most:
-            return planned
-        size = f"{nbytes:,}"
-    except TooLong:
-        size = f"more than {most:,}"
-    raise RefusedError(
-        f"would write {size} bytes from {source:,}: more than {_MOST_TIMES} times as many",
-        hint="--force writes them all the same",
-    )
+    graph: CheckpointGraph
+    folder: Folder | None  #: that is converted as a whole, to another folder
+    target: Target
+    force: bool
 
+    def plan(self, options: WriteOptions, drops: Sequence[str], *, trusted: bool) -> TrustedPlan:
+        """Plan the weights, and list what is dropped.
 
-def _companions(
-    folder: Folder | None,
-    graph: CheckpointGraph,
-    target: Target,
-    plan: WritePlan,
-    *,
-    strict: bool,
-    follow_links: bool,
-) -> list[Companion]:
-    """What is copied from a folder that is converted as a whole, if one is.
-
-    Raises:
-        RefusedError: it can't be where the folder goes.
-        UntrustedError: it names unknown callables, and `strict` is set.
-    """
-    if folder is None:
-        return []
-    path = folder.path
-    check_apart(path, target.path)
-    read = {PurePath(source.path).name for source in graph.sources}
-    found = companions_of(path, {*read, *folder.copies}, graph.warnings, follow_links=follow_links)
-    for each in found:
-        if each.name.partition("/")[0] in plan.files:
-            raise RefusedError(f"it has another {each.name!r} besides its weights", path=path)
-        if strict and not each.is_folder:
-            refuse_unknown_in(each.path, otherwise=_WITHOUT_STRICT)
-    return found
-
-
-def _accepted_losses(graph: CheckpointGraph, drops: Sequence[str]) -> list[Loss]:
-    """The losses, all of which were accepted.
-
-    Raises:
-        RefusedError: one was not.
-    """
-    left = [loss for loss in graph.losses if not any(covers(each, loss.name) for each in drops)]
-    if left:
-        told = [f"{loss.name}, which {loss.why}" for loss in left[:_MOST_TOLD]]
-        more = [f"{len(left) - len(told):,} more"] if len(left) > len(told) else []
-        accept = " ".join(f"--drop '{loss.name}'" for loss in left[:_MOST_TOLD])
+        Raises:
+            RefusedError: something would be lost that is not in `drops`, or written that must not
+                be; or the result is far larger than its source, and there is no `force`.
+        """
+        graph, target, force = self.graph, self.target, self.force
+        if self.folder is not None:
+            options = options._replace(stem=target.stem_of(self.folder.stem))
+        graph.losses += target.format.losses(graph, options)
+        _check_losses(graph.losses, drops)
+        source = sum(each.nbytes for each in graph.sources)
+        most = max(_MOST_TIMES * source, _MOST_AT_LEAST)
+        if not force:
+            options = options._replace(most_nbytes=most)
+        try:
+            plan = plan_trusted(graph, target.format, options, drops, trusted=trusted)
+            nbytes = sum(file.nbytes for file in plan.weights.files.values())
+            if force or nbytes <= most:
+                return plan._replace(dropped=(*graph.losses, *plan.dropped))
+            size = f"{nbytes:,}"
+        except TooLong:
+            size = f"more than {most:,}"
         raise RefusedError(
-            f"would lose {'; '.join([*told, *more])}",
-            hint=f"{accept} {'accepts' if len(left) == 1 else 'accept'} that",
+            f"would write {size} bytes from {source:,}: more than {_MOST_TIMES} times as many",
+            hint="--force writes them all the same",
         )
-    return list(graph.losses)
+
+    def companions(
+        self, weights: WritePlan, *, strict: bool, follow_links: bool
+    ) -> Sequence[Companion]:
+        """What else is copied from a folder.
+
+        Raises:
+            RefusedError: it can't be where the folder goes.
+            UntrustedError: it names unknown callables, and `strict` is set.
+        """
+        if self.folder is None:
+            return ()
+        path, warnings = self.folder.path, self.graph.warnings
+        check_apart(path, self.target.path)
+        read = {PurePath(source.path).name for source in self.graph.sources}
+        left_out = {*read, *self.folder.copies}
+        found = companions_of(path, left_out, warnings, follow_links=follow_links)
+        for each in found:
+            if each.name.partition("/")[0] in weights.files:
+                raise RefusedError(f"it has another {each.name!r} besides its weights", path=path)
+            if strict and not each.is_folder:
+                refuse_unknown_in(each.path, otherwise=_WITHOUT_STRICT)
+        return found
+
+    def report(
+        self,
+        changes: Changes,
+        plan: TrustedPlan,
+        companions: Sequence[Companion],
+        *,
+        written: bool,
+        started: float,
+    ) -> ConvertReport:
+        """What was done, or would be."""
+        graph, weights = self.graph, plan.weights
+        files = self.target.sizes(weights, companions)
+        nbytes = sum(each.nbytes for each in graph.sources)
+        return ConvertReport(
+            source=graph.path if self.folder is None else self.folder.path,
+            destination=self.target.path,
+            source_format=graph.format,
+            format=self.target.format.name,
+            written=written,
+            files=files,
+            tensors=weights.tensors,
+            dropped=plan.dropped,
+            shared=weights.shared,
+            duplicates=weights.duplicates,
+            unknown_callables=plan.unknown_callables,
+            warnings=tuple(graph.warnings),
+            nbytes=nbytes + sum(each.nbytes for each in companions if not each.is_folder),
+            bytes_written=sum(files.values()) if written else 0,
+            seconds=time.monotonic() - started,
+            **changes._asdict(),
+        )
+
+
+def _check_losses(losses: Sequence[Loss], drops: Sequence[str]) -> None:
+    """Raises RefusedError if something would be lost that no pattern allows."""
+    refused = [loss for loss in losses if not any(covers(each, loss.name) for each in drops)]
+    if refused:
+        lines = [f"{loss.name}, which {loss.why}" for loss in refused[:_MOST_LISTED]]
+        more = [f"{len(refused) - len(lines):,} more"] if len(refused) > len(lines) else []
+        accept = " ".join(f"--drop '{loss.name}'" for loss in refused[:_MOST_LISTED])
+        raise RefusedError(
+            f"would lose {'; '.join([*lines, *more])}",
+            hint=f"{accept} {'accepts' if len(refused) == 1 else 'accept'} that",
+        )

@@ -121,10 +121,10 @@ def diff(
         alike = first.format == second.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
         arrays = {(id(graph), key) for graph in (old, new) for key in tensors_for_arrays(graph)}
-        chosen = _chosen(old, new, patterns)
+        chosen = _selected_names(old, new, patterns)
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
         if patterns and not (pairs.both or pairs.old or pairs.new):
-            _check_meant(old, new, patterns, chosen or ())
+            _check_selection(old, new, patterns, chosen or ())
         nbytes = sum(source.nbytes for graph in (old, new) for source in graph.sources)
         with Comparison(nbytes, atol, rtol, progress) as comparison:
             findings = _Findings(comparison, cast, ignore_devices, arrays)
@@ -138,19 +138,21 @@ def diff(
     return findings.report(old, new, notes, time.monotonic() - started)
 
 
-def _chosen(old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str]) -> set[str] | None:
+def _selected_names(
+    old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str]
+) -> set[str] | None:
     """The names that are to be compared, or None for all."""
     if not patterns:
         return None
     names: list[set[str]] = []
-    unheard: list[set[str]] = []
+    missing: list[set[str]] = []
     for draft in (old, new):
         graph = draft.graph
         found, missed = named_by(graph.root, graph.recogniser, patterns, draft.list_contents())
         names.append(found)
-        unheard.append(set(missed))
+        missing.append(set(missed))
     for text in patterns:
-        if all(text in missed for missed in unheard):
+        if all(text in missed for missed in missing):
             raise RefusedError(
                 f"nothing in either is called {text!r}", hint="ckptmove inspect lists names"
             )
@@ -158,7 +160,7 @@ def _chosen(old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str])
     return both if "" in names[0] and "" in names[1] else both - {""}
 
 
-def _check_meant(
+def _check_selection(
     old: CheckpointGraph, new: CheckpointGraph, patterns: Sequence[str], chosen: Collection[str]
 ) -> None:
     """Raises RefusedError if no tensor or array is selected, and that wasn't asked for by names."""
@@ -216,10 +218,10 @@ class _Findings:
         for old, new in matched:
             self.add_renamed(old, new)
         self.differences += shared([*pairs.both, *matched])
-        gone = {id(held) for both in matched for held in both}
+        matched_ids = {id(held) for both in matched for held in both}
         for kind, tensors in ((Kind.REMOVED, pairs.old), (Kind.ADDED, pairs.new)):
             for held in tensors:
-                if id(held) not in gone:
+                if id(held) not in matched_ids:
                     self.add_single(kind, held)
 
     def compare_values(self, old: Held, new: Held) -> None:

@@ -112,7 +112,7 @@ def doctor(
         raise UsageError("arguments are for a script, and there is none", hint="name a --script")
     if model is None and (specs or optimizer is not None):
         raise UsageError("an input and an optimizer are for a model, and there is none")
-    subject = os.fspath(script) if script is not None else _spelled(model)
+    subject = os.fspath(script) if script is not None else _name_of(model)
     try:
         from ..runtime.environment.facts import facts
         from ..runtime.environment.usable import best, usable
@@ -124,14 +124,14 @@ def doctor(
     alone = model is None and script is None
     if alone or (unusable and not simulate):
         found = Diagnosis(subject, wanted, facts=known.to_json(), verdicts=unusable)
-        return found if alone else _noted(replace(found, complete=False), _NOT_RUN)
+        return found if alone else _with_notes(replace(found, complete=False), _NOT_RUN)
     run = _Run(subject, wanted, simulate and bool(unusable), known, timeout)
     if script is not None:
-        found = _script(run, args, _STEPS if steps is None else steps, quiet)
+        found = _diagnose_script(run, args, _STEPS if steps is None else steps, quiet)
     else:
         assert model is not None
-        found = _model(run, model, specs, optimizer)
-    return _noted(found, _NOT_SIMULATED) if simulate and wanted == "cpu" else found
+        found = _diagnose_model(run, model, specs, optimizer)
+    return _with_notes(found, _NOT_SIMULATED) if simulate and wanted == "cpu" else found
 
 
 @dataclass(frozen=True)
@@ -140,32 +140,32 @@ class _Run:
 
     subject: str
     device: str
-    played: bool
+    simulates: bool
     known: Facts
     timeout: float
 
 
-def _spelled(model: object) -> str:
+def _name_of(model: object) -> str:
     if model is None or isinstance(model, (str, os.PathLike)):
         return "" if model is None else os.fspath(model)
     return getattr(model, "__qualname__", type(model).__name__)
 
 
-def _script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> Diagnosis:
+def _diagnose_script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> Diagnosis:
     from ..trial.script import watched
 
-    asked = {
+    request = {
         "script": run.subject,
         "args": list(args),
         "steps": steps,
         "device": run.device,
-        "simulate": run.played,
+        "simulate": run.simulates,
         "patience": min(run.timeout / 2, _LONGEST),
     }
-    return _apart(run, watched, asked, heard=not quiet, script=True)
+    return _diagnose_in_subprocess(run, watched, request, shows=not quiet, script=True)
 
 
-def _model(
+def _diagnose_model(
     run: _Run,
     model: str | os.PathLike[str] | Callable[..., Any],
     specs: Sequence[str],
@@ -179,7 +179,7 @@ def _model(
 
     inputs.check(specs)
     guarded = is_of_file(model)
-    if not run.played and not guarded:
+    if not run.simulates and not guarded:
         return examine(model, tuple(specs), optimizer, Stage(run.device))
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else spelled(model)
     if name is None:
@@ -187,22 +187,22 @@ def _model(
             "a simulation runs in another process, which can't import this model",
             hint="give a function or class of a module that can be imported",
         )
-    asked = {
+    request = {
         "model": name,
         "inputs": list(specs),
         "optimizer": optimizer,
         "device": run.device,
-        "played": run.played,
+        "played": run.simulates,
     }
-    return _apart(run, examined, asked, guarded=guarded)
+    return _diagnose_in_subprocess(run, examined, request, guarded=guarded)
 
 
-def _apart(
+def _diagnose_in_subprocess(
     run: _Run,
     function: Callable[[Any], Mapping[str, Any]],
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     *,
-    heard: bool = False,
+    shows: bool = False,
     script: bool = False,
     guarded: bool = False,
 ) -> Diagnosis:
@@ -210,17 +210,17 @@ def _apart(
     from ..trial.subprocess_call import SubprocessLost, call_in_subprocess
 
     try:
-        told = call_in_subprocess(
-            function, asked, patience=run.timeout, heard=heard, script=script, guarded=guarded
+        result = call_in_subprocess(
+            function, request, patience=run.timeout, heard=shows, script=script, guarded=guarded
         )
-        return Diagnosis.of_json(told)
+        return Diagnosis.of_json(result)
     except SubprocessLost as lost:
-        return _lost(run, lost, lost.code, lost.latest, lost.lines)
+        return _diagnose_lost(run, lost, lost.code, lost.latest, lost.lines)
     except ValueError as error:
-        return _lost(run, error, 0, None, ())
+        return _diagnose_lost(run, error, 0, None, ())
 
 
-def _lost(
+def _diagnose_lost(
     run: _Run,
     why: Exception,
     code: int | None,
@@ -229,22 +229,22 @@ def _lost(
 ) -> Diagnosis:
     """The diagnosis after a process ended without a result (`subprocess_call.SubprocessLost`)."""
     found = Diagnosis(
-        run.subject, run.device, run.played, facts=run.known.to_json(), complete=False
+        run.subject, run.device, run.simulates, facts=run.known.to_json(), complete=False
     )
     if latest is not None:
         with contextlib.suppress(ValueError):
             found = Diagnosis.of_json(latest)
     if code is None:
-        return _noted(found, f"the run was ended: {why}; see --timeout")
+        return _with_notes(found, f"the run was ended: {why}; see --timeout")
     if not code:
-        return found if found.complete else _noted(found, f"the run ended early: {why}")
+        return found if found.complete else _with_notes(found, f"the run ended early: {why}")
     crashes = [getattr(signal, each, None) for each in _CRASHES]
-    if run.played and -code in crashes:
+    if run.simulates and -code in crashes:
         found = replace(found, not_simulated=True, complete=False)
-        return _noted(found, f"the simulation can't continue: {why}", *lines)
+        return _with_notes(found, f"the simulation can't continue: {why}", *lines)
     verdict = Verdict("run-ended", f"the run ended early: {why}", "read its output", lines)
     return replace(found, verdicts=(*found.verdicts, verdict))
 
 
-def _noted(found: Diagnosis, *notes: str) -> Diagnosis:
+def _with_notes(found: Diagnosis, *notes: str) -> Diagnosis:
     return replace(found, notes=(*found.notes, *notes))

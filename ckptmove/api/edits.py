@@ -32,9 +32,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def texts(given: str | Iterable[str]) -> tuple[str, ...]:
+def texts(values: str | Iterable[str]) -> tuple[str, ...]:
     """The values of an option that takes one or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
+    return (values,) if isinstance(values, str) else tuple(values)
 
 
 class Changes(NamedTuple):
@@ -128,8 +128,8 @@ class Edits(NamedTuple):
             left_out += flatten(draft)
         draft.warnings[:] = dict.fromkeys(draft.warnings)
         renamed = self._rename(draft)
-        cast_ = self._cast(draft)
-        return Changes(tuple(left_out), wanted.to_json(), renamed, cast_, self._move(draft))
+        casts = self._cast(draft)
+        return Changes(tuple(left_out), wanted.to_json(), renamed, casts, self._move(draft))
 
     def _rename(self, draft: CheckpointGraph) -> int:
         """Rename keys of state dicts, and count them."""

@@ -54,7 +54,7 @@ class Option:
     equals_in: Literal["key", "value"] = "key"
 
 
-class Declared(NamedTuple):
+class Declaration(NamedTuple):
     """An option with what the signature says of it."""
 
     name: str
@@ -79,13 +79,13 @@ class Declared(NamedTuple):
         return next((get_args(each) for each in self.types if get_origin(each) is Literal), ())
 
 
-def options_of(function: Callable[..., Any]) -> Mapping[str, Declared]:
+def options_of(function: Callable[..., Any]) -> Mapping[str, Declaration]:
     """The options of a verb by the names of its parameters, in the order of its signature."""
-    found: Mapping[str, Declared] = function.options  # type: ignore[attr-defined]
+    found: Mapping[str, Declaration] = function.options  # type: ignore[attr-defined]
     return found
 
 
-def former_names(options: Mapping[str, Declared]) -> dict[str, str]:
+def former_names(options: Mapping[str, Declaration]) -> dict[str, str]:
     """The former names of these options, and their names now."""
     return {each.option.former: name for name, each in options.items() if each.option.former}
 
@@ -95,25 +95,25 @@ def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     Its signature then shows plain types.
     """
-    found = signature(function, eval_str=True)
-    parameters = [_declared(each) for each in found.parameters.values()]
+    written = signature(function, eval_str=True)
+    parameters = [_declaration_of(each) for each in written.parameters.values()]
     options = {each.name: each for each, _ in parameters if each is not None}
     current = former_names(options)
 
     @functools.wraps(function)
-    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def verb(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with_current_names(kwargs, current)
         return function(*args, **kwargs)
 
-    plain = found.replace(parameters=[each for _, each in parameters])
-    called.options = MappingProxyType(options)  # type: ignore[attr-defined]
-    called.__signature__ = plain  # type: ignore[attr-defined]
-    called.__annotations__ = {
+    plain = written.replace(parameters=[each for _, each in parameters])
+    verb.options = MappingProxyType(options)  # type: ignore[attr-defined]
+    verb.__signature__ = plain  # type: ignore[attr-defined]
+    verb.__annotations__ = {
         **{name: each.annotation for name, each in plain.parameters.items()},
         "return": plain.return_annotation,
     }
-    called.__doc__ = _documented(cleandoc(function.__doc__ or ""), plain.parameters, options)
-    return called
+    verb.__doc__ = _docs_with_options(cleandoc(function.__doc__ or ""), plain.parameters, options)
+    return verb
 
 
 def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) ->
         warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
 
 
-def _declared(parameter: Parameter) -> tuple[Declared | None, Parameter]:
+def _declaration_of(parameter: Parameter) -> tuple[Declaration | None, Parameter]:
     """What a parameter declares, if it does; and the parameter with its plain type."""
     annotation = parameter.annotation
     for option in getattr(annotation, "__metadata__", ()):
@@ -139,13 +139,13 @@ def _declared(parameter: Parameter) -> tuple[Declared | None, Parameter]:
             plain = annotation.__origin__
             either = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
             types = tuple(each for each in either if each is not NoneType)
-            found = Declared(parameter.name, option, types, parameter.default)
+            found = Declaration(parameter.name, option, types, parameter.default)
             return found, parameter.replace(annotation=plain)
     return None, parameter
 
 
-def _documented(
-    text: str, parameters: Mapping[str, Parameter], options: Mapping[str, Declared]
+def _docs_with_options(
+    text: str, parameters: Mapping[str, Parameter], options: Mapping[str, Declaration]
 ) -> str:
     """A docstring that describes the options too, under `Args`, in the order of the signature."""
     before, heading, after = text.partition("\nArgs:\n")
@@ -157,7 +157,7 @@ def _documented(
 
 
 def _entry(
-    declared: Declared, parameters: Mapping[str, Parameter], options: Mapping[str, Declared]
+    declared: Declaration, parameters: Mapping[str, Parameter], options: Mapping[str, Declaration]
 ) -> str:
     """What the docs of a function say of an option."""
 

@@ -67,7 +67,7 @@ def save(
     options = target.write_options(shared, metadata, bare=bare)
     if not target.is_folder:
         recover_if_interrupted(target.path)
-    draft, places = _drafted(obj, target)
+    draft, places = _draft_of(obj, target)
     for loss in target.format.losses(draft, options):
         raise RefusedError(f"would lose {loss.name}, which {loss.why}", path=target.path)
     writing = target.format.plan_write(draft, options)
@@ -76,33 +76,33 @@ def save(
     target.write(writing, [], force=force, progress=progress)
 
 
-class _Restored:
+class _StandIns:
     """What each `Opaque` stands for, in the place of what stands in for it in a graph."""
 
     def __init__(self, root: Node) -> None:
-        self._made: set[int] = set()  # `id()` of names, and of calls
+        self._opaque: set[int] = set()  # `id()` of names, and of calls
         self._names: dict[int, Global] = {}  # by the `id()` of what stands in for them
         self._kept: list[Node] = []  # so that no other node takes the `id()` of one
-        self.root = self._replaced(root)
+        self.root = self._replace(root)
         for _ in nodes_of(self.root, self._enter):
             pass  # each was entered
 
     def judge(self, path: str) -> Judge:
         """Tells the unknown callable that a node is, if that comes of an `Opaque`."""
         judged = judge(path)
-        return lambda node: judged(node) if id(node) in self._made else None
+        return lambda node: judged(node) if id(node) in self._opaque else None
 
     def _enter(self, node: Composite) -> None:
         if isinstance(node, Call):
             self._fill(node)
-            node.function, node.args = self._replaced(node.function), self._replaced(node.args)
-            node.kwargs, node.state = self._replaced(node.kwargs), self._replaced(node.state)
+            node.function, node.args = self._replace(node.function), self._replace(node.args)
+            node.kwargs, node.state = self._replace(node.kwargs), self._replace(node.state)
         if isinstance(node, MappingNode):
-            node.pairs = [(self._replaced(k), self._replaced(v)) for k, v in node.pairs]
+            node.pairs = [(self._replace(k), self._replace(v)) for k, v in node.pairs]
         if isinstance(node, (Tuple, List, Set, Call)):
-            node.items = [self._replaced(each) for each in node.items]
+            node.items = [self._replace(each) for each in node.items]
 
-    def _replaced(self, node: Node) -> Node:
+    def _replace(self, node: Node) -> Node:
         """The name that a call stands in for; other nodes themselves."""
         if not _is_stand_in(node) or len(_parts(node)) != _NAME:
             return node
@@ -114,7 +114,7 @@ class _Restored:
 
     def _global(self, module: str, name: str) -> Global:
         made = Global(module, name, 0)
-        self._made.add(id(made))
+        self._opaque.add(id(made))
         self._kept.append(made)
         return made
 
@@ -126,7 +126,7 @@ class _Restored:
         node.function = self._global(str(module), str(name)) if module or name else function
         node.args, node.kwargs, node.opcode = args, kwargs, str(how)
         node.built = node.state is not None
-        self._made.add(id(node))
+        self._opaque.add(id(node))
 
 
 def _is_stand_in(node: Node) -> TypeGuard[Call]:
@@ -138,7 +138,7 @@ def _parts(node: Call) -> Items:
     return node.args.items
 
 
-def _drafted(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]:
+def _draft_of(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]:
     """What an object holds, with its storages in memory; and where there are unknown callables."""
     from ..runtime.pickling import pickled
 
@@ -146,7 +146,7 @@ def _drafted(obj: object, target: Target) -> tuple[CheckpointGraph, list[Place]]
     found = walk(made.data, budget=Boundless())
     ids = storage_ids(found.persistents, "")
     storages = storages_of(ids.values(), lambda storage: None)
-    restored = _Restored(found.root)
+    restored = _StandIns(found.root)
     places = list(places_of(restored.root, restored.judge(target.path)))
     graph = canonical(restored.root, ids, {}, storages)
     draft = CheckpointGraph(

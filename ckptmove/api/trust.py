@@ -8,6 +8,7 @@ lists the names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from .. import formats
 from ..errors import RefusedError
@@ -23,86 +24,82 @@ _ROOM = 140  # bytes of a line for places
 _HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"
 
 
+class TrustedPlan(NamedTuple):
+    """How to write a draft, without the unknown callables that it must not name."""
+
+    weights: WritePlan
+    dropped: tuple[Loss, ...]
+    unknown_callables: tuple[str, ...]  #: those that it names all the same
+
+
 def plan_trusted(
     draft: CheckpointGraph,
     format: formats.WritableFormat,
     options: WriteOptions,
-    drop: Sequence[str],
+    drops: Sequence[str],
     *,
     trusted: bool,
-) -> tuple[WritePlan, list[Loss], tuple[str, ...]]:
-    """Plan how to write a draft, and list the untrusted callables in it.
-
-    Args:
-        draft: what is to be written.
-        format, options: how.
-        drop: patterns of what may be left out because of the callables that it names.
-        trusted: whether to write them, whatever the source.
-
-    Returns:
-        How to write it, what is left out, and the unknown callables that it names.
+) -> TrustedPlan:
+    """Plan how to write a draft; `trusted` allows unknown callables whatever the source.
 
     Raises:
-        RefusedError: it names unknown callables, which the source could not run.
+        RefusedError: it names unknown callables that the source could not run, where no pattern of
+            `drops` matches.
     """
-    writing = format.plan_write(draft, options)
-    unknown = _unknown(writing, draft)
+    plan = format.plan_write(draft, options)
+    unknown = _unknown(plan, draft)
     if trusted or not draft.inert or not unknown:
-        return writing, [], unknown
-    places = list[Place]()
-    left = _without(drop, _places(writing, draft), places)
-    refuse_places(left)
-    leave_out(places)
-    tensors = writing.tensors
-    writing = format.plan_write(draft, options)
-    if tensors and not writing.tensors:
+        return TrustedPlan(plan, (), unknown)
+    dropped = list[Place]()
+    refuse_places(_kept_places(drops, _places(plan, draft), dropped))
+    leave_out(dropped)
+    tensors = plan.tensors
+    plan = format.plan_write(draft, options)
+    if tensors and not plan.tensors:
         raise RefusedError("no tensor is left: all are held by what would be left out")
-    unknown = _unknown(writing, draft)
-    if unknown:  # the listing of what would be written counts, wherever it is
-        refuse_places(Place("", name, None, 0) for name in unknown)
-    return writing, [_loss(place) for place in places], ()
+    # the listing of what would be written counts, wherever it is
+    refuse_places(Place("", name, None, 0) for name in _unknown(plan, draft))
+    return TrustedPlan(plan, tuple(map(_loss, dropped)), ())
 
 
 def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
-    """Do nothing if there are none.
-
-    Raises:
-        RefusedError: there are; it names the first.
-    """
-    told, more, room = list[str](), 0, _ROOM
+    """Raises RefusedError that names the first of these, if there are any."""
+    listed, more, room = list[str](), 0, _ROOM
     for place in places:
         at = f" at {short(place.name)!r}" if place.name else ""
         text = f"{short(place.callable)}{at}"
         room -= len(text.encode()) + 2
-        if told and (more or room < 0):
+        if listed and (more or room < 0):
             more += 1
         else:
-            told.append(text)
-    if told:
+            listed.append(text)
+    if listed:
         rest = f" and {more:,} more" if more else ""
         raise RefusedError(
-            f"would write callables that are not known to be harmless: {', '.join(told)}{rest}",
+            f"would write callables that are not known to be harmless: {', '.join(listed)}{rest}",
             hint=hint,
         )
 
 
-def _unknown(writing: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
-    return unknown_callables(writing.pickle, draft.path) if writing.pickle else ()
+def _unknown(plan: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
+    return unknown_callables(plan.pickle, draft.path) if plan.pickle else ()
 
 
-def _places(writing: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
+def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
     """The places where unknown callables are, each once."""
-    yield from writing.places
-    known = {(id(each.holder), each.slot) for each in writing.places}
+    yield from plan.places
+    known = {(id(each.holder), each.slot) for each in plan.places}
     for place in places_of(draft.graph.root, judge(draft.path)):
         if (id(place.holder), place.slot) not in known:
             yield place
 
 
-def _without(drop: Sequence[str], places: Iterable[Place], dropped: list[Place]) -> Iterator[Place]:
-    """The places that no pattern speaks of; the others are added to those that are dropped."""
+def _kept_places(
+    drops: Sequence[str], places: Iterable[Place], dropped: list[Place]
+) -> Iterator[Place]:
+    """The places that no pattern matches; the others are added to those that are dropped."""
     for place in places:
-        if any(covers(each, place.name) for each in drop):
+        if any(covers(glob, place.name) for glob in drops):
             dropped.append(place)
         else:
             yield place

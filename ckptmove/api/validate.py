@@ -28,7 +28,7 @@ from .strict import refuse_unknown
 
 #: The rungs of the ladder.
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
-_MOST_TOLD = 8  # faults
+_MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
 _COMPARISON, _MODEL = "Comparison", "Model"
 _NO_TORCH = "torch is not installed"
@@ -141,16 +141,16 @@ def validate(
             (`UntrustedError`: it names unknown callables, and `strict` is set).
         RefusedError: the checkpoint cannot be copied to this machine, and a model needs it.
     """
-    path = os.fspath(src)
+    path, other = os.fspath(src), None if against is None else os.fspath(against)
     device = device if device == "auto" else numbered(device)
     has_trial = model is not None or step is not None
     with Downloads() as copies:
-        container, manifest, files = _container(
+        container, manifest, files = _check_container(
             path, progress, copies, has_trial=has_trial, strict=strict, follow_links=follow_links
         )
         if manifest is None:
-            unread = _skipped(CHECKS[1:], "it can't be read")
-            return ValidationReport(path, _text(against), device, False, (container, *unread))
+            skipped = _skip(CHECKS[1:], "it can't be read")
+            return ValidationReport(path, other, device, False, (container, *skipped))
         compared = compare(
             path,
             against,
@@ -160,7 +160,7 @@ def validate(
             strict=strict,
             follow_links=follow_links,
         )
-        trial = TrialResult(device, False, _skipped(CHECKS[3:], "no model was named"))
+        trial = TrialResult(device, False, _skip(CHECKS[3:], "no model was named"))
         if has_trial:
             trial = _run_trial(
                 path,
@@ -175,27 +175,17 @@ def validate(
                 trust_pickle=trust_pickle,
                 timeout=timeout,
             )
-        where, loaded = _reload(files, manifest, trial.device)
-        ran = tuple(_about_source(each, copies) for each in (loaded, *trial.findings))
-    return ValidationReport(
-        source=path,
-        against=_text(against),
-        device=where,
-        simulated=trial.simulated,
-        checks=(container, compared, *ran),
-        warnings=manifest.warnings,
-    )
+        where, reload = _check_reload(files, manifest, trial.device)
+        ran = (_about_source(each, copies) for each in (reload, *trial.findings))
+        checks = (container, compared, *ran)
+    return ValidationReport(path, other, where, trial.simulated, checks, manifest.warnings)
 
 
-def _text(path: StrPath | None) -> str | None:
-    return None if path is None else os.fspath(path)
-
-
-def _skipped(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
+def _skip(checks: Sequence[str], why: str) -> tuple[Finding, ...]:
     return tuple(Finding(check, SKIPPED, why) for check in checks)
 
 
-def _container(
+def _check_container(
     path: str,
     progress: Progress | None,
     copies: Downloads,
@@ -206,7 +196,7 @@ def _container(
 ) -> tuple[Finding, Manifest | None, Sequence[str] | RefusedError]:
     """Whether the file is what it says, to the last byte; what it holds; and the files of that.
 
-    They are copied, where they lie in a store; or why they can't be is told.
+    The files are copied if they are in a store; instead of them there may be why they can't be.
     """
     summed = 0
 
@@ -225,9 +215,9 @@ def _container(
             files: Sequence[str] | RefusedError = [source.path for source in found.files]
             found.check_unchanged()
             if not place_of(path).opens_by_path:
-                files = _fetched(path, found, copies, has_trial)
+                files = _fetch(path, found, copies, has_trial)
             if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
-                faults += [fault for file in files for fault in _second_opinion(file)]
+                faults += [fault for file in files for fault in _library_faults(file)]
     except UntrustedError:
         raise
     except InputError as error:
@@ -240,12 +230,12 @@ def _container(
     data["faults"] = faults
     if faults:
         title = f"{what}: {plural(len(faults), 'fault')}"
-        return Finding("container", FAILED, title, faults[:_MOST_TOLD], data), manifest, files
+        return Finding("container", FAILED, title, faults[:_MOST_LISTED], data), manifest, files
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
     return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
 
 
-def _fetched(
+def _fetch(
     path: str, found: formats.Checkpoint, copies: Downloads, has_trial: bool
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
@@ -255,14 +245,13 @@ def _fetched(
         return ()
     del reload  # whoever opens the files imports it again
     try:
-        taken = copies.take(
-            path, found.sources, folder=place_of(path).is_folder(), beside=has_trial
-        )
+        folder = place_of(path).is_folder()
+        paths = copies.take(path, found.sources, folder=folder, beside=has_trial)
     except RefusedError as error:
         if has_trial:
             raise
         return error
-    return taken[: len(found.files)]
+    return paths[: len(found.files)]
 
 
 def _run_trial(
@@ -277,18 +266,18 @@ def _run_trial(
     try:
         from ..trial.trial import rehearse
     except ImportError:
-        return TrialResult(device, False, _skipped(CHECKS[3:], _NO_TORCH))
-    other = _here(against, copies)
+        return TrialResult(device, False, _skip(CHECKS[3:], _NO_TORCH))
+    other = _local_path(against, copies)
     try:
         return rehearse(copies.here(path), device=device, against=other, **options)
     except CorruptError as error:
         unfit = Finding("model", FAILED, f"the state can't be read: {error}")
-        return TrialResult(device, False, (unfit, *_skipped(CHECKS[4:], "not reached")))
+        return TrialResult(device, False, (unfit, *_skip(CHECKS[4:], "not reached")))
     except InputError as error:
         raise _error_about_source(error, copies) from error
 
 
-def _here(against: StrPath | None, copies: Downloads) -> str | None:
+def _local_path(against: StrPath | None, copies: Downloads) -> str | None:
     """What can be opened for what it is compared with."""
     if against is not None and not place_of(against).opens_by_path:
         with formats.opened(against) as found:
@@ -309,7 +298,7 @@ def _about_source(finding: Finding, copies: Downloads) -> Finding:
     return replace(finding, title=copies.told(finding.title), details=details)
 
 
-def _second_opinion(path: str) -> list[str]:
+def _library_faults(path: str) -> list[str]:
     """What the safetensors library has against a file of its own, if it is there to be asked."""
     try:
         from safetensors import SafetensorError, safe_open
@@ -325,7 +314,7 @@ def _second_opinion(path: str) -> list[str]:
     return []
 
 
-def _reload(
+def _check_reload(
     files: Sequence[str] | RefusedError, manifest: Manifest, device: str
 ) -> tuple[str, Finding]:
     """Whether torch itself loads it, and where."""

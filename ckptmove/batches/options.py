@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..api.convert import check_options, convert
-from ..api.options import Declared, Option, former_names, options_of, with_current_names
+from ..api.options import Declaration, Option, former_names, options_of, with_current_names
 from ..api.relocate import relocate
 from ..api.validate import validate
 from ..errors import InputError, StrPath, UsageError
@@ -24,12 +24,12 @@ VERBS: Mapping[str, Callable[..., Any]] = {
 _FORCE = Option("Replace reports in DST that this command did not write.", group="Destination")
 
 
-def item_options(verb: str) -> dict[str, Declared]:
+def item_options(verb: str) -> dict[str, Declaration]:
     """The options of a verb that hold for each item; `dry_run` is an option of the batch."""
     options = dict(options_of(VERBS[verb]))
     options.pop("dry_run", None)
     if verb == "validate":
-        options["force"] = Declared("force", _FORCE, (bool,), False)
+        options["force"] = Declaration("force", _FORCE, (bool,), False)
     return options
 
 

@@ -40,7 +40,7 @@ _OFTEN = 0.1  # seconds between two looks at what is being done
 _LONGEST_NAME = 40
 
 
-class _Remembering(Command):
+class _BatchCommand(Command):
     """A command that remembers the words of its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -49,7 +49,7 @@ class _Remembering(Command):
         return super().parse_args(ctx, args)
 
 
-def _again(log: str | None) -> RetryCommand:
+def _retry_command(log: str | None) -> RetryCommand:
     """Return this command line, for a message that says how to run it again."""
     context = click.get_current_context()
     words: tuple[str, ...] = context.meta[_WORDS]
@@ -112,7 +112,7 @@ def batch() -> None:
     """
 
 
-@batch.command(cls=_Remembering)
+@batch.command(cls=_BatchCommand)
 @_options("relocate")
 def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Relocate every checkpoint in SRC to the same name in DST, or in place.
@@ -126,7 +126,7 @@ def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -
     _run("relocate", needs_source(src), dst, output, options)
 
 
-@batch.command(cls=_Remembering)
+@batch.command(cls=_BatchCommand)
 @_options("convert")
 def convert(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Convert every checkpoint in SRC to the same name in DST, with another suffix.
@@ -140,7 +140,7 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     _run("convert", needs_source(src), dst, output, options)
 
 
-@batch.command(cls=_Remembering)
+@batch.command(cls=_BatchCommand)
 @_options("validate")
 def validate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Validate every checkpoint in SRC; with DST, write a JSON report of each there.
@@ -160,8 +160,8 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     gc.enable()  # which the command line does without, but this may take long
     as_json, quiet, verbose, no_progress = output
     log, dry_run = options.pop("log"), options["dry_run"]
-    shown = _Shown(not (quiet or verbose or no_progress) and sys.stderr.isatty())
-    work = run_batch(verb, src, dst, progress=shown.advance, **options)
+    bar = _ProgressBar(not (quiet or verbose or no_progress) and sys.stderr.isatty())
+    work = run_batch(verb, src, dst, progress=bar.advance, **options)
     if dry_run:
         output.show(work.plan)
         return
@@ -169,12 +169,12 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     warned, broken = 0, None
     with _Log(log) as lines:
         try:
-            with shown.over(work):
+            with bar.over(work):
                 for result in work:
                     warned += bool(result.warnings)
                     lines.add(result)
                     if verbose and not as_json:
-                        _tell(result)
+                        _print_item(result)
         except (KeyboardInterrupt, Signalled) as error:
             broken = error
         finally:
@@ -184,22 +184,19 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     if as_json:
         emit_json(report.to_json())
     elif not quiet:
-        again = _again(log if lines.error is None else None)
+        retry = _retry_command(log if lines.error is None else None)
         emit(text_of(report.blocks(full=verbose, warned=warned, told=verbose)))
-        emit(again.lines(report))
+        emit(retry.lines(report))
     if broken is not None:
         raise broken
     if lines.error is not None:
         raise lines.error
     if report.failures:
-        raise CheckFailed(_negative(len(report.failures), sum(report.outcomes.values())), path=src)
+        failed, items = len(report.failures), sum(report.outcomes.values())
+        raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)
 
 
-def _negative(failed: int, items: int) -> str:
-    return f"{failed:,} of {items:,} items failed or were refused"
-
-
-def _tell(result: Result) -> None:
+def _print_item(result: Result) -> None:
     emit([batch_line(result), *(printable(f"        {each}") for each in result.warnings)])
 
 
@@ -240,7 +237,7 @@ class _Log:
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # what is left in it was told
+            with contextlib.suppress(OSError):  # its error was reported
                 file.close()
 
     def _failed(self, error: OSError) -> WriteError:
@@ -264,7 +261,7 @@ def _is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-class _Shown:
+class _ProgressBar:
     """One bar of bytes over all items, with the names of those that are being done."""
 
     def __init__(self, shown: bool) -> None:

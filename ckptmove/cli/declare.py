@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..api.options import Declared
+from ..api.options import Declaration
 from ..errors import UsageError
 
 Function = Callable[..., Any]
@@ -67,25 +67,25 @@ def with_options(command: Function, *options: Decorator) -> Function:
     return command
 
 
-def verb_options(options: Mapping[str, Declared]) -> Decorator:
+def verb_options(options: Mapping[str, Declaration]) -> Decorator:
     """Add the options of a verb to its command, which gets their values as the verb takes them."""
     made = [_option_of(each, options) for each in options.values()]
     return lambda command: with_options(command, *made)
 
 
-def _option_of(declared: Declared, names: Container[str]) -> Decorator:
-    told = declared.option
-    settings: dict[str, Any] = {"group": told.group, "default": declared.default}
+def _option_of(declared: Declaration, names: Container[str]) -> Decorator:
+    spec = declared.option
+    settings: dict[str, Any] = {"group": spec.group, "default": declared.default}
     spellings = [f"--{declared.name.replace('_', '-')}", declared.name]
-    text = told.help
-    if told.short:
-        spellings.insert(0, f"-{told.short}")
-    if told.former and told.former not in names:
-        settings["former"] = [f"--{told.former.replace('_', '-')}"]
+    text = spec.help
+    if spec.short:
+        spellings.insert(0, f"-{spec.short}")
+    if spec.former and spec.former not in names:
+        settings["former"] = [f"--{spec.former.replace('_', '-')}"]
     if bool in declared.types:
         settings["is_flag"] = True
     else:
-        settings["metavar"] = told.metavar or None
+        settings["metavar"] = spec.metavar or None
         settings["type"] = _type_of(declared)
         settings["show_default"] = declared.default is not None and not declared.is_repeatable
     if declared.is_repeatable:
@@ -93,30 +93,30 @@ def _option_of(declared: Declared, names: Container[str]) -> Decorator:
         text += " Repeatable."
     if declared.is_mapping:
         settings["callback"] = lambda context, param, texts: _mapping(declared, texts)
-    if told.default:
-        text += f"  [default: {told.default}]"
+    if spec.default:
+        text += f"  [default: {spec.default}]"
     return option(*spellings, help=text, **settings)
 
 
-def _type_of(declared: Declared) -> Any:
+def _type_of(declared: Declaration) -> Any:
     if declared.choices:
         return click.Choice(declared.choices)
     return next((each for each in (float, int) if declared.types == (each,)), str)
 
 
-def _mapping(declared: Declared, texts: Sequence[str]) -> dict[str, str]:
+def _mapping(declared: Declaration, texts: Sequence[str]) -> dict[str, str]:
     """Read texts of the form KEY=VALUE; a key that is given again counts from its last place.
 
     Raises:
         UsageError: a text does not have that form.
     """
-    told, found = declared.option, dict[str, str]()
+    spec, found = declared.option, dict[str, str]()
     for text in texts:
         key, equals, value = text.rpartition("=")
-        if told.equals_in == "value":
+        if spec.equals_in == "value":
             key, equals, value = text.partition("=")
-        if not ((equals and key) or told.metavar.startswith("[")):
-            raise UsageError(f"--{declared.name} {text!r} does not have the form {told.metavar}")
+        if not ((equals and key) or spec.metavar.startswith("[")):
+            raise UsageError(f"--{declared.name} {text!r} does not have the form {spec.metavar}")
         found.pop(key, None)
         found[key] = value
     return found

@@ -114,7 +114,7 @@ def place(manifest: Manifest, rules: Rules) -> Moves:
         _place_values(manifest, moves)
     _place_programs(manifest, rules, targets, moves)
     _note_values(manifest, rules, moves)
-    moves.warnings += _unheard(manifest, rules)
+    moves.warnings += _unmatched_rules(manifest, rules)
     moves.warnings += _consequences(manifest, rules, targets, moves)
     return moves
 
@@ -213,11 +213,11 @@ def _place_remotes(manifest: Manifest, rules: Rules, targets: list[str], moves: 
         if moved not in (None, device):
             moves.remotes[n] = str(moved)
     for entry, target in zip(manifest.tensors, targets, strict=True):
-        said = rules.tags.of(entry.device) or entry.device
-        if entry.kind.endswith(".ShardedTensor") and target != said:
+        listed = rules.tags.of(entry.device) or entry.device
+        if entry.kind.endswith(".ShardedTensor") and target != listed:
             raise RefusedError(
                 f"{entry.name!r} is a sharded tensor: if it moved to {target}, its "
-                f"shards on other machines would still be listed on {said}",
+                f"shards on other machines would still be listed on {listed}",
                 hint="use --to or --map for sharded tensors",
             )
 
@@ -273,13 +273,13 @@ def _of_kind(goes: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, str]
 def _note_values(manifest: Manifest, rules: Rules, moves: Moves) -> None:
     """The user's own values that name a device that moves, and stay what they are."""
     if not rules.values:
-        asked = replace(moves, values={})
-        _place_values(manifest, asked)
-        moves.rewritable += asked.values
+        rewrite = replace(moves, values={})
+        _place_values(manifest, rewrite)
+        moves.rewritable += rewrite.values
     left = _left_devices(manifest, moves)
-    taken = {*moves.values, *moves.rewritable}
+    decided = {*moves.values, *moves.rewritable}
     for n, value in enumerate(manifest.values_naming_devices):
-        if value.value in left and not value.follows and n not in taken:
+        if value.value in left and not value.follows and n not in decided:
             moves.unchanged.append(n)
 
 
@@ -292,7 +292,7 @@ def _left_devices(manifest: Manifest, moves: Moves) -> set[str]:
     return left
 
 
-def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
+def _unmatched_rules(manifest: Manifest, rules: Rules) -> Iterator[str]:
     """The rules that speak of nothing here, which is more often a slip than meant."""
     for glob, device in rules.place:
         if not any(fnmatchcase(entry.name, glob) for entry in manifest.tensors):
@@ -303,11 +303,11 @@ def _unheard(manifest: Manifest, rules: Rules) -> Iterator[str]:
     for pattern, device in rules.tags.rules:
         if pattern != "*" and not any(TagMap(((pattern, device),)).of(tag) for tag in tags):
             yield f"nothing is on {pattern}, which should move to {device}"
-    heard = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
-    silent = [key for key in rules.device_map if key and key not in heard]
-    if silent:
-        yield f"no tensor name matches {quote(silent)} of the device map"
-    if rules.device_map and None in heard:
+    used = {rules.map_key(entry) for entry in manifest.tensors} if rules.device_map else set()
+    unused = [key for key in rules.device_map if key and key not in used]
+    if unused:
+        yield f"no tensor name matches {quote(unused)} of the device map"
+    if rules.device_map and None in used:
         stay = [e.name for e in manifest.tensors if rules.wanted(e) is None]
         if stay:
             yield f"no rule matches {quote(stay)}; they stay where they are"

@@ -90,13 +90,13 @@ def rules_of(
     device_map: Mapping[str, Device] | StrPath | None = None,
     all: bool = False,
     values: bool = False,
-    spelled: Callable[[Device], str] = parse,
+    tag_of: Callable[[Device], str] = parse,
 ) -> Rules:
     """Check the rules of a user; the arguments are those of `relocate`.
 
     Args:
         to, map, place, device_map, all, values: as there.
-        spelled: gives the tag of a device that a user named.
+        tag_of: gives the tag of a device that a user named.
 
     Raises:
         UsageError: they make no sense.
@@ -107,14 +107,14 @@ def rules_of(
     for name, value in (("map", map), ("place", place)):
         if value is not None and not isinstance(value, Mapping):
             raise UsageError(f"{name} must map names to devices")
-    tags = [(str(tag), _tag(each, f"map {tag}", spelled)) for tag, each in (map or {}).items()]
+    tags = [(str(tag), _tag(each, f"map {tag}", tag_of)) for tag, each in (map or {}).items()]
     if to is not None:
-        tags.append(("*", _tag(to, "to", spelled)))
+        tags.append(("*", _tag(to, "to", tag_of)))
     return Rules(
         place=tuple(
-            (glob, _tag(each, f"place {glob}", spelled)) for glob, each in (place or {}).items()
+            (glob, _tag(each, f"place {glob}", tag_of)) for glob, each in (place or {}).items()
         ),
-        device_map=_device_map(device_map, spelled),
+        device_map=_device_map(device_map, tag_of),
         tags=TagMap(tuple(tags)),
         everything=all,
         values=values,
@@ -122,12 +122,12 @@ def rules_of(
 
 
 def _device_map(
-    given: Mapping[str, Device] | StrPath | None, spelled: Callable[[Device], str]
+    given: Mapping[str, Device] | StrPath | None, tag_of: Callable[[Device], str]
 ) -> dict[str, str]:
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        return _mapped(given, spelled)
+        return _tags_by_module(given, tag_of)
     if not isinstance(given, (str, os.PathLike)):
         raise UsageError(
             f"{class_name(given)} is not a device map",
@@ -144,13 +144,13 @@ def _device_map(
     if not isinstance(found, dict):
         raise UsageError("the device map is not a JSON object of names and devices", path=given)
     try:
-        return _mapped(found, spelled)
+        return _tags_by_module(found, tag_of)
     except UsageError as error:
         error.about(given)
         raise
 
 
-def _mapped(given: Mapping[str, Device], spelled: Callable[[Device], str]) -> dict[str, str]:
+def _tags_by_module(given: Mapping[str, Device], tag_of: Callable[[Device], str]) -> dict[str, str]:
     """Devices in accelerate's spelling: a number n is `cuda:n`."""
     found = {}
     for name, device in given.items():
@@ -162,12 +162,12 @@ def _mapped(given: Mapping[str, Device], spelled: Callable[[Device], str]) -> di
             raise UsageError(f"the device map offloads {name!r} to disk, which is not a device")
         number = isinstance(device, int) and not isinstance(device, bool)
         plain = f"cuda:{device}" if number else device
-        found[name] = _tag(plain, f"device map, {name!r}", spelled)
+        found[name] = _tag(plain, f"device map, {name!r}", tag_of)
     return found
 
 
-def _tag(device: Device, where: str, spelled: Callable[[Device], str]) -> str:
+def _tag(device: Device, where: str, tag_of: Callable[[Device], str]) -> str:
     try:
-        return spelled(device)
+        return tag_of(device)
     except DeviceError as error:
         raise DeviceError(f"{where}: {error}", hint=error.hint) from error.__cause__

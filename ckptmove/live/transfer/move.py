@@ -56,7 +56,7 @@ def move(
     started = time.monotonic()
     if to is None and not place and device_map is None:
         raise UsageError("the device is missing", hint='for example to="cuda:0"')
-    rules = rules_of(to=to, place=place, device_map=device_map, spelled=_spelled)
+    rules = rules_of(to=to, place=place, device_map=device_map, tag_of=_spelled)
     found = holdings(model, optimizer, scheduler, batch, others)
     roots = [each for each in (model, *(others or {}).values()) if isinstance(each, nn.Module)]
     check_movable(roots, found)

@@ -362,8 +362,8 @@ MUTANTS = (
     Mutant(
         "losses accepted without --drop",
         "api/convert.py",
-        "    if left:\n        told = ",
-        "    if False:\n        told = ",
+        "    if refused:\n        lines = ",
+        "    if False:\n        lines = ",
         "tests/api/test_convert.py",
     ),
 )

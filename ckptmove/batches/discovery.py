@@ -48,16 +48,9 @@ class _Folder:
 
 
 def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
-    """Look through a tree.
+    """Find what is `wanted` in a tree: checkpoints, and other files.
 
-    Args:
-        root: its folder.
-        wanted: what of it.
-        whole: whether a folder of a model, or an index with its files, is one item; if not, each
-            file is one, and an index is another file.
-
-    Raises:
-        InputError: the root can't be read.
+    `whole`: a model folder, or an index with its files, is one item; if not, each file is one.
     """
     found = Discovery()
     folders = _folders(root, wanted, found)
@@ -157,11 +150,7 @@ def _item(name: str, path: str, kind: str, files: Iterable[str] = ()) -> Item:
 
 
 def checkpoint_files(path: str) -> tuple[str, ...]:
-    """All files of a checkpoint, be it a file, an index, or a folder.
-
-    Raises:
-        InputError: a folder can't be read.
-    """
+    """All files of a checkpoint, be it a file, an index, or a folder."""
     if place_of(path).is_folder():
         return tuple(each.path for each in tree_at(path).files())
     return _kind_of(path)[1] or (path,)
@@ -190,12 +179,7 @@ def _kind_of(path: str) -> _Kind:
 
 
 def dedupe_hard_links(items: Iterable[Item], notes: list[str]) -> list[Item]:
-    """Each file once, however many names it has: by one that is no link, if there is.
-
-    Args:
-        items: files of a tree.
-        notes: of the other names it is said here that they are.
-    """
+    """Keep one name of each file, preferably no link; `notes` tells of the others."""
     found: dict[tuple[int, int], Item] = {}
     rest = list[Item]()
     for item in sorted(items, key=lambda item: (os.path.islink(item.path), item.name)):

@@ -34,33 +34,20 @@ def request_of(verb: str, options: Mapping[str, Any]) -> str:
 
 
 def key_of(task: Task, stamp: str) -> str:
-    """The digest.
-
-    Args:
-        task: the item, and how it is done.
-        stamp: of what the item is made of.
-    """
+    """The digest of a task; `stamp` is that of what the item is made of."""
     if task.in_place:  # the inode is another where the tree was moved
         stamp = stamp.rpartition("-")[0]
     return _digest([task.request, stamp, _stamp_against(task.options.get("against"))])
 
 
 def begun_key_of(task: Task) -> str:
-    """The digest for a change in place that was begun: it stays, however far that came.
-
-    Raises:
-        InputError: the file is gone.
-    """
+    """The digest for a change in place that was begun: it stays, however far that came."""
     nbytes, _, inode = place_of(task.item.path).size_and_stamp()[1].split("-")
     return _digest([task.request, "begun", f"{nbytes}-{inode}"])
 
 
 def tags_of(path: str) -> str:
-    """A digest of all that a change of devices can change in a file.
-
-    Raises:
-        InputError: it can't be read.
-    """
+    """A digest of all that a change of devices can change in a file."""
     found = inspect(path)
     return _digest(
         [
@@ -72,11 +59,7 @@ def tags_of(path: str) -> str:
 
 
 def source_stamp(item: Item) -> str:
-    """The stamp of what an item is made of, as it is now.
-
-    Raises:
-        InputError: a file is gone.
-    """
+    """The stamp of what an item is made of, as it is now. Raises InputError if a file is gone."""
     if item.kind == "folder":
         return _stamp_of_all(item.path)
     return tree_at(item.path).stamp_of(item.files or (item.path,))
@@ -122,10 +105,7 @@ def is_done(entry: Entry, task: Task, key: str) -> bool:
 
 
 def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
-    """What the ledger is to say of an item whose output was moved, but is what was written.
-
-    None if it is something else.
-    """
+    """The new entry of an output that was moved; None unless it still is what was written."""
     if entry.outcome != "done" or entry.key != key or task.in_place:
         return None
     tree = tree_at(task.item.output)
@@ -146,11 +126,7 @@ def _is_equal(entry: Entry, there: Output) -> bool:
 
 
 def is_ours(entry: Entry | None, output: str) -> bool:
-    """Whether an output is what the ledger says that we wrote there, whatever it was made of.
-
-    Raises:
-        InputError, OSError: it can't be read.
-    """
+    """Whether an output is what the ledger says that we wrote there, whatever it was made of."""
     if entry is None or entry.outcome == "begun":
         return False
     return _is_equal(entry, tree_at(output).output(summed=True))

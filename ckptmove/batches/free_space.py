@@ -37,13 +37,9 @@ def refuse_if_full(
     free: int | None,
     written: Callable[[Task], int],
 ) -> None:
-    """Raises RefusedError if there can't be room for all that is not there yet.
+    """Raises RefusedError if the outputs that are missing do not fit into `free` bytes.
 
-    Args:
-        source, dst: the trees.
-        tasks: what there is to do.
-        free: bytes.
-        written: how much will be written for an item; asked where there may be too little room.
+    `written` gives how much will be written for an item; it is asked where there may be too little.
     """
     if free is None:
         return

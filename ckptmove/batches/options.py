@@ -34,13 +34,7 @@ def item_options(verb: str) -> dict[str, Declaration]:
 
 
 def resolve_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a verb for all items, without those that say what holds anyway.
-
-    A device map is read.
-
-    Raises:
-        UsageError: the verb has none of that name, or they make no sense.
-    """
+    """The options of a verb for all items, without defaults; a device map is read."""
     if verb not in VERBS:
         raise UsageError(f"{verb!r} is not a verb of batch", hint=f"one of {', '.join(VERBS)}")
     declared = item_options(verb)

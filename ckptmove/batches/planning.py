@@ -36,15 +36,9 @@ def plan_batch(
     dry_run: bool,
     options: Mapping[str, Any],
 ) -> BatchPlan:
-    """Look through a tree, and decide what is to be done; the arguments are those of `batch`.
+    """Plan what `batch` does; the arguments are its own.
 
     Unless it is a dry run, what killed runs left over is removed, and the destination is made.
-
-    Raises:
-        UsageError: the request makes no sense.
-        InputError: the tree can't be read.
-        RefusedError: two items would become one, there is no room, or nothing can be written.
-        WriteError: the destination can't be made.
     """
     source = os.fspath(src)
     options = resolve_options(verb, dst, options)

@@ -42,17 +42,10 @@ class ItemOutcome(NamedTuple):
 
 
 def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
-    """Do it; gives None where the output is there already, and equal.
+    """Do an item; `known` is its entry in the ledger. Gives None where an equal output is there.
 
-    That is how an item is found to be done that was not entered, be it that the run was killed in
-    between, or that somebody else made it.
-
-    Args:
-        task: the item, and how.
-        known: what the ledger says of it.
-
-    Raises:
-        CkptmoveError, OSError: it can't be done.
+    So an item is found to be done that has no entry, because its run was killed or somebody else
+    did it.
     """
     item, force = task.item, bool(task.options.get("force"))
     output = tree_at(item.output)

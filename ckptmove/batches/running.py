@@ -94,8 +94,7 @@ class Batch(Iterator[Result]):
 
 
 class _Run:
-    """The course of a batch. It knows nothing of who iterates over its results: once they let go,
-    these end."""
+    """The course of a batch. Its results end when the `Batch` that iterates over them is gone."""
 
     def __init__(
         self,

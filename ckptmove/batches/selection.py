@@ -20,10 +20,7 @@ class ItemFilter:
     """Which names in a tree are wanted."""
 
     def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
-        """Args:
-        include: globs, of which one must match; without any, all do.
-        exclude: globs, of which none may.
-        """
+        """Accept names that match a glob of `include`, if there is any, and none of `exclude`."""
         self._include, self._exclude = tuple(include), tuple(exclude)
 
     def excludes(self, name: str) -> bool:
@@ -40,8 +37,8 @@ class ItemFilter:
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches the name; one without a slash may match its last part alone, one that
-    starts with a slash a folder that it is in."""
+    """Whether a glob matches a name: without a slash, also its last part; with one at the start,
+    also a folder above it."""
     last = name.rpartition("/")[2]
     return any(
         _matches_from_root(name, glob[1:])
@@ -72,10 +69,7 @@ def _may_match_in(inside: str, glob: str) -> bool:
 def names_to_retry(log: StrPath) -> frozenset[str]:
     """The names of items that were refused or failed, by a log that `--log` wrote.
 
-    Of several lines about an item, the last counts; one that was torn says nothing.
-
-    Raises:
-        InputError: it can't be read, or is no such log.
+    Of several lines about an item, the last counts; a torn line is ignored.
     """
     outcomes: dict[str, str] = {}
     try:
@@ -92,11 +86,7 @@ def names_to_retry(log: StrPath) -> frozenset[str]:
 
 
 def share_of(text: str | None) -> tuple[int, int] | None:
-    """Which of how many shares `i/N` says.
-
-    Raises:
-        UsageError: it says nothing of the kind.
-    """
+    """Parse `i/N`: which of how many shares. Raises UsageError."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)

@@ -9,10 +9,9 @@ _POLYNOMIAL = 0xEDB88320  # of zlib's CRC-32, its bits reversed
 
 
 def combine_crc32(first: int, second: int, nbytes: int) -> int:
-    """The CRC-32 of two stretches one after the other, the second of so many bytes.
+    """The CRC-32 of two stretches of bytes one after the other; `nbytes` is the size of the second.
 
-    To add a zero byte is linear over GF(2): `nbytes` of them are a power of one matrix, by
-    squaring; the rest is exclusive or.
+    To add a zero byte is linear over GF(2): `nbytes` of them are a power of one matrix.
     """
     if not first:  # as before the first of many
         return second

@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 
 class Copy(NamedTuple):
-    """Copy `nbytes` from offset `source_at` of a source to offset `at` of the destination.
-
-    `source` says which of the sources, here and everywhere below.
-    """
+    """Copy `nbytes` from offset `source_at` of a source to offset `at` of the destination."""
 
     source_at: int
     nbytes: int
     at: int
-    source: int = 0
+    source: int = 0  #: which of the sources, here and below
 
 
 class Write(NamedTuple):
@@ -26,35 +23,22 @@ class Write(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Write the elements of a strided view, in row-major order, at offset `at` of the destination.
-
-    Attributes:
-        at, nbytes: the range of the destination.
-        source: which of the sources the view is in.
-        source_at, source_nbytes: the region of that source in which the view lies.
-        dtype: of its elements, by torch's name.
-        shape: elements per dimension.
-        stride, offset: in elements, the latter from the start of the region.
-        conj, neg: whether the imaginary part, or the value, is to be negated.
-        big_endian: whether the region's elements are.
-        to: the dtype that they are cast to, by torch's name; None keeps their bits.
-        content: the region itself, where no source has it as it is.
-    """
+    """Write the elements of a strided view at offset `at`, in row-major order."""
 
     at: int
     nbytes: int
     source: int
-    source_at: int
+    source_at: int  #: of the region in which the view lies
     source_nbytes: int
-    dtype: str
+    dtype: str  #: of its elements, by torch's name
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int
-    conj: bool = False
-    neg: bool = False
-    big_endian: bool = False
-    to: str | None = None
-    content: bytes | memoryview | None = None
+    offset: int  #: from the start of the region, in elements
+    conj: bool = False  #: whether to negate the imaginary part
+    neg: bool = False  #: whether to negate the value
+    big_endian: bool = False  #: whether the region's elements are
+    to: str | None = None  #: the dtype that they are cast to; None keeps their bits
+    content: bytes | memoryview | None = None  #: the region, where no source has it as it is
 
 
 class CrcRange(NamedTuple):
@@ -65,7 +49,7 @@ class CrcRange(NamedTuple):
 
 
 class Checksum(NamedTuple):
-    """What the bytes `[at, at + nbytes)` of the destination must add up to, as zip's CRC-32."""
+    """The zip CRC-32 that the bytes `[at, at + nbytes)` of the destination must have."""
 
     at: int
     nbytes: int
@@ -76,28 +60,17 @@ class Checksum(NamedTuple):
 
 
 class SourceChecksum(NamedTuple):
-    """What the bytes of a source must add up to, as zip's CRC-32, where no copy has all of them.
-
-    Attributes:
-        source_at, nbytes: the range.
-        name: of the record, for the message.
-    """
+    """The zip CRC-32 that a range of a source must have, where no copy has all of the range."""
 
     source_at: int
     nbytes: int
     crc32: int
-    name: str
+    name: str  #: of the record, for the message
     source: int = 0
 
 
 class Check(NamedTuple):
-    """A copied range of the destination, and how it can be known to be right.
-
-    Attributes:
-        at, nbytes: the range.
-        source_at: where it came from; equal bytes there are the proof if there is no checksum.
-        checksum: the proof that needs no second read.
-    """
+    """A copied range of the destination, to be verified by its checksum or against its source."""
 
     at: int
     nbytes: int
@@ -178,12 +151,10 @@ class Edit(NamedTuple):
 
 
 def apply_edits(start: int, nbytes: int, edits: Iterable[Edit]) -> Plan:
-    """How to write a source with these changes, as a patch if they keep all lengths.
+    """Plan a file with these changes: as a patch if they keep all lengths.
 
-    Args:
-        start: where the source lies in the file that will be copied from.
-        nbytes: its size.
-        edits: what changes, counted from `start`; no two overlap.
+    The source is the `nbytes` from `start` of the file that is copied from. Edits count from
+    `start`; no two overlap.
     """
     edits = sorted(edits, key=lambda edit: edit.start)
     if all(_keeps_length(edit) for edit in edits):

@@ -74,11 +74,7 @@ _KEPT = _Kept()
 
 
 class SparseCopy:
-    """A sparse temporary copy of an object: only the parts that are needed, at their offsets.
-
-    Attributes:
-        fd: its descriptor.
-    """
+    """A sparse temporary copy of an object: only the parts that are needed, at their offsets."""
 
     def __init__(self, nbytes: int, path: str) -> None:
         """Raises InputError, which names `path`, if it can't be made."""
@@ -106,11 +102,7 @@ class SparseCopy:
         return gaps
 
     def put(self, at: int, data: bytes) -> None:
-        """Take what was fetched.
-
-        Raises:
-            InputError: there is no room for it.
-        """
+        """Write a part that was fetched. Raises InputError if the disk is full."""
         view: Any = memoryview(data)
         start = at
         try:

@@ -49,17 +49,9 @@ class Downloads:
     def take(
         self, url: str, sources: Sequence[Source], *, folder: bool, beside: bool
     ) -> tuple[str, ...]:
-        """Copy what a URL stands for; gives the copies of its files, in their order.
+        """Copy the sources of a URL, which lie in one folder; gives the paths of the copies.
 
-        Args:
-            url: as the user wrote it.
-            sources: its files, which lie in one folder.
-            folder: whether it names that folder.
-            beside: whether what else is in there is wanted too, if it is small.
-
-        Raises:
-            RefusedError: there is no room.
-            InputError: something can't be read, or was changed meanwhile.
+        `folder` says that the URL names that folder, `beside` to copy its other small files too.
         """
         try:
             if self._room is None:

@@ -58,11 +58,9 @@ class FetchPool(Generic[_T]):
 
 
 def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:
-    """The result of the first future.
+    """The result of the first future, or the error of any that fails before that.
 
-    Raises:
-        Exception: the error of whichever fails before that is there. A server may take long for one
-            request, and that another was refused is known by then.
+    A server may take long for one request, and it is known earlier that another was refused.
     """
     waiting = {first, *others}
     while not first.done():
@@ -73,11 +71,7 @@ def result_of(first: Future[_T], others: Iterable[Future[_T]]) -> _T:
 
 
 def map_parallel(call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
-    """What a call gives for each, in their order; several run at a time.
-
-    Raises:
-        Exception: what any call raised, at once: no call that is on its way is waited for.
-    """
+    """Call a function for each, several at a time, in order; an error ends it without waiting."""
     fetchers, coming = FetchPool[_R](_AT_ONCE), deque[Future[_R]]()
     try:
         for each in given:

@@ -79,12 +79,7 @@ class StorePath(NamedTuple):
 
 
 def open_store(url: str) -> StorePath:
-    """Open the store that a URL names.
-
-    Raises:
-        UsageError: nothing knows such URLs, or what does isn't installed.
-        InputError: it can't be reached.
-    """
+    """Open the store that a URL names. Raises UsageError if its fsspec package is not installed."""
     protocol = url.partition(":")[0].lower()
     if protocol in ("file", "local"):
         raise UsageError(
@@ -146,15 +141,9 @@ def _missing(protocol: str, url: str) -> UsageError:
 
 
 def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | None = None) -> _T:
-    """What a store answers; where it falters, it is asked again, at longer and longer intervals.
+    """Call a store; after a transient error, call it again after longer and longer pauses.
 
-    Args:
-        call: asks it.
-        url: what it is asked about.
-        stopped: set once nobody wants to know any more.
-
-    Raises:
-        InputError: it refuses, or falters still.
+    Once `stopped` is set, it is not called again. Raises InputError.
     """
     stopped = stopped or threading.Event()
     for pause in (*_PAUSES, None):
@@ -225,11 +214,7 @@ def read_error(error: BaseException, url: str) -> InputError:
 
 
 def info_of(place: StorePath) -> Mapping[str, Any]:
-    """What the store says of an object now, past all caches.
-
-    Raises:
-        InputError: there is no such object, or it can't be told.
-    """
+    """What the store says of an object now, past all caches. Raises InputError."""
 
     def info() -> Mapping[str, Any]:
         place.fs.invalidate_cache()

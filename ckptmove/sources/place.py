@@ -24,10 +24,8 @@ _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 def choose(path: StrPath, local: Callable[[str], _T], remote: Callable[[str], _T]) -> _T:
-    """Make what handles a path of this machine, or what handles a URL.
-
-    Nobody else asks which of them a path is.
-    """
+    """Call `remote` for a URL, `local` for a path here. Nobody else asks which of them a path
+    is."""
     return remote(str(path)) if is_url(path) else local(os.fspath(path))
 
 
@@ -89,12 +87,8 @@ class Place(ABC):
 
     @abstractmethod
     def open(self) -> Source:
-        """Open a file for reading.
-
-        Raises:
-            InputError: missing, unreadable, or not a regular file (a FIFO does not block).
-            UsageError: what the URL needs isn't installed.
-        """
+        """Open a file for reading. Raises InputError unless it is a regular file, even for a
+        FIFO."""
 
     @abstractmethod
     def exists(self) -> bool:
@@ -110,11 +104,7 @@ class Place(ABC):
 
     @abstractmethod
     def size_and_stamp(self) -> tuple[int, str]:
-        """The size in bytes, and a text that changes if the file does.
-
-        Raises:
-            InputError: nothing is there, or it can't be told.
-        """
+        """The size in bytes, and a text that changes if the file does. Raises InputError."""
 
     def nbytes(self) -> int:
         """The size of a file in bytes; 0 for a folder, a missing file, or an unknown size."""
@@ -129,29 +119,19 @@ class Place(ABC):
 
     @abstractmethod
     def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
-        """Everything below a folder but the folders that hold something, in no order.
+        """All entries below a folder but the folders that hold something, in no order.
 
-        Args:
-            ignored: whether to leave out what has a name, and all below it.
-
-        Raises:
-            InputError: a folder can't be read.
+        An entry whose name is `ignored`, and all below it, is left out.
         """
 
     def check_link(self, folder: Place, source: Source | None = None) -> None:
-        """Check that a file in a folder, a link or not, does not lead out of it.
+        """Raise UnsupportedError if a file in a folder is a link that leads out of it.
 
         A folder that was downloaded may hold links to whatever its reader may read. So a link has
         to stay within its folder, unless that lies in the cache of the Hub, where every file is
-        one: `models--x/snapshots/REVISION/config.json → ../../blobs/HASH`
-        (`_create_symlink` in huggingface_hub/file_download.py). A store has no links.
-
-        Args:
-            folder: the folder of the model.
-            source: the file as it was opened; it must be the one that was checked.
-
-        Raises:
-            UnsupportedError: it leads elsewhere.
+        one: `models--x/snapshots/REVISION/config.json → ../../blobs/HASH` (`_create_symlink` in
+        huggingface_hub/file_download.py). `source`, the open file, must be what was checked. A
+        store has no links.
         """
         del folder, source
 

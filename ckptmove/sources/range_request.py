@@ -19,18 +19,10 @@ CHANGED = "the object was changed while it was read"
 
 
 def part_of(place: StorePath, start: int, nbytes: int, total: int, etag: str) -> bytes:
-    """Bytes of an object, at least one.
+    """Fetch at least one byte of an object of `total` bytes.
 
-    Args:
-        place: where it lies.
-        start, nbytes: which.
-        total: its size.
-        etag: what it was known by when that was told; may be empty.
-
-    Raises:
-        CorruptError: it is another object by now.
-        UnsupportedError: its server can't send a part of it.
-        Exception: the store, or the way to it, failed; whatever its fsspec implementation raises.
+    `etag` is what it was known by when its size was told; it may be empty. Raises CorruptError if
+    it is another object by now, and whatever its fsspec implementation raises.
     """
     if is_s3(place.fs) or is_web(place.fs):
         from fsspec.asyn import sync

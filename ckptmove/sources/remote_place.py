@@ -90,12 +90,7 @@ class RemotePlace(Place):
         return sorted(found)
 
     def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
-        """As `Place.files_below`, in the order of names.
-
-        Raises:
-            Missing: nothing is there.
-            InputError: it can't be listed.
-        """
+        """As `Place.files_below`, in the order of names. Raises Missing if nothing is there."""
         store = self.store
         root = store.path.rstrip("/")
 
@@ -118,11 +113,7 @@ class RemotePlace(Place):
         return sorted(each for each in listed if not any(map(ignored, each.name.split("/"))))
 
     def read_small(self, most: int) -> bytes:
-        """The content of a small object.
-
-        Raises:
-            InputError: it can't be read, or has more than `most` bytes.
-        """
+        """The content of an object. Raises InputError if it has more than `most` bytes."""
         store = self.store
         data: bytes = with_retries(
             lambda: store.fs.cat_file(store.path, start=0, end=most + 1), self.path

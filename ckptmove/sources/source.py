@@ -35,41 +35,30 @@ class FetchStats(NamedTuple):
 
 
 class Readable(Protocol):
-    """What can be read by ranges. All sizes and offsets are bytes.
-
-    Attributes:
-        path: the file, for messages.
-        nbytes: how much there is to read.
-        start: where it lies in the file, or None if it does not lie there as it is.
-    """
+    """What can be read by ranges. All sizes and offsets are bytes."""
 
     @property
     def path(self) -> str:
-        """As above."""
+        """The file, for messages."""
 
     @property
     def nbytes(self) -> int:
-        """As above."""
+        """How much there is to read."""
 
     @property
     def start(self) -> int | None:
-        """As above."""
+        """Where it lies in the file; None if it does not lie there as it is."""
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """The bytes `[start, start + nbytes)`.
-
-        Raises:
-            CorruptError: the range leaves what there is.
-        """
+        """The bytes `[start, start + nbytes)`. Raises CorruptError if they reach past the end."""
 
     def window(self, start: int, nbytes: int) -> Readable:
         """A part, to be read as if it were a file of its own."""
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say what is going to be read: from where far away is slow, it is fetched together.
+        """Announce ranges (start, size) that will be read: a remote source fetches them together.
 
-        Args:
-            ranges: starts and sizes; they may reach beyond the end.
+        They may reach beyond the end.
         """
 
 
@@ -170,12 +159,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, start: int, nbytes: int) -> bytes:
-        """The bytes `[start, start + nbytes)`.
-
-        Raises:
-            CorruptError: the range leaves it, or it shrank since it was opened.
-            InputError: it can't be read.
-        """
+        """The bytes `[start, start + nbytes)`. Raises CorruptError if the file shrank meanwhile."""
 
     @abstractmethod
     def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
@@ -191,11 +175,7 @@ class Source(ABC):
 
     @abstractmethod
     def mappable(self, start: int, nbytes: int) -> int:
-        """The descriptor of a file in which these bytes lie where they do here, to be mapped.
-
-        Raises:
-            InputError: they can't be brought into one.
-        """
+        """The descriptor of a file to map, in which these bytes lie at the same offset as here."""
 
     def window(self, start: int, nbytes: int) -> Window:
         """As `Readable.window`."""
@@ -234,8 +214,8 @@ class Source(ABC):
 class File(Source):
     """A regular file, open for reading.
 
-    All sizes and offsets are bytes. Nothing is mapped here: a mapping of a file that somebody
-    truncates kills the process, a short `pread` is an error with a name.
+    Nothing is mapped here: a mapping of a file that somebody truncates kills the process, a short
+    `pread` is an error with a name.
     """
 
     __slots__ = ("_seen", "_stat", "fd")
@@ -249,11 +229,7 @@ class File(Source):
 
     @classmethod
     def open(cls, path: StrPath) -> File:
-        """Open a regular file; a symbolic link is followed.
-
-        Raises:
-            InputError: missing, unreadable, or not a regular file (a FIFO does not block).
-        """
+        """Open a regular file; a symbolic link is followed, and a FIFO does not block."""
         path = os.fspath(path)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -331,11 +307,8 @@ class File(Source):
         return self._stat.st_blocks * 512
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """As `Source.data_ranges`, as far as the file system tells.
-
-        Who goes on where the last call ended asks it nothing: it may look through the whole rest
-        of the file for a hole.
-        """
+        """As `Source.data_ranges`, if the file system tells; it is asked once for each, as it is
+        slow."""
         at = start
         while at < end:
             since, data, hole = self._seen

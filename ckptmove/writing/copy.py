@@ -68,7 +68,7 @@ class Copier:
 
 
 def start_writeback(fd: int, at: int, nbytes: int) -> None:
-    """Have the disk begin with what was written, while the rest is: the fsync then waits less.
+    """Have the disk begin with what was written, so that the fsync waits less.
 
     Where there is no such call, as outside of Linux, nothing depends on it. The advice DONTNEED
     would do it too, but drops what has reached the disk before it was verified.
@@ -110,11 +110,7 @@ def read_at(fd: int, at: int, nbytes: int) -> bytes:
 
 
 def put(fd: int, at: int, data: bytes | memoryview) -> None:
-    """Write all of it at an offset, and see that it is there.
-
-    Raises:
-        OSError: it can't be written, or can't be read back.
-    """
+    """Write all of it at an offset, and read it back. Raises OSError."""
     write_at(fd, at, data)
     if not holds_at(fd, at, data):
         raise OSError(errno.EIO, "the written bytes can't be read back")

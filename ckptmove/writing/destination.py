@@ -46,27 +46,16 @@ class StagedFile(StagedPart, Protocol):
     """A file in the making. Used as a context, nothing of it is left unless it was committed."""
 
     def commit(self) -> None:
-        """Have the file appear, complete, at once and for good.
-
-        Raises:
-            RefusedError: something appeared there meanwhile.
-            WriteError: it failed.
-        """
+        """Give the file its name. Raises RefusedError if something appeared there meanwhile."""
 
 
 class StagedFolder(_Context, Protocol):
     """A folder in the making. Used as a context, nothing of it is left unless it was committed."""
 
     def file(self, name: str, sources: Sequence[Source] | None = None) -> StagedPart:
-        """A new file in it, to be written.
+        """Create a file in the folder; its plan copies from `sources`, or from those of the folder.
 
-        Args:
-            name: relative to the folder, with `/` between its parts.
-            sources: what its plan copies from, if that is not what the others do.
-
-        Raises:
-            RefusedError: the name leads elsewhere, or nowhere.
-            WriteError: the file can't be created, or is there already.
+        Raises RefusedError if the name leads out of the folder, WriteError if it is taken.
         """
 
     def make(self, name: str) -> None:
@@ -94,13 +83,7 @@ class Destination(ABC):
     def check_room(
         self, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
     ) -> None:
-        """Raises RefusedError where writing would fail for want of room.
-
-        Args:
-            plans: what is to be written.
-            sources: what they copy from.
-            besides: bytes that are copied as well.
-        """
+        """Raises RefusedError if the plans, and `besides` bytes, do not fit on the disk."""
 
     @abstractmethod
     def is_folder(self) -> bool:

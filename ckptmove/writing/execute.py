@@ -24,16 +24,7 @@ class PlanFile:
     """A file in the making. Used as a context, it is closed at the end."""
 
     def __init__(self, name: str, folder: int, path: str, sources: Sequence[Source]) -> None:
-        """Create the file.
-
-        Args:
-            name: for the time being, in the open directory `folder`.
-            path: what it will be, for messages.
-            sources: what plans copy from.
-
-        Raises:
-            OSError: it can't be created.
-        """
+        """Create the file as `name` in the open directory `folder`; messages name `path`."""
         self.path = path
         self.sources = sources
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
@@ -63,20 +54,12 @@ class PlanFile:
             os.close(fd)
 
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
-        """Carry out the plan and verify every byte; gives how the bytes were copied.
+        """Execute the plan and verify every byte; `progress` is called with bytes as they are
+        verified.
 
-        Args:
-            plan: what to write.
-            progress: called with bytes as they are copied and verified; they add up to the size.
-
-        Returns:
-            `reflink` (the file system shares the blocks), `kernel`, `read` and write, or `fetch`
-            (from a store).
-
-        Raises:
-            CorruptError: a source is damaged, by its own checksums, or changed meanwhile.
-            RefusedError: there is no room.
-            WriteError: the bytes can't be written, or did not arrive.
+        Gives how the bytes were copied: `reflink` (the file system shares the blocks), `kernel`,
+        `read` and write, or `fetch` (from a store). Raises CorruptError if a source is damaged or
+        was changed.
         """
         report = ProgressCounter(progress)
         method = "reflink"
@@ -148,11 +131,7 @@ class PlanFile:
             yield at + len(data)
 
     def reopen(self) -> File:
-        """The file as it stands, to be read like any other.
-
-        Raises:
-            WriteError: too many files are open.
-        """
+        """Open what was written, to be read like any other file."""
         try:
             return File(os.dup(self.fd), self.path)
         except OSError as error:
@@ -162,11 +141,9 @@ class PlanFile:
 def read_gather(
     sources: Sequence[Source], gather: Gather, path: str
 ) -> Iterator[tuple[int, memoryview]]:
-    """What a gather brings, piece by piece, with the offsets that it goes to.
+    """The bytes of a gather piece by piece, each with its offset in the destination.
 
-    Raises:
-        UnsupportedError: torch is missing.
-        WriteError: it is less than was planned, or more.
+    Raises UnsupportedError if torch is missing.
     """
     try:
         from ..runtime.gather import gathered  # what needs no gather needs no torch

@@ -23,35 +23,25 @@ _later: ContextVar[set[str] | None] = ContextVar("_later", default=None)
 
 
 class FinalName:
-    """A name to be taken, in a directory that is held open: whoever renames it, it stays the same.
-
-    Attributes:
-        path: as it was given.
-        folder: the open directory.
-        name: in it.
-        hidden: the name until then, beside it.
-    """
+    """The name that a new file will get, in a directory that is held open against renaming."""
 
     def __init__(self, path: str) -> None:
         """Raises RefusedError or WriteError if the directory can't be opened."""
-        self.path = path
+        self.path = path  #: as it was given
         folder, self.name = os.path.split(path)
         try:
+            #: the open directory
             self.folder = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise failure_of(error, path) from error
-        self.hidden = hidden_name(self.name)
+        self.hidden = hidden_name(self.name)  #: its name until then, beside it
 
     def rename(self, old: str, new: str) -> None:
         """Rename within the directory."""
         os.rename(old, new, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
     def sync(self) -> None:
-        """Put the names on disk.
-
-        Raises:
-            WriteError: that failed, when what is named is in its place already.
-        """
+        """Put the names on disk. When it raises WriteError, the file has its name already."""
         try:
             os.fsync(self.folder)
         except OSError as error:
@@ -77,10 +67,9 @@ class FinalName:
 
 @contextlib.contextmanager
 def syncing_later() -> Iterator[set[str]]:
-    """A context in which new names of files may be lost with the power until they are synced.
+    """A context in which new names of files are not synced; gives the directories to be synced.
 
-    What is in the files is not: that is on disk before they get their names. Gives the directories
-    that are to be synced, as they become known.
+    Until then the names may be lost with the power. The content is on disk before it gets its name.
     """
     folders = set[str]()
     token = _later.set(folders)
@@ -121,11 +110,9 @@ def _stem(name: str) -> str:
 
 
 def mode_of(path: str, sources: Sequence[Source]) -> int | None:
-    """What is at a destination, without following links: its mode, or None if nothing is.
+    """The mode of what is at a destination, a link itself; None if nothing is.
 
-    Raises:
-        RefusedError: its directory is none; it is one of the sources.
-        WriteError: that can't be told.
+    Raises RefusedError if its directory is missing, or if it is one of the sources.
     """
     folder = os.path.dirname(path) or "."
     try:
@@ -163,14 +150,7 @@ def check_file(destination: StrPath, sources: Sequence[Source], *, force: bool) 
 def check_room(
     destination: StrPath, plans: Sequence[Plan], sources: Sequence[Source], besides: int = 0
 ) -> None:
-    """Raises RefusedError where writing would fail, as far as that can be known without it.
-
-    Args:
-        destination: what is to be written.
-        plans: how, and how much.
-        sources: what they copy from.
-        besides: bytes that are copied as well.
-    """
+    """Raises RefusedError if nothing can be created there, or if the plans do not fit."""
     path = os.fspath(destination)
     folder = os.path.dirname(path.rstrip("/")) or "."
     if not os.access(folder, os.W_OK | os.X_OK):

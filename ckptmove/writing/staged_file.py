@@ -23,12 +23,7 @@ class LocalFile(PlanFile):
     """A file in the making. Used as a context, it is gone at the end unless it was committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
-        """Create the file under a name of its own.
-
-        Raises:
-            RefusedError: the destination exists (and `force` is not set), is one of the sources,
-                or is where nothing can be written.
-        """
+        """Create the file under a temporary name. Raises as `check_file`."""
         path = os.fspath(destination)
         check_file(path, sources, force=force)
         self.force = force
@@ -68,12 +63,7 @@ class LocalFile(PlanFile):
             self._name.close()
 
     def commit(self) -> None:
-        """Give the file its name, at once and for good.
-
-        Raises:
-            RefusedError: the name was taken meanwhile.
-            WriteError: the file system refused.
-        """
+        """Give the file its name. Raises RefusedError if the name was taken meanwhile."""
         try:
             if self.force:
                 self._rename()

@@ -28,12 +28,7 @@ class LocalFolder:
     """A directory in the making. Used as a context, it is gone at the end unless committed."""
 
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
-        """Create the directory under a name of its own.
-
-        Raises:
-            RefusedError: as `check_folder`, or nothing can be written there.
-            WriteError: it can't be created.
-        """
+        """Create the directory under a temporary name. Raises as `check_folder`."""
         check_folder(destination, sources, force=force)
         self.path = _without_slash(destination)  #: what it will be
         self.sources = sources
@@ -99,16 +94,7 @@ class LocalFolder:
     # -- writing -------------------------------------------------------------------------------
 
     def file(self, name: str, sources: Sequence[Source] | None = None) -> PlanFile:
-        """A new file in it, to be written; used as a context, it is open no longer than that.
-
-        Args:
-            name: relative to the directory, with `/` between its parts; directories are made.
-            sources: what its plan copies from, if that is not what the others do.
-
-        Raises:
-            RefusedError: the name leads elsewhere, or nowhere.
-            WriteError: the file can't be created, or is there already.
-        """
+        """As `StagedFolder.file`; directories in its name are made."""
         path = os.path.join(self.path, name)
         try:
             *folders, own = self._parts(name)
@@ -146,12 +132,7 @@ class LocalFolder:
     # -- committing ----------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Give the directory its name, for good; its files were put on disk as they were written.
-
-        Raises:
-            RefusedError: the name was taken meanwhile.
-            WriteError: the file system refused.
-        """
+        """Give the directory its name. Raises RefusedError if the name was taken meanwhile."""
         try:
             for folder in reversed(self._folders):
                 self._sync(folder)

@@ -73,11 +73,7 @@ class Verifier:
         return new
 
     def finish(self, report: Progress) -> None:
-        """Wait for the rest.
-
-        Raises:
-            CorruptError, WriteError: what was found.
-        """
+        """Wait for the rest, and raise the error that was found."""
         if self._thread is None:
             self._run()
         else:

@@ -151,12 +151,7 @@ class Workers(Executor):
         return process
 
     def _answer(self, process: subprocess.Popen[bytes], job: _Job, data: bytes) -> Any:
-        """What the call returns.
-
-        Raises:
-            WorkerDied: instead.
-            Exception: what the call raises.
-        """
+        """What the call returns or raises; raises WorkerDied if the process ends instead."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -290,10 +285,7 @@ class ProgressReporter:
     """Reports progress, at most once per interval."""
 
     def __init__(self, tell: Callable[[int], object], seconds: float) -> None:
-        """Args:
-        tell: called with the bytes that were done since it was called before.
-        seconds: at least as long apart.
-        """
+        """Call `tell` with the bytes done since its last call, at most once in so many seconds."""
         self._tell = tell
         self._seconds = seconds
         self._nbytes = 0

@@ -41,20 +41,13 @@ _KNOCK = 5.0  # seconds for an answer from where a cluster should be
 
 
 class Call(NamedTuple):
-    """What a task is to do, as it is sent.
-
-    Attributes:
-        function, arguments: what to call.
-        ledger: the path of the ledger, or nothing.
-        since: from which offset on to read it.
-        mark: a name that is entered in it: a node where it isn't sees another file system.
-    """
+    """What a task is to do, as it is sent."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    ledger: str = ""
-    since: int = 0
-    mark: str = ""
+    ledger: str = ""  #: the path of the ledger, or nothing
+    since: int = 0  #: from which offset on to read it
+    mark: str = ""  #: entered in it: a node where it isn't sees another file system
 
 
 def serve(fd: int, address: str) -> None:
@@ -264,16 +257,10 @@ _seen = set[str]()
 
 
 def carry_out(sent: bytes, number: int, told: Any) -> bytes:
-    """Do a call on a node.
+    """Do a pickled `Call` on a node; the actor `told` is told of progress under the item's number.
 
-    Args:
-        sent: the pickled `Call`.
-        number: of the item.
-        told: the actor that is told of progress under that number.
-
-    Returns:
-        Pickled, `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` where no call can
-        be done on this node.
+    Gives `("returned", VALUE)`, `("raised", ERROR)`, or `("unfit", WHY)` where no call can be done
+    on this node, pickled.
     """
     try:
         call: Call = pickle.loads(sent)

@@ -49,14 +49,7 @@ class Cluster(Executor):
     """A Ray cluster. Each call takes one CPU of it; those of a node that dies are retried."""
 
     def __init__(self, address: str) -> None:
-        """Join a cluster.
-
-        Args:
-            address: as Ray has it: `auto`, `HOST:PORT`, `ray://HOST:PORT`.
-
-        Raises:
-            UsageError: Ray is not installed, or no cluster is reached.
-        """
+        """Join a cluster at `auto`, `HOST:PORT` or `ray://HOST:PORT`, or raise UsageError."""
         self.ahead = _LEAST_AHEAD  #: how many calls to hand out at once
         self.listener: Listener | None = None  #: told of progress
         self._jobs: dict[int, tuple[Future[Any], Any]] = {}
@@ -98,11 +91,7 @@ class Cluster(Executor):
         raise UsageError(f"cannot reach a Ray cluster at {address!r}: {why}", hint=hint)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As `Executor.submit`, but for keywords; the first argument is a task of a batch.
-
-        Raises:
-            RefusedError, WriteError: its ledger can't be written.
-        """
+        """As `Executor.submit`, but for keywords; the first argument is a task of a batch."""
         assert not kwargs, "no longer needed"
         call = Call(fn, args, *self._mark(args[0]))
         future: Future[Any] = Future()

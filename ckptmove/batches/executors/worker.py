@@ -113,9 +113,7 @@ def _may_be_changed(known: Entry | None, now: Entry) -> bool:
 def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcome | None:
     """Change a file in place that a second change would make another; None if it was changed.
 
-    Raises:
-        RefusedError: it may have been changed already.
-        CkptmoveError: it can't be done, or not be entered, so that it mustn't be begun.
+    Raises RefusedError if it may have been changed already.
     """
     item = task.item
     begun = Entry(item.name, begun_key_of(task), "begun", tags=tags_of(item.path))

@@ -47,10 +47,7 @@ class FileLedger:
     is_shared: ClassVar[bool] = False  # machines may have other disks under the same path
 
     def __init__(self, path: str, since: int = 0) -> None:
-        """Args:
-        path: the file; it need not be there.
-        since: the offset from which on to read it.
-        """
+        """Read entries from offset `since` on; the file need not exist."""
         self.path = path
         self.entries: dict[str, Entry] = {}
         self._at = since
@@ -105,12 +102,7 @@ class FileLedger:
             self._at += len(line)
 
     def _open(self, flags: int) -> int:
-        """Open the ledger only if it is a regular file: no link, and no pipe that would block.
-
-        Raises:
-            RefusedError: it is something else.
-            OSError: it can't be opened.
-        """
+        """Open the ledger. Raises RefusedError unless it is a regular file without other names."""
         try:
             fd = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:

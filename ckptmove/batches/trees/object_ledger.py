@@ -30,10 +30,7 @@ class ObjectLedger:
     nbytes = 0  # that were read, as far as it matters: each is asked for anew
 
     def __init__(self, path: str, *, whole: bool) -> None:
-        """Args:
-        path: the folder.
-        whole: whether to read all that are there now, and look for no others.
-        """
+        """`whole`: read all entries that are there now, and look for no others."""
         self.path = path
         self._entries: dict[str, Entry] | None = None
         if whole:

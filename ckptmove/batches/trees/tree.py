@@ -40,26 +40,13 @@ class Ledger(Protocol):
         """How much of it was read."""
 
     def entry(self, name: str) -> Entry | None:
-        """What it says of an item by now.
-
-        Raises:
-            InputError, RefusedError, WriteError: the ledger can't be read.
-        """
+        """The entry of an item as it is now; None if there is none."""
 
     def add(self, entry: Entry, *, synced: bool = False) -> None:
-        """Add an entry; `synced`: it is on disk when this returns.
-
-        Raises:
-            RefusedError: the ledger is something else.
-            WriteError, OSError: it can't be written.
-        """
+        """Add an entry; if `synced`, it is on disk when this returns."""
 
     def lock(self, name: str, *, patient: bool) -> contextlib.AbstractContextManager[bool]:
-        """The lock on an item; gives False where another run has it and we don't wait.
-
-        Raises:
-            WriteError, RefusedError: the ledger can't be written.
-        """
+        """The lock on an item; gives False where another run has it and we are not `patient`."""
 
 
 class Output(NamedTuple):
@@ -93,19 +80,11 @@ class Tree(ABC):
 
     @abstractmethod
     def files(self) -> list[FolderEntry]:
-        """The file itself, without a name, or all files in the folder and below, sorted.
-
-        Raises:
-            InputError: there is nothing, or it can't be read.
-        """
+        """The file itself, without a name, or all files in the folder and below, sorted."""
 
     @abstractmethod
     def crc32(self) -> int:
-        """A sum over all files, and over their names; 0 where the stamp changes with the bytes.
-
-        Raises:
-            InputError: a file can't be read.
-        """
+        """A sum over all files, and over their names; 0 where the stamp changes with the bytes."""
 
     @abstractmethod
     def copied_nbytes(self, nbytes: int) -> int:
@@ -121,11 +100,7 @@ class Tree(ABC):
         return sum(self.map_items(lambda path: place_of(path).nbytes(), files))
 
     def output(self, *, summed: bool) -> Output:
-        """What is there: a file, or a folder; `summed`: read it.
-
-        Raises:
-            InputError: nothing is, or it can't be read.
-        """
+        """The file or folder that is there; its CRC-32 is computed if `summed`."""
         files = self.files()
         if any(each.kind is not EntryKind.FILE for each in files):
             raise InputError("can't be read: not all in it are files", path=self.path)
@@ -142,21 +117,13 @@ class Tree(ABC):
         return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:32]
 
     def sizes(self) -> dict[str, int]:
-        """The size of each file, by its name within; -1 of what is none.
-
-        Raises:
-            InputError: it can't be read.
-        """
+        """The size of each file, by its name within; -1 of what is none."""
         return {
             each.name: each.nbytes if each.kind is EntryKind.FILE else -1 for each in self.files()
         }
 
     def same(self, other: Tree) -> bool:
-        """Whether two files, or two folders with all that is in them, are equal byte for byte.
-
-        Raises:
-            InputError: one can't be read.
-        """
+        """Whether two files, or two folders with all that is in them, are equal byte for byte."""
         if self.sizes() != other.sizes():
             return False
         pairs = zip(self.files(), other.files(), strict=True)
@@ -185,19 +152,11 @@ class Tree(ABC):
 
     @abstractmethod
     def free_nbytes(self) -> int | None:
-        """What is free where the folder is, or will be; None if there is room for all.
-
-        Raises:
-            RefusedError, WriteError: that can't be told, or it can't be written at all.
-        """
+        """The bytes that are free where the folder is, or will be; None if there is no limit."""
 
     @abstractmethod
     def is_taken(self) -> bool:
-        """Whether something is there that would have to be replaced.
-
-        Raises:
-            OSError, InputError: that can't be told.
-        """
+        """Whether something is there that would have to be replaced."""
 
     @abstractmethod
     def make_folder(self) -> None:
@@ -205,22 +164,13 @@ class Tree(ABC):
 
     @abstractmethod
     def beside(self) -> contextlib.AbstractContextManager[str]:
-        """A folder near this path, that is gone at the end; gives the same name within.
-
-        Raises:
-            OSError: it can't be made.
-        """
+        """A folder near this path, that is gone at the end; gives the same name within."""
 
     @abstractmethod
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
-        """Remove what killed runs left of items in a folder, but not of those that others are at.
+        """Remove what killed runs left of items in a folder, but not what others are writing.
 
-        Args:
-            items: of which to remove it.
-            ledger: the path of the ledger, if it is not in this folder.
-
-        Raises:
-            RefusedError, WriteError: the ledger can't be used.
+        `ledger` is the path of the ledger, if it is not in this folder.
         """
 
     @abstractmethod

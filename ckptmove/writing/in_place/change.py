@@ -37,12 +37,7 @@ class InPlace:
         self._begun = self._committing = False
 
     def __enter__(self) -> InPlace:
-        """Take the file.
-
-        Raises:
-            RefusedError: as `check_in_place`, or its file system does not support locks.
-            InputError: another process, or another thread of this one, is changing it in place.
-        """
+        """Lock the file. Raises as `check_in_place`, or InputError if somebody is changing it."""
         check_in_place(self.source, self.plan, force=self.force)
         try:
             self._held = LockedFile(self.path)
@@ -93,10 +88,7 @@ class InPlace:
     def write(self) -> int:
         """Journal what is to change, and change it; gives how many bytes of the file were written.
 
-        Raises:
-            CorruptError: the file was changed since it was read.
-            RefusedError: there is a journal, or none can be made.
-            WriteError: the bytes can't be written, or did not arrive.
+        Raises CorruptError if the file was changed since it was read.
         """
         held = self._held
         inode = os.fstat(held.fd).st_ino
@@ -138,11 +130,7 @@ class InPlace:
             raise failure_of(error, self.path) from error
 
     def commit(self) -> None:
-        """Give up the way back: the change is done.
-
-        Raises:
-            WriteError: the journal can't be removed, or may come back with a power cut.
-        """
+        """Remove the journal: the change is done, and can't be undone any more."""
         self._committing = True
         try:
             os.unlink(self._held.journal, dir_fd=self._held.folder)
@@ -191,11 +179,8 @@ def undo(path: StrPath) -> Recovered:
 
     A journal that was not finished is removed, unless somebody is about to finish it.
 
-    Raises:
-        InputError: the journal is not that of the file as it is now, the file is gone, or another
-            process is at it.
-        RefusedError: the file or its folder can't be written.
-        WriteError: undoing it failed, and can be tried again.
+    Raises InputError if the journal is not that of the file as it is now, or if another process
+    holds the file; WriteError if undoing failed, and can be tried again.
     """
     path = os.fspath(path)
     if not place_of(path).changes_in_place:
@@ -244,11 +229,7 @@ def _remove_unfinished(path: str) -> None:
 
 
 def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
-    """Undo what was interrupted before a file is read; gives what the user should know of it.
-
-    Raises:
-        InputError: it can't be undone, or another process is changing the file now.
-    """
+    """Undo an interrupted change before a file is read; gives notes for the user."""
     try:
         outcome = undo(path).outcome
     except (RefusedError, WriteError) as error:
@@ -265,11 +246,7 @@ def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
 
 
 def journaled_files(root: str) -> Iterator[str]:
-    """Files in a folder and below, beside which a journal is, finished or not.
-
-    Raises:
-        InputError: a folder can't be read.
-    """
+    """Files in a folder and below that have a journal beside them, finished or not."""
     if not place_of(root).changes_in_place:
         return
 

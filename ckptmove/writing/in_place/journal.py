@@ -87,12 +87,7 @@ class Journal(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal:
-        """The journal that was written so.
-
-        Raises:
-            UnsupportedError: it is of another version.
-            CorruptError: it is damaged, or makes no sense.
-        """
+        """Parse what `to_bytes` wrote. Raises UnsupportedError if another version did."""
         nbytes, inode, tail, count = _unpack_head(data)
         body = data[:-_SEAL_NBYTES]
         if _digest(body) != data[-_SEAL_NBYTES:]:
@@ -114,10 +109,9 @@ class Journal(NamedTuple):
         return cls(nbytes, inode, tail, tuple(changes))
 
     def to_undo(self, nbytes: int, read: Read) -> list[Change]:
-        """The changes that were made, in part or whole, to a file of that size.
+        """The changes that were made, in part or whole, to a file of `nbytes`.
 
-        Raises:
-            CorruptError: it is not the file that the journal is of.
+        Raises CorruptError if it is not the file that the journal is of.
         """
         if nbytes != self.nbytes:
             raise _stranger()
@@ -134,17 +128,10 @@ class Journal(NamedTuple):
 
 
 def check_head(head: bytes, journal_nbytes: int, nbytes: int, inode: int) -> None:
-    """Tell whether a journal is worth reading, by its first `HEAD_NBYTES`; it may be a trap.
+    """Check by the first `HEAD_NBYTES` of a journal that it is worth reading; it may be a trap.
 
-    Args:
-        head: how it begins.
-        journal_nbytes: its size.
-        nbytes: the size of the file that it is beside.
-        inode: the number of that file.
-
-    Raises:
-        UnsupportedError: it is of another version.
-        CorruptError: it is not of that file, or larger than one of its can be.
+    `nbytes` and `inode` are those of the file beside it. Raises CorruptError if the journal is of
+    another file, or larger than one of this file can be.
     """
     journaled_nbytes, journaled_inode, _, count = _unpack_head(head)
     if journaled_inode != inode:
@@ -178,8 +165,7 @@ def file_of(path: str) -> str | None:
 def journal_name(name: str) -> str:
     """The name of the journal beside a file: `.NAME.ckptmove-journal`.
 
-    Where that, or that of an unfinished one, is longer than file systems allow, the start of NAME
-    and a digest of it.
+    Where that would be too long for file systems, it has the start of NAME and a digest of it.
     """
     whole = f".{name}{SUFFIX}"
     raw = os.fsencode(name)

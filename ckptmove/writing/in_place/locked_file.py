@@ -26,12 +26,7 @@ class LockedFile:
     """A file open for writing, and locked; with its folder and its journal, if it has one."""
 
     def __init__(self, path: str, patience: float = 0.0) -> None:
-        """Open and lock it.
-
-        Raises:
-            OSError: it can't be opened.
-            InputError: somebody else holds it.
-        """
+        """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
         folder, self.name = os.path.split(os.path.realpath(path))
         self.path = path
         self.journal = journal_name(self.name)
@@ -126,10 +121,9 @@ class LockedFile:
         os.fsync(self.folder)
 
     def read_journal(self) -> bytes | None:
-        """The journal's bytes; None if there is none any more.
+        """The journal's bytes; None if it is gone.
 
-        Raises:
-            InputError: it may be somebody else's trap, or is not of the file.
+        Raises InputError if it belongs to another user, as a trap would, or is not of this file.
         """
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -31,12 +31,7 @@ class RemoteDestination(Destination):
         return kind_at(open_to_write(self.path)) == "directory"
 
     def write_small(self, data: bytes) -> None:
-        """Write a small object, at once, whatever was there.
-
-        Raises:
-            RefusedError: nothing can be written there.
-            WriteError: it can't be written.
-        """
+        """Write a small object at once, whatever was there. Raises as `with_write_retries`."""
 
         def put() -> None:
             store = open_store(self.path)

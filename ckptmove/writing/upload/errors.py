@@ -32,11 +32,9 @@ def failure(error: BaseException, url: str) -> CkptmoveError:
 
 
 def with_write_retries(call: Callable[[], _T], url: str) -> _T:
-    """What a store answers to a request to write; where it falters, it is asked again.
+    """Call a store to write; after a transient error, call it again.
 
-    Raises:
-        RefusedError: nothing can be written there.
-        WriteError: it falters still, or says something else.
+    Raises RefusedError if nothing can be written there, WriteError for other errors.
     """
     try:
         return with_retries(call, url)
@@ -48,8 +46,7 @@ def with_write_retries(call: Callable[[], _T], url: str) -> _T:
 
 
 def uninterruptible(call: Callable[[], _T]) -> _T:
-    """What a call gives. A signal that comes meanwhile has to wait until it has ended: only then is
-    it known what there is to undo."""
+    """Make a call that a signal has to wait for: only at its end is known what there is to undo."""
     given = list[_T]()
     raised = list[BaseException]()
 

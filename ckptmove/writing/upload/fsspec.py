@@ -94,8 +94,8 @@ class TransactedUpload:
         """As `Upload.stop`: what is on its way arrives."""
 
     def complete(self, *, exclusive: bool) -> None:
-        """As `Upload.complete`. Few of these stores can promise that nothing is there: those do if
-        it was opened so."""
+        """As `Upload.complete`. A store that can promise that nothing is there did when it was
+        opened."""
         del exclusive
         place = self._place
         try:
@@ -110,11 +110,7 @@ class TransactedUpload:
         self._check()
 
     def _check(self) -> None:
-        """See that it is there, as far as the store tells.
-
-        Raises:
-            WriteError: it isn't.
-        """
+        """Raises WriteError unless it is there, as far as the store tells."""
         try:
             about = info_of(self._place)
         except InputError as error:

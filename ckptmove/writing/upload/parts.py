@@ -21,11 +21,8 @@ class Upload(Protocol):
     at_once: int  #: how many may be put at the same time, in any order; where it is one, in theirs
 
     def begin(self) -> None:
-        """Get ready for parts; those that there are, if any, are forgotten.
-
-        Raises:
-            RefusedError, WriteError: it can't be written, here and below.
-        """
+        """Get ready for parts; earlier ones are forgotten. All methods raise as
+        `with_write_retries`."""
 
     def put(self, number: int, data: BytesIO) -> None:
         """Bring a part there; the first has the number 1. What had its number is replaced."""
@@ -34,15 +31,11 @@ class Upload(Protocol):
         """Have parts that are on their way fail soon."""
 
     def complete(self, *, exclusive: bool) -> None:
-        """Make of the parts an object, at once.
+        """Make an object of the parts; if `exclusive`, only where nothing is, if the store can
+        promise that.
 
-        Args:
-            exclusive: whether nothing must be there yet, as far as the store can promise that.
-
-        Raises:
-            RefusedError: something is there.
-            WriteError: what is there then is not what was sent; it was removed, or the message says
-                why not.
+        Raises WriteError if the object is not what was sent; it was removed, or the message says
+        why not.
         """
 
     def abort(self) -> None:

@@ -47,11 +47,7 @@ class Proofs:
                 so_far[0] = stop
 
     def check(self) -> None:
-        """Read what was not heard to its end.
-
-        Raises:
-            CorruptError: a source is damaged.
-        """
+        """Read what was not read to its end. Raises CorruptError if a source is damaged."""
         for proof, (at, crc32) in self._sums.items():
             source = self._sources[proof.source]
             left = proof.source_at + proof.nbytes - at

@@ -221,16 +221,9 @@ class SingleUpload:
 
 
 def check_arrived(place: StorePath, nbytes: int, tag: str | None, made: str | None) -> None:
-    """See that an object is what was sent; what isn't, and is ours, is removed.
+    """Raises WriteError if an object is not what was sent; it is removed if it is ours.
 
-    Args:
-        place: where it is.
-        nbytes: its size.
-        tag: its ETag, if that can be told.
-        made: the ETag that the store said it has when it was made, if it said so.
-
-    Raises:
-        WriteError: it is something else.
+    `tag` is the ETag that it should have, if that is known; `made` the one that the store gave it.
     """
     try:
         about = info_of(place)

@@ -37,14 +37,7 @@ class StagedUpload:
     def __init__(
         self, place: StorePath, sources: Sequence[Source], room: MemoryAllowance, *, force: bool
     ) -> None:
-        """Nothing is asked of the store yet.
-
-        Args:
-            place: where it will be.
-            sources: what plans copy from.
-            room: for what is sent when it is committed, as it is small.
-            force: whether it may replace what is there.
-        """
+        """Ask nothing of the store yet; `room` is for small objects that wait for `complete`."""
         self.path = place.url
         self.place = place
         self.sources = sources
@@ -67,14 +60,8 @@ class StagedUpload:
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
         """Upload what the plan makes, verified but not complete; gives `upload`.
 
-        Args:
-            plan: what to write.
-            progress: called with bytes as they have arrived; they add up to the size.
-
-        Raises:
-            CorruptError: a source is damaged, by its own checksums, or changed meanwhile.
-            RefusedError: nothing can be written there.
-            WriteError: it can't be uploaded.
+        `progress` is called with bytes as they have arrived. Raises CorruptError if a source is
+        damaged or was changed.
         """
         report = ProgressCounter(progress)
         assembled = PlanSource(plan, self.sources, self.path)
@@ -103,12 +90,7 @@ class StagedUpload:
         return self._assembled
 
     def complete(self) -> None:
-        """Make of the parts an object.
-
-        Raises:
-            RefusedError: something is there, or it can't be written.
-            WriteError: it failed, and is not there; or what is there is said.
-        """
+        """Make an object of the parts. Raises RefusedError if something is there."""
         upload = self._upload
         assert upload is not None
         if not self.force and kind_at(self.place) is not None:
@@ -117,14 +99,8 @@ class StagedUpload:
         self._upload = None
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Remove its parts, unless it was completed.
-
-        Args:
-            error: why, to which it is added if even that fails.
-
-        Raises:
-            WriteError: it fails, and there is no such error.
-        """
+        """Remove the parts unless it was completed; `error` is told if that fails, else it is
+        raised."""
         upload, self._upload = self._upload, None
         if upload is None:
             return
@@ -166,12 +142,7 @@ class StagedObject(StagedUpload):
 
 
 def open_to_write(url: str) -> StorePath:
-    """Open the store that a destination is in.
-
-    Raises:
-        UsageError: nothing knows such URLs, or what does isn't installed.
-        RefusedError: it can't be reached.
-    """
+    """Open the store that a destination is in. Raises RefusedError if it can't be reached."""
     try:
         return open_store(url)
     except InputError as error:
@@ -179,11 +150,7 @@ def open_to_write(url: str) -> StorePath:
 
 
 def kind_at(place: StorePath) -> str | None:
-    """What is at a place: `file`, `directory`, or None.
-
-    Raises:
-        RefusedError, WriteError: that can't be told.
-    """
+    """What is at a place: `file`, `directory`, or None."""
 
     def ask() -> str | None:
         place.fs.invalidate_cache()

@@ -58,16 +58,7 @@ class StagedPrefix:
             raise failed
 
     def file(self, name: str, sources: Sequence[Source] | None = None) -> StagedUpload:
-        """A new file in it, to be written.
-
-        Args:
-            name: relative to the folder, with `/` between its parts.
-            sources: what its plan copies from, if that is not what the others do.
-
-        Raises:
-            RefusedError: the name leads elsewhere, or nowhere.
-            WriteError: there is one of this name already.
-        """
+        """As `StagedFolder.file`."""
         if not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise RefusedError(f"{name!r} is not a valid file name", path=self.path)
         if name in self._files:
@@ -89,13 +80,7 @@ class StagedPrefix:
         """Stores have no folders in which nothing is: there is nothing to make."""
 
     def commit(self) -> None:
-        """Have the files appear, one after the other, the index last; what is left of an old one is
-        removed after that.
-
-        Raises:
-            RefusedError: something appeared there meanwhile.
-            WriteError: the store refused; the message says what is there.
-        """
+        """Complete the files one by one, the index last; then remove the rest of an old folder."""
         order = sorted(reversed(self._files), key=lambda name: name.endswith(_INDEX))
         stale = [name for name in self._old if name.endswith(_INDEX)]
         for name in stale:
@@ -147,11 +132,7 @@ def _lies_in(source: Source, folder: StorePath) -> bool:
 
 
 def names_below(url: str) -> list[str]:
-    """What is in a folder, however deep, by names relative to it; nothing if there is none.
-
-    Raises:
-        RefusedError: it can't be told.
-    """
+    """The names of all objects in a folder, relative to it; nothing if there is none."""
     place = open_store(url)
     if kind_at(place) != "directory":
         return []

@@ -22,10 +22,9 @@ from .readahead import Proofs, ReadaheadSource
 
 
 class PlanSource(Source):
-    """What a plan makes, as a source that is nowhere.
+    """What a plan makes, as a source that lies nowhere; it closes none of its own sources.
 
-    Any range of it can be read, which is cheap for what is written or copied. It closes none of the
-    sources.
+    Any range of it can be read, which is cheap for what is written or copied.
     """
 
     __slots__ = (
@@ -59,10 +58,8 @@ class PlanSource(Source):
     def parts(self, nbytes: int) -> Iterator[BytesIO]:
         """All of it in parts of this size; the last may be smaller. Each is forgotten here.
 
-        Raises:
-            CorruptError: a source is damaged, by its own checksums, or was changed meanwhile.
-            InputError: it can't be read.
-            WriteError: what was gathered is not what was planned.
+        Raises CorruptError if a source is damaged or was changed, WriteError if a gather gives
+        other sizes than planned.
         """
         self.settled = False
         plan, proofs = self._plan, Proofs(self._plan.proofs, self._sources)

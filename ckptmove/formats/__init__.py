@@ -77,16 +77,10 @@ _NESTED = [each for each in FORMATS if isinstance(each, PickledFormat) and each.
 
 @contextlib.contextmanager
 def opened(path: StrPath, *, follow_links: bool = False) -> Iterator[Checkpoint]:
-    """A checkpoint of any format, open for as long as the context is.
+    """Open a checkpoint of any format, or an index with its files, or a folder, for a `with` block.
 
-    Changes in place that were interrupted are undone first, of all its files.
-
-    Args:
-        path: a file; an index, which stands for the files that it names; or a folder.
-        follow_links: whether links in that folder, or beside that index, may lead out of it.
-
-    Raises:
-        InputError: as `read`, or it can't be opened.
+    Changes in place that were interrupted are undone first, in all its files. Links in the folder,
+    or beside the index, may lead out of it only with `follow_links`.
     """
     with ExitStack() as stack:
         opener = Opener(stack, _read, follow_links=follow_links)
@@ -98,12 +92,7 @@ def opened(path: StrPath, *, follow_links: bool = False) -> Iterator[Checkpoint]
 
 
 def read(source: Readable) -> Checkpoint:
-    """Read a checkpoint of one file of any format, without its tensors.
-
-    Raises:
-        CorruptError: it is damaged, truncated or hostile.
-        UnsupportedError: it is no checkpoint, or of a format that can't be read.
-    """
+    """Read a checkpoint of one file of any format, without its tensors."""
     with uncollected():
         return _read(Probe(source, new_session()))
 
@@ -117,13 +106,7 @@ class Sniffed(NamedTuple):
 
 
 def sniffed(source: Readable) -> Sniffed | None:
-    """The format of a file; None if it is no checkpoint.
-
-    Only as much is read as that takes: the checkpoint may still turn out to be damaged.
-
-    Raises:
-        InputError: it may have been one, and is damaged.
-    """
+    """The format of a file; None if it is no checkpoint, which it may still be if it is damaged."""
     if not source.nbytes:
         return None
     probe = Probe(source, new_session(), is_alone=False)
@@ -145,11 +128,7 @@ def folder_format(path: str, files: Collection[str]) -> Format | None:
 
 
 def looks_like(source: Readable) -> Format | None:
-    """The format that a file looks to be of, even if it holds no tensors or can't be read.
-
-    Raises:
-        InputError: it may have been one, and is damaged.
-    """
+    """The format that a file looks to be of, even if it holds no tensors or can't be read."""
     if source.nbytes == 0:
         return None
     with uncollected():

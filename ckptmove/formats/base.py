@@ -34,18 +34,12 @@ class Format(ABC):
     def sniff(self, probe: Probe) -> bool:
         """Whether it is of this format, by its content.
 
-        Raises:
-            CorruptError: it is, and would run something where it is loaded as another.
+        CorruptError if it is, and would run something where it is loaded as another.
         """
 
     @abstractmethod
     def read(self, probe: Probe) -> Checkpoint:
-        """Read everything but the tensors.
-
-        Raises:
-            CorruptError: it is damaged, truncated or hostile.
-            UnsupportedError: it is of this format, and can't be read.
-        """
+        """Read everything but the tensors."""
 
     def files(self, probe: Probe) -> Sequence[str]:
         """The names of the files that belong to it, beside the one that was recognized."""
@@ -53,12 +47,9 @@ class Format(ABC):
 
 
 def runs_nothing(probe: Probe) -> bool:
-    """Whether a file that is of another format runs nothing where it is unpickled: it must not.
+    """True, or CorruptError if a file that is of another format would run something if unpickled.
 
     `torch.load` unpickles whatever is no zip, from its first byte.
-
-    Raises:
-        CorruptError: it would run something.
     """
     found = list(not_surely_harmless(names_reached(probe.source)))
     if found:
@@ -79,7 +70,6 @@ class PickledFormat(Format):
         """Read everything but the tensors."""
 
     def read(self, probe: Probe) -> Checkpoint:
-        """As `Format.read`."""
         return Checkpoint(self.name, self.open(probe), self.carries)
 
 

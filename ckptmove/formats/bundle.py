@@ -5,13 +5,12 @@
     data, …                 anything else: bytes
 
 stable-baselines3 saves agents this way, and people zip what they download. All of it is one dict:
-under the name of each record is the object that the checkpoint holds, or else its bytes. Relocating
-changes the devices in checkpoints; the zip keeps what else its writer chose, and gets new
-checksums. Records that only hold a plain pickle are read as well, but don't make a zip a bundle:
-many zips hold some. A checkpoint that holds nothing but bytes is shown as a file, since it could
-not be told from one. Pickles that a record of JSON keeps as base64 text are not shown, but their
-callables are listed: stable-baselines3 unpickles them. A record that is compressed too tightly to
-be held in memory is listed, and has no place in the dict; what it would run counts as unknown.
+the name of each record → the object that the checkpoint in it holds, or else its bytes. Relocating
+changes the devices in checkpoints, and the checksums. A record that holds a plain pickle is read as
+well, but does not make a zip a bundle: many zips hold some. A checkpoint that holds nothing but
+bytes is shown as a file, since it could not be told from one. Of pickles that a record of JSON
+keeps as base64 text only the callables are listed: stable-baselines3 unpickles them. A record that
+is compressed too tightly to be held in memory is only listed; what it would run counts as unknown.
 
 Source: stable_baselines3/common/save_util.py (`save_to_zip_file`).
 """
@@ -79,16 +78,9 @@ class ZipBundle(PickledFormat, WritableFormat):
         return BundleContainer(probe.archive, probe.session)
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
-        """As `WritableFormat.losses`."""
         return losses_of(draft, options)
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-        """How to write a dict as a zip, each of its values as a record.
-
-        Raises:
-            RefusedError: it is no such dict.
-            UnsupportedError: a pickle can't say what is saved.
-        """
         return plan_write(draft, options)
 
 
@@ -150,7 +142,6 @@ class BundleContainer(RecordsContainer):
         self.roots.append(((record.name,), blob))
 
     def unknown_callables(self) -> Iterator[str]:
-        """As `Container.unknown_callables`, and those in records that are no checkpoints."""
         yield from super().unknown_callables()
         yield from not_surely_harmless(self.reached)
         yield from (f"(in the record {name!r})" for name in self.tight)
@@ -162,20 +153,14 @@ class BundleContainer(RecordsContainer):
                     yield from each.unknown_callables()
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """As `ArchiveContainer.kind_of`: no name has a meaning of torch's here."""
         return RecordKind.DATA
 
     def records(self) -> Iterator[HeldRecord]:
-        """As `Container.records`; nearly all are shown as bytes, too."""
         for held in super().records():
             yield held._replace(in_tree=held.record.name not in self.tight)
 
     def _try(self, record: Record) -> bool:
-        """Open a record that may be a checkpoint; what torch did not write may be anything.
-
-        Returns:
-            Whether it is one, and shown as such.
-        """
+        """Open a record if it is a checkpoint, and return whether it is; it may hold anything."""
         known = len(self.roots)
         try:
             container = self.add(record, (record.name,), needed=False)
@@ -206,15 +191,13 @@ class _Packed:
         return Memory(content, self.path)
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """As `Readable.read`."""
         return self._content.read(start, nbytes)
 
     def window(self, start: int, nbytes: int) -> Readable:
-        """As `Readable.window`."""
         return self._content.window(start, nbytes)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """As `Readable.expect`: it is read as a whole."""
+        """Nothing, as it is read as a whole."""
 
 
 def _may_be_one(head: bytes) -> bool:

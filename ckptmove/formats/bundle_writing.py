@@ -1,13 +1,12 @@
 """Write a dict as a zip-bundle: each of its values becomes a record with the name of its key.
 
-Bytes are written as they are. Other values become files of `torch.save`, except that a value
-without tensors under a name that ends in `.pkl` becomes a plain pickle, as libraries expect. So a
-dict that was read from a bundle becomes a zip that its library can read: same record names, same
-order. Compression, times and comments are not kept. Records are stored as torch does it, each at a
-multiple of 64 bytes.
+Bytes are written as they are. Other values become files of `torch.save`; a value without tensors
+whose name ends in `.pkl` becomes a plain pickle, as libraries expect. So what was read from a
+bundle becomes a zip that its library can read: same record names, same order. Compression, times
+and comments are not kept. Records are stored as torch does it, at multiples of 64 bytes.
 
-The content of a nested checkpoint is copied only when the zip is written, so the zip's checksum of
-its record is combined from those of its parts.
+A nested checkpoint is copied only when the zip is written, so the checksum of its record is
+combined from those of its parts.
 """
 
 from __future__ import annotations
@@ -88,12 +87,7 @@ def losses_of(draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
 
 
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-    """How to write a draft.
-
-    Raises:
-        RefusedError: it is no dict of records.
-        UnsupportedError: a pickle can't say what is saved.
-    """
+    """How to write a draft, which must be a dict of records."""
     records = _records_of(draft)
     _fill_checkpoints(draft, records)
     parts = [_part(draft, name, node, options) for name, node in records]
@@ -149,10 +143,8 @@ def _unpickled(
 ) -> tuple[bytes, list[Place]]:
     """A pickle that names what loading the records would import, whichever is loaded.
 
-    A library may unpickle a record of bytes, too, be it short, in an old protocol, or base64 text.
-
-    Returns:
-        The pickle, and the records of bytes that name a callable not known to be harmless.
+    With it, the records of bytes that name a callable not known to be harmless. A library may
+    unpickle a record of bytes, too, be it short, in an old protocol, or base64 text.
     """
     assert isinstance(draft.graph.root, Dict)
     held, places = list[Node](), list[Place]()
@@ -185,11 +177,7 @@ def _reached(draft: CheckpointGraph, node: Node) -> list[Global]:
 
 
 def _records_of(draft: CheckpointGraph) -> list[tuple[str, Node]]:
-    """The records that a draft is to become.
-
-    Raises:
-        RefusedError: it is no dict of files.
-    """
+    """The records that a draft is to become; RefusedError if it is no dict of files."""
     root = draft.graph.root
     recogniser = draft.graph.recogniser
     pairs = list(root.pairs) if isinstance(root, Dict) else []
@@ -275,12 +263,7 @@ def _joined(outer: Plan, inner: Sequence[Plan]) -> Plan:
 def _sealed(
     parts: Sequence[_Part], laid: Sequence[LaidOut], sums: Sequence[Sequence[int]]
 ) -> list[Write]:
-    """What can only be written once all checksums are known.
-
-    Args:
-        parts, laid: the records, and their places.
-        sums: of each, the checksums of its measures.
-    """
+    """What can only be written once all checksums, those of each part's measures, are known."""
     writes: list[Write] = []
     members: list[Member] = []
     for part, place, crcs in zip(parts, laid, sums, strict=True):

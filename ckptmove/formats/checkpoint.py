@@ -67,13 +67,7 @@ class Checkpoint:
         files: Sequence[Source] | None = None,
         indexes: Sequence[Source] = (),
     ) -> None:
-        """Args:
-        format: the name of the format.
-        container: what was read.
-        carries: what the format can hold.
-        files: those that hold tensors, by the numbers in their extents; by default the only one.
-        indexes: those that only say what is in the others.
-        """
+        """`files` are numbered as in its extents; `indexes` only say what is in them."""
         self.format = format
         self.container = container
         self.carries = carries
@@ -189,13 +183,8 @@ class Checkpoint:
     def draft(self, *, nested: bool = False, program: bool = False) -> CheckpointGraph:
         """What it holds, to be written in another form; the checkpoint is of no use afterwards.
 
-        Args:
-            nested: whether to look into bytes that hold checkpoints, to compare these.
-            program: whether to hold all that is saved of a program, not only a state dict of its
-                tensors.
-
-        Raises:
-            CorruptError, UnsupportedError: a tensor makes no sense, or has no form in other files.
+        `nested` looks into bytes that hold checkpoints, to compare these. `program` keeps all that
+        is saved of a program, not only a state dict of its tensors.
         """
         container = self.container
         storages, origins = self.whole.storages, self._origins()
@@ -278,18 +267,13 @@ class Checkpoint:
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         """What is wrong with its bytes by its own checksums, a sentence each.
 
-        Args:
-            report: called with how many bytes were read since the last call.
+        `report` is called with how many bytes were read since its last call.
         """
         for each in self.container.everything():
             yield from each.damage(report)
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
-        """Compare pickles and storages with those of what was written.
-
-        Raises:
-            WriteError: they differ in more than the moves.
-        """
+        """Compare with what was written: WriteError if they differ in more than the moves."""
         if other.format != self.format:
             raise WriteError("the written file has another format than the source")
         spelling = self._spell(moves)

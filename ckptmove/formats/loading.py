@@ -27,17 +27,8 @@ def object_in(
 ) -> object:
     """The object that a checkpoint holds, of which nothing is executed.
 
-    Args:
-        found: the checkpoint.
-        restoring: where its storages go.
-        select, weights: as `load` takes them.
-        strict: raise where something would stay an `Opaque`.
-
-    Raises:
-        UntrustedError: something would, and `strict` was asked for.
-        DeviceError: it is tagged with, or mapped to, a device that is not there.
-        InputError: it can't be read, or changed meanwhile.
-        RefusedError: a pattern speaks of nothing; there are no such weights, or of several models.
+    UntrustedError if `strict` and something would stay an `Opaque`; DeviceError if a device that
+    it is tagged with, or mapped to, is not there.
     """
     from ..runtime.build import built
     from ..runtime.storages import Storages

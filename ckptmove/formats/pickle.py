@@ -91,7 +91,6 @@ class PickleContainer(Container):
         self.writer = self._writer()
 
     def unknown_callables(self) -> Iterator[str]:
-        """As `Container.unknown_callables`, and those in the bytes that follow the pickles."""
         yield from super().unknown_callables()
         yield from not_surely_harmless(self.reached)
 

@@ -67,11 +67,7 @@ class Probe:
 
     @cached_property
     def archive(self) -> Archive | None:
-        """The zip directory, if it is a zip file.
-
-        Raises:
-            CorruptError, UnsupportedError: it is one that can't be read.
-        """
+        """The zip directory, if it is a zip file."""
         if not self.head.startswith(LOCAL_MAGIC):
             return None
         return Archive(self.source, self.session.budget)
@@ -84,9 +80,7 @@ class Probe:
     def open(self, name: str) -> Probe:
         """The file of this name: in the folder, or beside the file.
 
-        Raises:
-            InputError: it can't be read.
-            UnsupportedError: it is a link that leads elsewhere, and was not to be followed.
+        UnsupportedError if it is a link that leads elsewhere, and was not to be followed.
         """
         assert self._opener is not None
         place = place_of(self.path)
@@ -110,7 +104,7 @@ class Probe:
 
 
 class Opener:
-    """Opens the files of one checkpoint: all in the same way, until a stack is closed.
+    """Opens the files of one checkpoint, all in the same way, until a stack is closed.
 
     Errors that name no file are about the first one.
     """
@@ -118,10 +112,7 @@ class Opener:
     def __init__(
         self, stack: ExitStack, read: Callable[[Probe], Checkpoint], *, follow_links: bool
     ) -> None:
-        """Args:
-        read: reads a checkpoint of any format.
-        follow_links: whether links may lead out of the folder that they are in.
-        """
+        """`follow_links`: whether links may lead out of the folder that they are in."""
         self.read = read
         self.notes: list[str] = []
         self._stack = stack
@@ -136,16 +127,7 @@ class Opener:
         return Probe(self.open(place), session, self)
 
     def open(self, place: Place, folder: Place | None = None) -> Source:
-        """Open a file; a change in place that was interrupted is undone first.
-
-        Args:
-            place: the file.
-            folder: what links may not lead out of.
-
-        Raises:
-            InputError: it can't be read.
-            UnsupportedError: it is a link that leads elsewhere.
-        """
+        """Open a file, out of whose folder no link may lead; first undo an interrupted change."""
         checked = None if self._follow_links else folder
         if checked is not None:
             place.check_link(checked)

@@ -19,9 +19,7 @@ class ReadSession:
     """One reading of a checkpoint: numbers its pickles, and opens what is nested in them."""
 
     def __init__(self, open_nested: Callable[[Readable, ReadSession], Container | None]) -> None:
-        """Args:
-        open_nested: reads bytes as a container, or gives None where they are none.
-        """
+        """`open_nested` reads bytes as a container, or gives None where they are none."""
         self._open_nested = open_nested
         #: what the file, and all that is nested in it, may still make us build
         self.budget = Budget()
@@ -37,11 +35,7 @@ class ReadSession:
         return f"nested/{number}/" if number else ""
 
     def stream(self, source: Readable, start: int = 0) -> Stream:
-        """Read the pickle that starts there, and whatever is nested in it.
-
-        Raises:
-            CorruptError, UnsupportedError: the pickle can't be read, or holds a storage that can't.
-        """
+        """Read the pickle that starts there, and whatever is nested in it."""
         stream = Stream(source, start, next(self._streams), self.budget)
         unread = self.unread
         loaded = {id(loaded_from(call)) for call in stream.calls_of(LOADER)} - {id(None)}
@@ -61,11 +55,7 @@ class ReadSession:
         return stream
 
     def plain(self, source: Readable, start: int) -> Stream:
-        """Read a pickle beside that of the object, which holds numbers, texts, lists and dicts.
-
-        Raises:
-            CorruptError, UnsupportedError: as `stream`; or it has names to import, or to look up.
-        """
+        """Read a pickle beside that of the object, which imports nothing and looks nothing up."""
         stream = self.stream(source, start)
         pickle = stream.pickle
         if pickle.globals or pickle.calls or pickle.persistents:
@@ -77,11 +67,7 @@ class ReadSession:
         return stream
 
     def open(self, source: Readable) -> Container | None:
-        """What bytes hold, or None if they are no checkpoint.
-
-        Raises:
-            CorruptError, UnsupportedError: they are one that can't be read.
-        """
+        """What bytes hold, or None if they are no checkpoint."""
         if self._depth == _DEEPEST:
             self._too_deep = True
             raise UnsupportedError(f"checkpoints are nested more than {_DEEPEST} levels deep")
@@ -92,11 +78,7 @@ class ReadSession:
             self._depth -= 1
 
     def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
-        """What is in bytes; those that nothing is known to load may be anything.
-
-        Args:
-            needed: whether torch would load them, so that they must be a checkpoint.
-        """
+        """What is in bytes: a checkpoint if `needed`, as torch would load them; else maybe none."""
         try:
             container = self.open(candidate.source)
         except InputError as error:

@@ -24,11 +24,7 @@ def unknown_callables(pickle: bytes, path: str) -> tuple[str, ...]:
 
 
 def judge(path: str) -> Judge:
-    """Tells the unknown callable that a node of a graph is, or holds as bytes, if it does.
-
-    Args:
-        path: what the graph is of.
-    """
+    """Tells which unknown callable a node of a file's graph is, or holds as bytes, if any."""
     session = new_session()
     session.folder()
 

@@ -61,22 +61,14 @@ def assemble(nbytes: int, pieces: Pieces) -> Plan:
 
 
 def check_shared(shared: str) -> str:
-    """What becomes of shared bytes.
-
-    Raises:
-        UsageError: it is none of what can.
-    """
+    """The choice of what becomes of shared bytes; UsageError if there is no such choice."""
     if shared not in _SHARED:
         raise UsageError(f"shared is one of {', '.join(_SHARED)}, not {shared!r}")
     return shared
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Text for the header of a file.
-
-    Raises:
-        UsageError: it is no text, or under a name that has a meaning.
-    """
+    """Text for the header of a file; UsageError if it is no text, or its name has a meaning."""
     found = dict(metadata or {})
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):

@@ -1,8 +1,7 @@
-"""JSON documents in a checkpoint: read strictly, and written with new values in some places.
+"""Read JSON documents in a checkpoint strictly, and write them with some new values.
 
-Everything else in the document stays the same, except white space and escapes. The new text has the
-length of the old one if possible: with the white space of `json.dumps`, otherwise with none, and
-padded at its end.
+All else stays the same, except white space and escapes. The new text has the length of the old one
+if possible: with the white space of `json.dumps`, otherwise with none, padded at its end.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ class Document:
     """One JSON text."""
 
     def __init__(self, name: str, content: bytes) -> None:
-        """Read it.
-
-        Raises:
-            CorruptError: it is no JSON, says something twice, is absurdly deep or full of brackets.
-        """
         self.name = name  #: of the record it is in, for messages
         self.nbytes = len(content)
         if extent_of(content).opened > _LEAST_BRACKETS + len(content) // _NBYTES_OF_BRACKET:
@@ -53,11 +47,7 @@ class Document:
         self._ascii = text.isascii()
 
     def respelled(self, changes: Changes) -> bytes:
-        """The text with other values: of the same length, if that can be had.
-
-        Raises:
-            UnsupportedError: it is too deep to be written.
-        """
+        """The text with other values: of the same length, if that can be had."""
         try:
             root = _changed(self.root, changes)
             made = [self._dumped(root, spacing) for spacing in _SPACINGS]
@@ -67,11 +57,7 @@ class Document:
         return fitting.ljust(self.nbytes)
 
     def shown(self, changes: Changes) -> bytes:
-        """What the text says with other values, a line each, to be compared and shown.
-
-        Raises:
-            UnsupportedError: it is too deep to be written.
-        """
+        """What the text says with other values, a line each, to be compared and shown."""
         try:
             return json.dumps(_changed(self.root, changes), indent=1).encode("ascii")
         except RecursionError as error:
@@ -125,11 +111,7 @@ def _changed(node: Json, changes: Changes) -> Json:
 
 
 def member(node: Json, key: str, kind: type, where: str) -> Json:
-    """What an object holds under a key.
-
-    Raises:
-        CorruptError: it holds nothing there, or something of another kind.
-    """
+    """What an object holds under a key; CorruptError if it is nothing, or of another kind."""
     found = node.get(key) if isinstance(node, dict) else None
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
         raise CorruptError(f"{where} has no proper {key!r}")

@@ -43,11 +43,7 @@ class RecordsContainer(ArchiveContainer):
     """A zip file that holds containers in its records."""
 
     def __init__(self, archive: Archive, session: ReadSession, *, by_torch: bool) -> None:
-        """Check the layout; no record is read.
-
-        Raises:
-            CorruptError: records contradict the directory, or overlap.
-        """
+        """Check the layout; no record is read."""
         super().__init__(archive, session)
         self.parts: dict[str, Container] = {}  #: the containers, by the name of their record
         self.documents: dict[str, Document] = {}  #: the JSON texts, by the name of their record
@@ -55,16 +51,7 @@ class RecordsContainer(ArchiveContainer):
         self.warnings += archive.oddities()
 
     def add(self, record: Record, path: Path, *, needed: bool) -> Container | None:
-        """Open the checkpoint in a record.
-
-        Args:
-            record: where it is.
-            path: under which it is shown.
-            needed: whether it must be one.
-
-        Raises:
-            CorruptError, UnsupportedError: it can't be read, or is none and must be one.
-        """
+        """Open the checkpoint in a record; None if it holds none and none is needed."""
         try:
             container = (
                 self.session.open(content_of(self.archive, record)) if record.nbytes else None
@@ -81,15 +68,7 @@ class RecordsContainer(ArchiveContainer):
     def add_raw(self, key: str, record: Record, view: View, where: str, *, fake: bool) -> None:
         """Note the storage that the raw bytes of a record are, of which a tensor is a view.
 
-        Args:
-            key: the id of the storage.
-            record: where it is.
-            view: the tensor.
-            where: what describes it, for messages.
-            fake: whether an empty record stands for a tensor without data.
-
-        Raises:
-            CorruptError: the view reaches outside, or contradicts another of the same bytes.
+        If `fake`, an empty record stands for a tensor without data. `where` is for messages.
         """
         if len(view.shape) != len(view.stride) or len(view.shape) > MOST_DIMENSIONS:
             raise CorruptError(
@@ -112,21 +91,13 @@ class RecordsContainer(ArchiveContainer):
         self.storages[key] = Storage(key, view.device, record.nbytes, view.dtype, extent)
 
     def read_document(self, record: Record) -> Document:
-        """Read the JSON in a record.
-
-        Raises:
-            CorruptError: it is none.
-        """
+        """Read the JSON in a record."""
         text = self.archive.read_parsed(record)
         self.documents[record.name] = Document(record.name, text)
         return self.documents[record.name]
 
     def record(self, name: str) -> Record:
-        """The record of that name.
-
-        Raises:
-            CorruptError: it is missing.
-        """
+        """The record of that name, which must be there."""
         found = self.archive.records.get(name)
         if found is None:
             raise CorruptError(f"the record {name!r} is missing")
@@ -137,11 +108,9 @@ class RecordsContainer(ArchiveContainer):
         return set(self.parts)
 
     def inner(self) -> Iterator[tuple[str, Container]]:
-        """As `Container.inner`: by the names of their records."""
         return iter(self.parts.items())
 
     def compared(self, record: Record, no_devices: bool) -> Readable:
-        """As `ArchiveContainer.compared`: of JSON what it says, not how it is spelled."""
         document = self.documents.get(record.name)
         if document is None:
             return super().compared(record, no_devices)

@@ -1,8 +1,8 @@
 """Read the members of a tar strictly, and plan a new size for one of them.
 
-Regular files only, of sizes within the file, no name twice. What Python's tarfile writes is
-accepted: ustar headers, and pax headers for times to the microsecond and for sizes from 8 GiB.
-Whether a block is a header is decided by its checksum as tarfile does, for torch uses that.
+Only regular files, of sizes within the file, no name twice: what Python's tarfile writes, which is
+ustar headers, and pax headers for times to the microsecond and sizes from 8 GiB. A block is a
+header if its checksum says so, as for tarfile, which torch uses.
 
 Sources: POSIX.1-2017, pax, ustar Interchange Format; CPython's Lib/tarfile.py.
 """
@@ -52,12 +52,7 @@ class Member(NamedTuple):
 
 
 def members_of(source: Readable) -> tuple[dict[str, Member], int]:
-    """The members of a tar by name, in their order, and the offset where they end.
-
-    Raises:
-        CorruptError: a header is damaged, or a member reaches outside the file.
-        UnsupportedError: it holds something else than regular files.
-    """
+    """The members of a tar by name, in their order, and the offset where they end."""
     members: dict[str, Member] = {}
     at, size, pending = 0, None, False  # pending: a pax header waits for its member
     while at + BLOCK <= source.nbytes:
@@ -110,10 +105,9 @@ def _pax_size(source: Readable, start: int, nbytes: int) -> Size | None:
 
 
 def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]:
-    """The changes around a member, in its header and padding, that give it another size.
+    """The changes in a member's header and padding that give it another size.
 
-    Raises:
-        UnsupportedError: its header has no room for the new size.
+    UnsupportedError if its header has no room for that.
     """
     padding = bytes(_padded(nbytes) - nbytes)
     changes = [Edit(member.end, _padded(member.end), padding)]

@@ -40,11 +40,7 @@ class ArchiveContainer(Container):
     """A zip file with storages in records."""
 
     def __init__(self, archive: Archive, session: ReadSession) -> None:
-        """Check the layout; no record is read.
-
-        Raises:
-            CorruptError: records contradict the directory, or overlap.
-        """
+        """Check the layout; no record is read."""
         super().__init__(archive.source)
         self.archive = archive
         self.session = session
@@ -53,11 +49,9 @@ class ArchiveContainer(Container):
         archive.check_layout()
 
     def content(self, storage: str) -> bytes:
-        """As `Container.content`."""
         return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
 
     def records(self) -> Iterator[HeldRecord]:
-        """As `Container.records`: whatever is not read as pickles, storages or the frame."""
         read = {record.name for record in self._held.values()} | self.parsed()
         for record in self.archive.records.values():
             kind = None if record.name in read else self.kind_of(self.short(record))
@@ -82,32 +76,23 @@ class ArchiveContainer(Container):
     def compared(self, record: Record, no_devices: bool) -> Readable:
         """The content of a record, as two checkpoints are compared in it.
 
-        Of what is compressed too tightly to be held in memory these are the compressed bytes.
-
-        Args:
-            record: which.
-            no_devices: whether to leave out the devices that code names.
+        Of what is compressed too tightly to be held in memory, the compressed bytes. `no_devices`
+        leaves out the devices that code names.
         """
         if not self.archive.may_be_parsed(record):
             return self.source.window(self.archive.data_at(record), record.stored_nbytes)
         return content_of(self.archive, record)
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
-        """As `Container.damage`."""
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
-        """As `Container.crc32`."""
         record = self._held[storage]
         return record.crc32 if record.method == STORED else 0
 
 
 def content_of(archive: Archive, record: Record) -> Readable:
-    """The content of a record, in place where it is not compressed.
-
-    Raises:
-        UnsupportedError: it is compressed and too long.
-    """
+    """The content of a record, in place where it is not compressed."""
     if record.method == DEFLATED:
         return Memory(archive.read_parsed(record), archive.source.path)
     return archive.source.window(archive.data_at(record), record.nbytes)
@@ -149,10 +134,7 @@ class ZipContainer(ArchiveContainer):
     def add(self, name: str, folder: str, path: tuple[str, ...] = ()) -> None:
         """Read a pickle and the storages it names.
 
-        Args:
-            name: of the record, without the prefix.
-            folder: where the storages' records are, without the prefix, e.g. `data/`.
-            path: under which it is shown.
+        `name` and `folder`, where the storages' records are (`data/`), are without the prefix.
         """
         stream = self.add_pickle(name, path)
         self.ids.update(storage_ids(stream.pickle.persistents, f"{self.folder}{folder}"))
@@ -174,11 +156,7 @@ class ZipContainer(ArchiveContainer):
         return stream
 
     def extent(self, storage: StorageId, suffix: str = "") -> Extent | None:
-        """Where the record of a storage lies in the file, or None where it is compressed.
-
-        Raises:
-            CorruptError: there is none, or it is of another size.
-        """
+        """Where the record of a storage lies in the file, or None where it is compressed."""
         name = self.prefix + storage.id.removeprefix(self.folder) + suffix
         record = self.archive.records.get(name)
         if record is None:
@@ -237,7 +215,6 @@ class ZipContainer(ArchiveContainer):
         return {record.name for record in self.pickled}
 
     def short(self, record: Record) -> str:
-        """As `ArchiveContainer.short`."""
         return record.name.removeprefix(self.prefix)
 
     def replaced(self, spelling: LocationEdits) -> dict[str, bytes]:

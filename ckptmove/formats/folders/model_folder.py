@@ -89,11 +89,6 @@ class OnlyFile(ModelFolder):
         return probe.is_folder
 
     def read(self, probe: Probe) -> Checkpoint:
-        """Read that file.
-
-        Raises:
-            UnsupportedError: there is none, or are several.
-        """
         return _read(probe, _only_one(probe))
 
 
@@ -145,11 +140,7 @@ def _may_be_weights(name: str) -> bool:
 
 
 def _only_one(probe: Probe) -> str:
-    """The one file in a folder that may hold weights, if none has a usual name.
-
-    Raises:
-        UnsupportedError: there is none, or are several.
-    """
+    """The one file in a folder that may hold weights, if none has a usual name."""
     names, path = _files(probe), probe.path
     indexes = [name for name in names if name.endswith(_INDEXED)]
     found = indexes or [name for name in names if _may_be_weights(name)]

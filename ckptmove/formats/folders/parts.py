@@ -15,10 +15,7 @@ class PartsContainer(Container):
     """Containers of several files; whoever makes it fills `roots` with what theirs hold."""
 
     def __init__(self, source: Readable, parts: Mapping[str, Container]) -> None:
-        """Args:
-        source: what names the files: their index, or their folder.
-        parts: by the names of their files; see `number_files`.
-        """
+        """`source` is their index or folder; `parts` go by file names: see `number_files`."""
         super().__init__(source)
         self.parts = parts
 
@@ -39,25 +36,14 @@ class PartsContainer(Container):
             yield from part.everything()
 
     def inner(self) -> Iterator[tuple[str, Container]]:
-        """As `Container.inner`: by the names of their files."""
         return iter(self.parts.items())
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """Never: it is several files.
-
-        Raises:
-            UnsupportedError: always.
-        """
         raise UnsupportedError("consists of several files", hint="relocate each file separately")
 
 
 def number_files(part: Container, first: int) -> None:
-    """Say of each storage of a part in which file of all it lies.
-
-    Args:
-        part: of one file, or of several that are numbered from 0.
-        first: the number of its first file among all.
-    """
+    """Let the storages of a part, whose files count from 0, say which file of all they lie in."""
     for each in part.everything():
         for key, storage in each.storages.items():
             if storage.extent is not None:

@@ -8,13 +8,10 @@ The files are beside the index. A name in it must be a plain file name, so that 
 elsewhere; the file may be a symbolic link within the folder, or to a blob in the cache of the Hub.
 If ckptmove divided the checkpoint, its tree is in `metadata`, under `graph.tree_text.TREE`.
 
-An index that contradicts its files is refused: a tensor that is not in the file it should be in, or
-in two of them. Tensors that the index does not list are read too, as by loaders that read whole
-files.
-
-The tensors of safetensors make one dict, or the tree that the index tells of. What torch saved in
-each file is a dict: all of them together are one, in the order of the files' names, and tensors of
-one file share what they shared.
+An index that contradicts its files is refused: a tensor is not in its file, or is in two. Tensors
+that it does not list are read too, as by loaders that read whole files. The tensors of safetensors
+make one dict, or that tree. What torch saved in each file is a dict: together they are one, in the
+order of the files' names, and tensors of one file share what they shared.
 
 Sources: transformers/modeling_utils.py (`save_pretrained`, `_load_pretrained_model`),
 huggingface_hub/serialization/_torch.py (`save_torch_state_dict`, `_load_sharded_checkpoint`).
@@ -76,10 +73,7 @@ class Shard(NamedTuple):
 
 
 class Sharded(Format):
-    """The format of an index and the files that it names.
-
-    The name of a checkpoint's format says what these are: `safetensors-sharded` or `torch-sharded`.
-    """
+    """An index and its files; once they are read, `safetensors-sharded` or `torch-sharded`."""
 
     name = "sharded"
     suffixes = (".safetensors.index.json", ".bin.index.json")
@@ -100,11 +94,6 @@ class Sharded(Format):
         return read_index(probe.source).files
 
     def read(self, probe: Probe) -> Checkpoint:
-        """Read them as one.
-
-        Raises:
-            UnsupportedError: they are not all of one kind.
-        """
         index = read_index(probe.source)
         files = {name: _open(probe, name, len(index.files)) for name in index.files}
         shards = [_shard(name, file) for name, file in files.items()]
@@ -126,12 +115,7 @@ class Sharded(Format):
 
 
 def read_index(source: Readable) -> Index:
-    """Read an index.
-
-    Raises:
-        CorruptError: it is damaged, too long, or leads out of its folder.
-        UnsupportedError: it is JSON of another kind.
-    """
+    """Read an index; UnsupportedError if it is JSON of another kind."""
     if source.nbytes > LONGEST:
         raise UnsupportedError(f"is text of {source.nbytes:,} bytes, not a checkpoint")
     said = read_json(source.read(0, source.nbytes), "it", _NBYTES_OF_QUOTE)
@@ -162,11 +146,7 @@ def _is_plain_name(file: str) -> bool:
 
 
 def _open(probe: Probe, name: str, count: int) -> Probe:
-    """Open a file that an index names, one of so many.
-
-    Raises:
-        InputError: it is missing, can't be read, or there are too many.
-    """
+    """Open a file that an index names, one of `count`."""
     try:
         return probe.open(name)
     except InputError as error:
@@ -228,7 +208,6 @@ class _ShardedTensors(TensorsContainer):
 
     @property
     def nbytes(self) -> int:
-        """As `Container.nbytes`."""
         return self._nbytes
 
 
@@ -255,11 +234,7 @@ class _ShardedPickles(PartsContainer):
 
 
 def _dict_of(shard: Shard) -> Dict | Call:
-    """What torch saved in a file: a dict whose keys are names.
-
-    Raises:
-        UnsupportedError: it is something else.
-    """
+    """What torch saved in a file, which must be a dict whose keys are names."""
     roots = shard.container.roots
     root = roots[0][1] if len(roots) == 1 and not roots[0][0] else None
     plain = isinstance(root, Dict) or (isinstance(root, Call) and root.qualname == _ORDERED)
@@ -286,16 +261,7 @@ def _joined(pairs: list[tuple[Node, Node]], roots: Sequence[Node]) -> Node:
 
 
 def _check_shards(index: Index, held: Mapping[str, Iterable[str]], warnings: list[str]) -> None:
-    """Check what the files hold against the index.
-
-    Args:
-        index: the index.
-        held: name of a file → the names of its tensors.
-        warnings: what is odd about it is added to these.
-
-    Raises:
-        CorruptError: they contradict each other.
-    """
+    """Check the names of tensors that each file holds against the index; add warnings."""
     found: dict[str, str] = {}
     for file, names in held.items():
         for name in names:

@@ -86,11 +86,9 @@ class ExportContainer(RecordsContainer):
         self.riddles = list(dict.fromkeys(self.riddles))
 
     def short(self, record: Record) -> str:
-        """As `ArchiveContainer.short`."""
         return record.name.removeprefix(self.prefix)
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """As `ArchiveContainer.kind_of`: what describes the program, or is compiled of it."""
         if name in ("archive_format", "archive_version"):
             return None
         if f"{self.prefix}{name}" in self.documents or name.startswith(_COMPILED):
@@ -98,7 +96,6 @@ class ExportContainer(RecordsContainer):
         return RecordKind.CODE if self.old and name == "version" else super().kind_of(name)
 
     def without_devices(self, name: str) -> Changes:
-        """As `RecordsContainer.without_devices`: those of its weights, and of its graph."""
         places = [each.place for each in self.weights if each.config == name]
         records = zip(self.place_records, self.places, strict=True)
         places += [place for record, place in records if record == name]

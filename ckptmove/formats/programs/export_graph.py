@@ -1,10 +1,10 @@
 """Find and rewrite the devices in the JSON of an exported program.
 
-The schema is written out below. What it does not know can be shown, but prevents relocation. A
-device is an object `{"type": "cuda", "index": 0}`, in the metadata of a tensor or as an argument of
-a node; in an autocast region it is a device type, as a string. Other strings that spell a device,
-such as arguments of custom operators, may mean anything, so they prevent relocation too. Stack
-traces and other texts for people stay as they are.
+A device is an object `{"type": "cuda", "index": 0}`, in the metadata of a tensor or as an argument
+of a node; in an autocast region it is a device type, as a string. What the schema below does not
+know can be shown, but prevents relocation. So do other strings that spell a device, such as
+arguments of custom operators, which may mean anything. Stack traces and other texts for people
+stay as they are.
 
 Source: torch/_export/serde/schema.py, version 8.
 """

@@ -97,15 +97,9 @@ class ExportCheckpoint(Checkpoint):
         return [weight.entry for weight in self.container.weights]
 
     def raw(self) -> list[TensorEntry]:
-        """As `Checkpoint.raw`; tensors without bytes are only in the description."""
         return [each for each in self._raw if each.storage is not None]
 
     def plan_relocate(self, moves: Moves) -> Plan:
-        """How to write it with other devices.
-
-        Raises:
-            UnsupportedError: something in it can't be moved, or can't be understood.
-        """
         if moves:
             self._refuse(moves)
         new = {
@@ -171,11 +165,6 @@ class ExportCheckpoint(Checkpoint):
         return changes
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
-        """Compare pickles, storages and JSON with those of what was written.
-
-        Raises:
-            WriteError: they differ in more than the moves.
-        """
         super().check_relocated(other, self._pickled(moves))
         assert isinstance(other, ExportCheckpoint)
         all_changes = self._changes(moves)

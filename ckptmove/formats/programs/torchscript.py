@@ -145,7 +145,6 @@ class ScriptContainer(ZipContainer):
             self.named.append((value, literal))
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """As `ArchiveContainer.kind_of`; the version says what its operators mean."""
         if name.endswith((".debug_pkl", "mobile_debug_handles.pkl")):
             return RecordKind.DEBUG
         if name.startswith("code/") or name in ("version", ".data/version"):
@@ -153,7 +152,6 @@ class ScriptContainer(ZipContainer):
         return super().kind_of(name)
 
     def compared(self, record: Record, no_devices: bool) -> Readable:
-        """As `ArchiveContainer.compared`."""
         text = self.code.get(record.name)
         if text is None or not no_devices:
             return super().compared(record, no_devices)

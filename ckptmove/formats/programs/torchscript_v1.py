@@ -127,18 +127,15 @@ class ScriptV1Container(RecordsContainer):
         )
 
     def short(self, record: Record) -> str:
-        """As `ArchiveContainer.short`."""
         return record.name.removeprefix(self.prefix)
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """As `ArchiveContainer.kind_of`; all that is neither debugging nor a file is code."""
         if name.startswith("debug/"):
             return RecordKind.DEBUG
         code = name.startswith("code/") or name in ("model.json", "attributes.pkl", "version")
         return RecordKind.CODE if code else super().kind_of(name)
 
     def without_devices(self, name: str) -> Changes:
-        """As `RecordsContainer.without_devices`: those of its table of tensors."""
         return {id(each.holder): {"device": "cpu"} for each in self.table}
 
     def _check_keys(self, node: Json, known: set[str], where: str) -> None:
@@ -270,15 +267,9 @@ class ScriptV1Checkpoint(Checkpoint):
         )
 
     def raw(self) -> Sequence[TensorEntry]:
-        """As `Checkpoint.raw`."""
         return self.manifest.tensors
 
     def plan_relocate(self, moves: Moves) -> Plan:
-        """How to write it with other devices.
-
-        Raises:
-            UnsupportedError: something in it is not understood.
-        """
         container = self.container
         changes = self._changes(moves)
         if not changes:
@@ -296,11 +287,6 @@ class ScriptV1Checkpoint(Checkpoint):
         }
 
     def check_relocated(self, other: Checkpoint, moves: Moves) -> None:
-        """Compare the JSON and the storages with those of what was written.
-
-        Raises:
-            WriteError: they differ in more than the moves.
-        """
         super().check_relocated(other, Moves(storages=moves.storages))
         assert isinstance(other, ScriptV1Checkpoint)
         mine, theirs = self.container, other.container

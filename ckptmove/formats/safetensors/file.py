@@ -1,15 +1,10 @@
 """safetensors: tensors by name, and nothing else.
 
-    8 bytes   the length of the header
-    header    JSON: name → dtype, shape, and where its bytes are; `__metadata__`: str → str
-    the rest  the tensors, contiguous, each with bytes of its own
+`header` shows the layout. Such a file names no devices and no shared memory: each tensor has its
+own storage, with the same name, on the CPU. Its tree is a dict of tensors, as `torch.save` would
+write them. Written by the safetensors library in all its versions, and by other implementations.
 
-`header` reads the header. Such a file names no devices and no shared memory: each
-tensor has its own storage, with the same name, on the CPU. Its tree is a dict of tensors, as
-`torch.save` would write them.
-
-Written by the safetensors library in all its versions, and by other implementations. Source:
-https://github.com/huggingface/safetensors, README.md (Format).
+Source: https://github.com/huggingface/safetensors, README.md (Format).
 """
 
 from __future__ import annotations
@@ -98,12 +93,6 @@ class SafetensorsFile(PickledFormat, WritableFormat):
         return losses
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-        """How to write a draft as one file, or as several with an index.
-
-        Raises:
-            UnsupportedError: a name or the tree has no form in safetensors.
-            RefusedError: bytes are shared and must not be, or the header would be too long.
-        """
         return plan_write(draft, options)
 
 
@@ -121,7 +110,6 @@ class TensorsCheckpoint(Checkpoint):
     container: TensorsContainer
 
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
-        """As `Checkpoint.graph`."""
         if self.container.is_canonical:
             return self.container.graph
         return super().graph(nested=nested, program=program)
@@ -140,12 +128,7 @@ class TensorsContainer(Container):
         described: int,
         metadata: Mapping[str, str],
     ) -> None:
-        """Args:
-        source: what names them.
-        placed: where they are.
-        tree: what is told of their tree.
-        described: how many bytes say all that.
-        metadata: what is said of the whole besides."""
+        """`source` names the tensors in `described` bytes; `tree` is what is told of their tree."""
         super().__init__(source)
         entries = {name: each.entry for name, each in placed.items()}
         for name, entry in entries.items():
@@ -193,11 +176,6 @@ class TensorsContainer(Container):
         return Storage(name, str(said.location), entry.nbytes, said.dtype, extent)
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """Never: there is no device to spell.
-
-        Raises:
-            UnsupportedError: always.
-        """
         raise UnsupportedError(
             "safetensors files store no devices",
             hint="ckptmove convert --to writes a .pt file with devices",

@@ -57,34 +57,23 @@ _RANK = {torch: rank for rank, torch in enumerate(reversed(SAFETENSORS.values())
 
 
 class Entry(NamedTuple):
-    """A tensor in a file.
-
-    Attributes:
-        name: its name.
-        dtype: torch's name of its dtype.
-        shape: as torch has it: of float4, the last dimension counts pairs.
-        start: offset of its first byte in the file.
-        nbytes: its size.
-    """
+    """A tensor in a file, or in one that is to be written."""
 
     name: str
+    #: torch's name of it
     dtype: str
+    #: as torch has it: of float4, the last dimension counts pairs
     shape: tuple[int, ...]
     start: int
     nbytes: int
 
 
 class Header(NamedTuple):
-    """What a header says.
-
-    Attributes:
-        entries: the tensors by name, in the order of the header.
-        metadata: what is said of the whole; empty too where nothing is.
-        data_at: the offset where the header ends.
-    """
+    """What a header says: tensors in its order, and metadata, empty too where there are none."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
+    #: the offset where the header ends
     data_at: int
 
 
@@ -98,14 +87,7 @@ class Sized(NamedTuple):
 
 
 class LaidOut(NamedTuple):
-    """A file that is to be written.
-
-    Attributes:
-        head: the length and the header, which come first.
-        entries: where each tensor goes, by name, in the order of the file; they follow each other
-            without gaps.
-        nbytes: the size of the file.
-    """
+    """A file that is to be written: the length and the header, then the tensors without gaps."""
 
     head: bytes
     entries: Mapping[str, Entry]
@@ -115,9 +97,7 @@ class LaidOut(NamedTuple):
 def read_header(source: Readable) -> Header:
     """Read the header of a safetensors file, and check it against the length of the file.
 
-    Raises:
-        CorruptError: it is damaged, contradicts itself or the file, or is absurdly deep.
-        UnsupportedError: it has a tensor of a dtype that torch does not have.
+    UnsupportedError if a tensor has a dtype that torch does not have.
     """
     if source.nbytes < LENGTH_NBYTES:
         raise CorruptError("it is too short for a safetensors file")
@@ -151,15 +131,10 @@ def read_header(source: Readable) -> Header:
 
 
 def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE) -> Json:
-    """What JSON says, if all readers agree on it.
+    """What JSON says, if all readers agree on it: it is not absurdly deep, and says nothing twice.
 
-    Args:
-        content: the JSON.
-        what: what it is, for messages.
-        nbytes_of_quote: how long it is for each quotation mark, but for the first thousands.
-
-    Raises:
-        CorruptError: it is no JSON, says something twice, or is absurdly deep.
+    After the first thousands of quotation marks, it has `nbytes_of_quote` bytes for each of them.
+    `what` is what messages call it.
     """
     _check_extent(content, what, nbytes_of_quote)
     try:
@@ -197,11 +172,7 @@ class Twice(Exception):
 
 
 def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """An object of JSON, for `json.loads` to call.
-
-    Raises:
-        Twice: it says a key twice.
-    """
+    """An object of JSON, for `json.loads` to call; Twice if it says a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         counted = Counter(name for name, _ in pairs)
@@ -293,15 +264,8 @@ def shown(name: str) -> str:
 def lay_out(tensors: Sequence[Sized], metadata: Mapping[str, str] | None = None) -> LaidOut:
     """Lay a file out byte for byte as the library does: most aligned first, then by name.
 
-    The library writes several metadata in any order; here they are sorted.
-
-    Args:
-        tensors: what is to be written, in any order.
-        metadata: what is to be said of the whole; None, unlike nothing, leaves no trace.
-
-    Raises:
-        RefusedError: two tensors have one name, or the header would be longer than can be read.
-        UnsupportedError: a dtype, shape or name has no form in safetensors.
+    The library writes several metadata in any order; here they are sorted. Metadata of None, unlike
+    nothing, leave no trace. RefusedError if the header would be longer than can be read.
     """
     said: dict[str, Json] = {}
     if metadata is not None:

@@ -31,12 +31,7 @@ def metadata_record(metadata: Mapping[str, str]) -> bytes:
 
 
 def read_metadata(archive: Archive, prefix: str) -> dict[str, str]:
-    """What the record of a zip says; nothing where there is none.
-
-    Raises:
-        CorruptError: it says nothing of the kind.
-        UnsupportedError: it is too long, or was written by a newer version.
-    """
+    """What the record of a zip says; nothing where there is none."""
     record = archive.records.get(f"{prefix}{RECORD}")
     if record is None:
         return {}
@@ -54,8 +49,8 @@ def read_metadata(archive: Archive, prefix: str) -> dict[str, str]:
 def other_names(names: Container[str], metadata: Mapping[str, str]) -> dict[str, str]:
     """Names that `save_model` left out → the name that the same tensor is written under.
 
-    Of the names of a tensor it keeps the first in the order of the alphabet. So a key that is a
-    tensor itself, a text that is none, or one that comes later is something else.
+    It keeps the first name in the order of the alphabet. So a key that is a tensor itself, a text
+    that is none, or one that comes later is something else.
     """
     return {
         key: text

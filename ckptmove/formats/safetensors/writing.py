@@ -1,9 +1,8 @@
 """Write a checkpoint graph as safetensors: one file, or a folder of several with an index.
 
-A folder has the layout of Hugging Face's libraries: tensors in the order of the checkpoint, each
-file filled up to the limit, a larger tensor alone in its own file (`split_state_dict_into_shards`
-of huggingface_hub), and an index that says where each tensor is. The tree is in the metadata of a
-single file, or in that of the index.
+A folder has the layout of Hugging Face's libraries (`split_state_dict_into_shards` of
+huggingface_hub): tensors in the order of the checkpoint, each file filled up to the limit, a larger
+tensor alone in its own file. The tree is in the metadata of a single file, or of the index.
 """
 
 from __future__ import annotations
@@ -31,12 +30,7 @@ _FOR_TORCH = {"format": "pt"}
 
 
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-    """How to write a draft.
-
-    Raises:
-        UnsupportedError: a name or the tree has no form in safetensors.
-        RefusedError: bytes are shared and must not be, or the header would be too long.
-    """
+    """How to write a draft, all of whose names and the tree must have a form in safetensors."""
     contents = draft.list_contents()
     arrays = bytes_of_arrays(draft, contents)
     parts = parts_of(

@@ -186,12 +186,10 @@ class LegacyContainer(Container):
         return None if start is None else Extent(start + found.start, found.nbytes)
 
     def unknown_callables(self) -> Iterator[str]:
-        """As `Container.unknown_callables`, and those in the bytes that follow."""
         yield from super().unknown_callables()
         yield from not_surely_harmless(self.reached)
 
     def content(self, storage: str) -> bytes:
-        """As `Container.content`."""
         extent = self._extents[storage]
         return self.source.read(extent.start, extent.nbytes)
 

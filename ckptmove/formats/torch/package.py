@@ -12,10 +12,9 @@ A zip as torch.save writes it, but with numbers for the keys of storages, and st
 at as several dtypes. A record is a pickle if it is called so (`.pkl`), or if it can be nothing
 else: a PROTO opcode comes first, STOP is its last byte, and all between makes sense.
 
-Objects with a `__reduce_package__` are persistent ids, `('reduce_package', id, function,
-arguments)`: a function of torch or the package makes them, so what they hold can't be told.
-ScriptModules are such. They are told of, and a package with one is not relocated. Nor is source
-text, which may name devices of its own.
+Objects with a `__reduce_package__`, such as ScriptModules, are persistent ids `('reduce_package',
+id, function, arguments)`: a function of torch or the package makes them, so what they hold is not
+known, and a package with one is not relocated. Source text may name devices of its own and stays.
 
 Sources: torch/package/package_exporter.py (`_persistent_id`); package_importer.py (`load_pickle`).
 """
@@ -138,7 +137,6 @@ class PackageContainer(ZipContainer):
         return self.extent(storage, ".storage")
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """As `ArchiveContainer.kind_of`."""
         if name == f"{_STORAGES}python_version":
             return RecordKind.IDENTITY
         if name.endswith(".py") or name.startswith(_CODE):
@@ -157,11 +155,6 @@ class PackageContainer(ZipContainer):
         return f"torch.package, Python {version}" if version.isprintable() else "torch.package"
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        """As that of any zip.
-
-        Raises:
-            UnsupportedError: an object in it can't be told, and so neither where it would go.
-        """
         if self.made:
             raise UnsupportedError(
                 f"it holds an object made by {self.made[0]}, whose devices can't be changed"

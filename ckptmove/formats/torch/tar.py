@@ -9,11 +9,10 @@
                storages: (number, number of the storage, offset, elements)
 
 A number is the address of a C object, so that none is taken twice. The device is in the location
-alone: torch takes the dtype from a storage's type, ignores that of a tensor, and so does not mind
-whether they say `torch` or `torch.cuda`. They stay as they are. Relocating changes locations, and
-devices that the object names; where a member gets longer, its header says so, and what follows it
-moves. The result is a tar still, which torch loads with `weights_only=False`, and only from a file;
-to make a newer format of it would be to convert it, which relocating does not.
+alone: torch takes the dtype from a storage's type and ignores that of a tensor, be it of `torch` or
+`torch.cuda`; types stay as they are. Relocating changes locations, and devices that the object
+names; where a member gets longer, its header says so, and what follows it moves. torch loads a tar
+with `weights_only=False` only, and only from a file.
 
 Source: torch/serialization.py (`_legacy_load`, `legacy_load`).
 """
@@ -228,7 +227,6 @@ class TarContainer(Container):
         return apply_edits(self.source.start or 0, self.source.nbytes, changes)
 
     def records(self) -> Iterator[HeldRecord]:
-        """As `Container.records`: members that torch reads nothing of."""
         for name, member in self.members.items():
             if name not in _NEEDED:
                 kind = RecordKind.IDENTITY if name == "sys_info" else RecordKind.DATA
@@ -239,7 +237,6 @@ class TarContainer(Container):
         return self.source.window(member.start, member.nbytes)
 
     def content(self, storage: str) -> bytes:
-        """As `Container.content`."""
         extent = self._extents[storage.removeprefix(self.folder)]
         return self.source.read(extent.start, extent.nbytes)
 

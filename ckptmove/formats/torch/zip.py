@@ -84,13 +84,7 @@ class TorchZip(PickledFormat, WritableFormat):
         return []
 
     def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-        """How to write a draft as torch.save would.
-
-        The records and their order are those of torch 2.13; the pickle names storages by number.
-
-        Raises:
-            UnsupportedError: the pickle can't say what is saved.
-        """
+        """How to write a draft as torch.save of torch 2.13 would, with numbers for the storages."""
         fill(draft)
         stored = _numbered(draft)
         pickle = emit(draft.graph.root)
@@ -163,8 +157,7 @@ def _known_crc(stored: StorageBytes) -> int:
 def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:
     """What can only be written once all checksums are known: descriptors, and the directory.
 
-    The identity is a number as torch makes one: of the names of the records, and of what is in
-    them.
+    The identity is a number as torch makes one: of the names of the records, and of their contents.
     """
     members = [
         place.member if n not in crcs else place.member._replace(crc32=crcs[n])
@@ -210,7 +203,6 @@ class TorchZipContainer(ZipContainer):
         self.writer = self._writer()
 
     def kind_of(self, name: str) -> RecordKind | None:
-        """As `ArchiveContainer.kind_of`; the metadata are read as such."""
         return None if name == RECORD else super().kind_of(name)
 
     def _writer(self) -> str:

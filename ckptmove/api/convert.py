@@ -54,7 +54,13 @@ def convert(
     select: Annotated[
         str | Iterable[str],
         Option(
-            "Write only entries whose name matches GLOB, and everything below them.", "GLOB", _WHAT
+            "Write only entries whose name matches GLOB, and everything below them.",
+            "GLOB",
+            _WHAT,
+            value="GLOB matches dotted names as `inspect` lists them, and everything below a "
+            "match. If no name matches, it may be the name of a section: `model`, `ema`, "
+            "`optimizer`, `scheduler`, `rng`. A key that contains a dot is quoted where its name "
+            "would otherwise be ambiguous.",
         ),
     ] = (),
     exclude_tensors: Annotated[
@@ -160,9 +166,6 @@ def convert(
 
     Nothing in the file is executed: objects are kept as inert data. torch is needed only if tensors
     are gathered or cast; the model's classes are never needed.
-
-    GLOB matches dotted names as `inspect` lists them. If no name matches, it may be the name of a
-    section (`model`, `optimizer`, …).
 
     Args:
         src: the checkpoint; it is not changed. It may be a file, an index of several files, or a

@@ -39,6 +39,8 @@ def doctor(
             "FACTORY",
             _MODEL,
             python="FACTORY may be a callable.",
+            value="FACTORY is `package.module:name`, `path/to/file.py:name` or a Hugging Face "
+            "folder.",
         ),
     ] = None,
     input: Input = (),
@@ -81,10 +83,6 @@ def doctor(
     training script in another process for some steps. Root causes come first, each with its fix. If
     a run ends early, the result holds what was found until then; see `Diagnosis.complete`. ckptmove
     itself writes nothing.
-
-    FACTORY is `package.module:name`, `path/to/file.py:name` or a Hugging Face folder. SPEC is
-    `float32[8,3,224,224]`, `int64[2,128]<1000` (values below 1000), `NAME=SPEC`, or the name of a
-    function that returns the inputs.
 
     Args:
         args: the arguments of the script.

@@ -50,6 +50,8 @@ class Option:
     short: str = ""
     #: What the docs of the function say besides.
     python: str = ""
+    #: What its metavar stands for, if that takes a sentence in the help and the docs of the verb.
+    value: str = ""
     #: Which side of `KEY=VALUE` may itself hold a `=`.
     equals_in: Literal["key", "value"] = "key"
 
@@ -88,6 +90,11 @@ def options_of(function: Callable[..., Any]) -> Mapping[str, Declaration]:
 def former_names(options: Mapping[str, Declaration]) -> dict[str, str]:
     """The former names of these options, and their names now."""
     return {each.option.former: name for name, each in options.items() if each.option.former}
+
+
+def values_of(options: Mapping[str, Declaration]) -> str:
+    """A paragraph on what the values of these options may be; empty if no option has one."""
+    return " ".join(each.option.value for each in options.values() if each.option.value)
 
 
 def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -153,6 +160,8 @@ def _docs_with_options(
     entries = {each.split(":")[0].strip(" *"): each for each in re.split(r"\n(?=    \S)", written)}
     entries |= {name: _entry(each, parameters, options) for name, each in options.items()}
     shown = [entries[name] for name in parameters if name in entries]
+    if values := values_of(options):
+        before += f"\n{_fill(values)}\n"
     return before + heading + "\n\n".join(["\n".join(shown), *rest])
 
 
@@ -178,12 +187,13 @@ def _entry(
         texts.append(f"Default: {option.default}.")
     text = " ".join(filter(None, texts))
     first = text[0].lower() if text[1:2] == " " or text[1:2].islower() else text[0]
+    return _fill(f"{declared.name}: {first}{text[1:]}", " " * 4, " " * 8)
+
+
+def _fill(text: str, first: str = "", others: str = "") -> str:
+    """Break a text into lines that begin with these indents."""
     return textwrap.fill(
-        f"{declared.name}: {first}{text[1:]}",
-        _WIDTH,
-        initial_indent=" " * 4,
-        subsequent_indent=" " * 8,
-        break_on_hyphens=False,
+        text, _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
     )
 
 
@@ -230,7 +240,14 @@ MaxShardSize = Annotated[
     ),
 ]
 Input = Annotated[
-    str | Sequence[str], Option("The inputs of the model, in order.", "SPEC", "Model")
+    str | Sequence[str],
+    Option(
+        "The inputs of the model, in order.",
+        "SPEC",
+        "Model",
+        value="SPEC is `float32[8,3,224,224]`, `int64[2,128]<1000` (values below 1000), "
+        "`NAME=SPEC`, or the name of a function that returns the inputs.",
+    ),
 ]
 Simulate = Annotated[
     bool, Option("Simulate the device if this machine does not have it.", group="Device")

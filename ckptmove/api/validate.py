@@ -70,6 +70,8 @@ def validate(
             "FACTORY",
             _MODEL,
             python="FACTORY may be a callable.",
+            value="FACTORY is `package.module:name`, `path/to/file.py:name`, a Hugging Face "
+            "folder, a TorchScript file or a `.pt2` file.",
         ),
     ] = None,
     input: Input = (),
@@ -120,10 +122,6 @@ def validate(
     A check that fails becomes a finding, not an error; the checks after it are still made where
     possible. Without `model` and `step`, the last three checks are skipped. A checkpoint in an
     object store is copied to a temporary folder for torch and the model, which can open only files.
-
-    FACTORY is `package.module:name`, `path/to/file.py:name`, a Hugging Face folder, a TorchScript
-    file or a `.pt2` file. SPEC is `float32[8,3,224,224]`, `int64[2,128]<1000` (values below 1000),
-    `NAME=SPEC`, or the name of a function that returns the inputs.
 
     Args:
         src: the checkpoint.

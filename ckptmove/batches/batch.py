@@ -28,7 +28,16 @@ def batch(
     dst: StrPath | None = None,
     *,
     include: Annotated[
-        str | Iterable[str], Option("Do only items whose name matches GLOB.", "GLOB", _ITEMS)
+        str | Iterable[str],
+        Option(
+            "Do only items whose name matches GLOB.",
+            "GLOB",
+            _ITEMS,
+            value="GLOB matches names in the tree, such as `runs/1/last.ckpt`. `*` matches slashes "
+            "too. A GLOB without a slash may also match the last part of a name alone. A GLOB that "
+            "starts with a slash must match the whole name, or that of a folder above it: "
+            "`/last.ckpt` is only the file at the top. Folders that are left out are not read.",
+        ),
     ] = (),
     exclude: Annotated[
         str | Iterable[str],
@@ -94,11 +103,6 @@ def batch(
     compared with, or the version has changed. An existing output that is equal byte for byte to
     what would be written is kept; any other one is refused without `force`. If you may stop before
     the end, use the batch as a context manager, or close it.
-
-    GLOB matches names in the tree, such as `runs/1/last.ckpt`. `*` matches slashes too. A GLOB
-    without a slash may also match the last part of a name alone. A GLOB that starts with a slash
-    must match the whole name, or that of a folder above it. Folders that `exclude` names are not
-    read.
 
     Args:
         verb: `relocate`, `convert` or `validate`.

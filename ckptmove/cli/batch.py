@@ -23,7 +23,7 @@ from ..reports.batch import RetryCommand, batch_line
 from ..reports.batch_items import Result
 from ..reports.blocks import text_of
 from ..reports.text import cut, printable
-from .declare import Command, Decorator, option, verb_options, with_options
+from .declare import Command, Decorator, option, verb_options, with_options, with_values
 from .output import (
     Output,
     destination_argument,
@@ -90,6 +90,7 @@ def _options(verb: str) -> Decorator:
 
 
 @click.group()
+@with_values(options_of(run_batch))
 def batch() -> None:
     """Relocate, convert or validate all checkpoints of a folder tree.
 
@@ -98,10 +99,6 @@ def batch() -> None:
     fails, the others still run, and the summary lists the failures. After kill -9 or Ctrl-C, run
     the same command again to resume. Two runs at the same time share the work. Links to files are
     followed, links to folders are not.
-
-    GLOB matches names in the tree, such as runs/1/last.ckpt. * matches slashes too. A GLOB without
-    a slash may also match the last part of a name alone. A GLOB that starts with a slash must match
-    the whole name: /last.ckpt is only the file at the top.
 
     \b
     ckptmove batch convert runs/ out/ --format safetensors

@@ -9,7 +9,7 @@ import click
 from ..api.convert import convert as convert_checkpoint
 from ..api.options import options_of
 from ..errors import UsageError
-from .declare import Command, verb_options
+from .declare import Command, verb_options, with_values
 from .output import Output, destination_argument, needs_source, output_options, source_argument
 
 
@@ -17,6 +17,7 @@ from .output import Output, destination_argument, needs_source, output_options, 
 @source_argument
 @destination_argument
 @verb_options(options_of(convert_checkpoint))
+@with_values(options_of(convert_checkpoint))
 @output_options
 def convert(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Convert a checkpoint to safetensors, or back to a file of torch.save.
@@ -30,10 +31,6 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     folder to folder, the other files are copied too, except links to folders. SRC and DST may be in
     an object store: s3://bucket/run.pt. There, the files of a folder appear one by one after all
     are verified, the index last.
-
-    GLOB matches dotted names as inspect --tensors lists them, and everything below a match. If no
-    name matches, it may be the name of a section: model, ema, optimizer, scheduler, rng. A key that
-    contains a dot is quoted where its name would otherwise be ambiguous.
 
     \b
     --preset lightning   --root state_dict --strip-prefix model

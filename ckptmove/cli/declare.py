@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from inspect import cleandoc
 from typing import Any
 
 import click
 
-from ..api.options import Declaration
+from ..api.options import Declaration, values_of
 from ..errors import UsageError
 
 Function = Callable[..., Any]
@@ -65,6 +66,18 @@ def with_options(command: Function, *options: Decorator) -> Function:
     for add in reversed(options):
         command = add(command)
     return command
+
+
+def with_values(options: Mapping[str, Declaration]) -> Decorator:
+    """Say in the help of a command, before its examples, what the values of its options may be."""
+
+    def decorate(command: Function) -> Function:
+        before, mark, examples = cleandoc(command.__doc__ or "").rpartition("\n\n\b\n")
+        values = values_of(options).replace("`", "")
+        command.__doc__ = f"{before}\n\n{values}{mark}{examples}"
+        return command
+
+    return decorate
 
 
 def verb_options(options: Mapping[str, Declaration]) -> Decorator:

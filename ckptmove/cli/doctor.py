@@ -9,13 +9,14 @@ import click
 from ..api.doctor import doctor as examine
 from ..api.options import options_of
 from ..errors import CheckFailed
-from .declare import Command, verb_options
+from .declare import Command, verb_options, with_values
 from .output import Output, output_options
 from .streams import stdout_kept
 
 
 @click.command(cls=Command)
 @verb_options(options_of(examine))
+@with_values(options_of(examine))
 @output_options
 @click.argument("args", nargs=-1)
 def doctor(output: Output, **options: Any) -> None:
@@ -30,10 +31,7 @@ def doctor(output: Output, **options: Any) -> None:
     The exit code is 1 if something is wrong, or if the script failed. ckptmove itself writes
     nothing.
 
-    FACTORY is package.module:name, path/to/file.py:name or a Hugging Face folder. SPEC is
-    float32[8,3,224,224], int64[2,128]<1000 (values below 1000), NAME=SPEC, or the name of a
-    function that returns the inputs. Arguments after -- go to the script. The output of the script
-    goes to stderr.
+    Arguments after -- go to the script. The output of the script goes to stderr.
 
     \b
     ckptmove doctor

@@ -9,7 +9,7 @@ import click
 from ..api.options import options_of
 from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
-from .declare import Command, verb_options
+from .declare import Command, verb_options, with_values
 from .output import Output, needs_source, output_options, source_argument
 from .streams import stdout_kept
 
@@ -17,6 +17,7 @@ from .streams import stdout_kept
 @click.command(cls=Command)
 @source_argument
 @verb_options(options_of(validate_checkpoint))
+@with_values(options_of(validate_checkpoint))
 @output_options
 def validate(src: str | None, output: Output, **options: Any) -> None:
     """Check that a checkpoint is intact, equals its source, loads and trains; exit 1 if not.
@@ -35,11 +36,8 @@ def validate(src: str | None, output: Output, **options: Any) -> None:
     runs the program. It runs only if it holds nothing but operators of torch over tensors;
     otherwise it is refused unless you give --trust-pickle. A model made from a file runs in its own
     process. That process is stopped if it starts another process, opens a socket, or writes outside
-    its temporary folder. A FACTORY in your own code runs without these limits.
-
-    FACTORY is package.module:name, path/to/file.py:name, a Hugging Face folder, a TorchScript file
-    or a .pt2 file. SPEC is float32[8,3,224,224], int64[2,128]<1000 (values below 1000), NAME=SPEC,
-    or the name of a function that returns the inputs. Models of Hugging Face need no SPEC.
+    its temporary folder. A FACTORY in your own code runs without these limits. Models of
+    Hugging Face need no SPEC.
 
     \b
     ckptmove validate moved.pt --against run.pt

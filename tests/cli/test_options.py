@@ -110,6 +110,16 @@ def test_a_type_checker_and_a_reader_see_plain_types(verb: str) -> None:
         assert parameter.default == declared.default
 
 
+@pytest.mark.parametrize("verb", ["batch", "convert", "doctor", "validate"])
+def test_what_a_value_may_be_is_said_once_for_docs_and_help(verb: str) -> None:
+    function, help = getattr(ckptmove, verb), command_of(verb).help or ""
+    texts = [each.option.value for each in options_of(function).values() if each.option.value]
+    assert texts
+    for text in texts:
+        for shown in (help, inspect.getdoc(function) or ""):
+            assert plain(" ".join(shown.split())).count(plain(text)) == 1
+
+
 def calls(name: str) -> Iterator[tuple[str, ast.Call]]:
     """All calls of a function of this name in the package, with the file."""
     for file in sorted((ROOT / "ckptmove").rglob("*.py")):

@@ -72,11 +72,8 @@ def visits_of(
     """What is to be visited in a node, with its keys; and all that it holds but plain values.
 
     A long row of references takes few bytes in a file: no path is made for what leads to nothing,
-    and for all else only when it is visited.
-
-    Args:
-        node: the node.
-        barren: `id()` of rows that hold nothing to be visited; this one is added if it is one.
+    and for all else only when it is visited. `barren` has the `id()` of rows that hold nothing to
+    be visited; this one is added if it is one.
     """
     if not isinstance(node, (Tuple, List, Set)):
         both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
@@ -127,12 +124,7 @@ def _is_plain(key: Node) -> TypeGuard[Key]:
 
 
 def spell_key(key: Node, n: int) -> Key:
-    """A key as paths have it: what is no scalar as text, a short tuple as it is, else its number.
-
-    Args:
-        key: the key.
-        n: which of the keys it is.
-    """
+    """A key as paths have it: scalars and short tuples by value, any other by its number `n`."""
     if _is_plain(key):
         return str(key) if isinstance(key, str) else _in_path(key)
     if isinstance(key, Tuple) and len(key.items) <= _MOST_IN_KEY:

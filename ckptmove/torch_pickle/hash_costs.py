@@ -27,11 +27,7 @@ class _Unknown(Exception):
 
 
 def check_keys(node: Tuple | List | Set | Dict | Call) -> None:
-    """Check the keys, or items, that a container is looked up by.
-
-    Raises:
-        CorruptError: to hash them would take for ever.
-    """
+    """Check the keys, or items, that a container is looked up by; CorruptError if too costly."""
     if isinstance(node, MappingNode) and node.pairs:
         _check([key for key, _ in node.pairs])
     if isinstance(node, (Set, Call)) and node.items:

@@ -82,17 +82,7 @@ _END: _Step = (Global("", "", 0), (), Context())
 def contents_of(
     container: Container, found: Whole, recogniser: Recogniser | None = None
 ) -> Contents:
-    """List the tensors, device names and objects of a checkpoint.
-
-    Args:
-        container: the checkpoint.
-        found: all that it holds.
-        recogniser: what tells its tensors, if there is one already.
-
-    Raises:
-        CorruptError: a tensor makes no sense, or the tree is absurdly deep.
-        UnsupportedError: a tensor is of a kind that is not known.
-    """
+    """List the tensors, device names and objects of a checkpoint."""
     nbytes = sum(each.described_nbytes for each in container.everything())
     listing = _Listing(found, nbytes, recogniser or Recogniser(found.ids, found.tensors))
     for path, root in container.roots:
@@ -117,11 +107,7 @@ def contents_of(
 
 class _Listing(Allowance):
     def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser) -> None:
-        """Args:
-        found: all that the checkpoint holds.
-        nbytes: how many bytes say so.
-        recogniser: what tells its tensors.
-        """
+        """`nbytes` is how many bytes describe the checkpoint."""
         super().__init__(nbytes)
         self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}
         self.grafts = found.grafts

@@ -16,9 +16,7 @@ class Allowance:
     """What is left of it."""
 
     def __init__(self, nbytes: int) -> None:
-        """Args:
-        nbytes: how many bytes describe the checkpoint.
-        """
+        """`nbytes` is how many bytes describe the checkpoint."""
         # From one node to another; an opcode makes two of these steps at most.
         self.room = 2 * nbytes
         self.room_for_names = _LEAST_ROOM + _ROOM_PER_BYTE * nbytes
@@ -28,11 +26,7 @@ class Allowance:
         self.room_again = _LEAST_AGAIN + nbytes // 8  # steps within modules that were met before
 
     def take_room(self, characters: int) -> None:
-        """Count what names and paths take.
-
-        Raises:
-            CorruptError: it is absurdly much for a pickle of that size.
-        """
+        """Count what names and paths take; CorruptError if it is too much for such a pickle."""
         self.room_for_names -= characters
         if self.room_for_names < 0:
             raise CorruptError("the names in the checkpoint would take too much memory")
@@ -45,21 +39,13 @@ class Allowance:
             raise CorruptError("it lists far more tensors or devices than its size allows")
 
     def take_place(self) -> None:
-        """Count a place of a container that was met before.
-
-        Raises:
-            CorruptError: there are absurdly many.
-        """
+        """Count a place of a container that was met before; CorruptError if there are too many."""
         self.room_for_places -= 1
         if self.room_for_places < 0:
             raise CorruptError("the same objects appear in far too many places")
 
     def take_steps(self, steps: int) -> None:
-        """Count steps from one node to another.
-
-        Raises:
-            CorruptError: there are more than the opcodes can have made.
-        """
+        """Count steps from one node to another; CorruptError if opcodes can't have made so many."""
         self.room -= steps
         if self.room < 0:
             raise CorruptError("the same objects are reached on too many paths")

@@ -49,11 +49,9 @@ class Doubts:
 
 
 def doubt_within(node: Node, frame: str | None) -> Doubt | None:
-    """Return the reason why a module's state dict is unknown, if it is.
+    """The reason why the state dict of a module is unknown because of this node, if it is.
 
-    Args:
-        node: it.
-        frame: which of `FRAME` holds it right within a module; None for anything else.
+    `frame`: which of `FRAME` holds the node right within a module; None for anything else.
     """
     if not isinstance(node, Call):
         return None

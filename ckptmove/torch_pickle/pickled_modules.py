@@ -80,8 +80,7 @@ def passing_of(attributes: Mapping) -> frozenset[str]:
 def state_of(module: Call) -> Iterator[tuple[str, Node]]:
     """What the state dict of a module holds, in its order.
 
-    Raises:
-        RefusedError: it would hold absurdly much, since modules are there under many names.
+    RefusedError if that is absurdly much, since modules are there under many names.
     """
     room = _MOST
     todo: list[tuple[str, Node, tuple[int, ...]]] = [("", module, ())]
@@ -115,20 +114,17 @@ def _pairs_of(attributes: Mapping, frame: str) -> Iterator[tuple[str, Node]]:
 
 
 class Way(NamedTuple):
-    """What the way to a place says that leads through modules.
+    """What the way to a place says that leads through modules."""
 
-    Attributes:
-        above: `id()` of the modules on the way.
-        elided: which of the keys on the way are not in names, since a state dict has them not.
-        beside: whether it leads through anything that a state dict does not hold.
-        passing: right within the buffers of a module, the names of those that it does not hold.
-        again: whether it leads through a module that was met before, under another name.
-    """
-
+    #: `id()` of the modules on the way
     above: tuple[int, ...] = ()
+    #: which of the keys on the way are not in names, since a state dict has them not
     elided: tuple[int, ...] = ()
+    #: whether it leads through anything that a state dict does not hold
     beside: bool = False
+    #: right within the buffers of a module, the names of those that it does not hold
     passing: frozenset[str] = frozenset()
+    #: whether it leads through a module that was met before, under another name
     again: bool = False
 
 
@@ -146,14 +142,9 @@ Inside = list[tuple[Path, Node, Way]]
 def inside_module(
     node: Call, attributes: Mapping, depth: int, way: Way, inside: Sequence[tuple[Path, Node]]
 ) -> tuple[Inside, Inside]:
-    """What a module holds: what its state dict is made of, in that order, and all else.
+    """Of what is `inside` a module: what its state dict is made of, in that order, and all else.
 
-    Args:
-        node: the module.
-        attributes: its attributes.
-        depth: how many keys lead to it.
-        way: what the way to it says.
-        inside: what it holds.
+    `depth` is how many keys lead to the module.
     """
     own = way._replace(above=(*way.above, id(node)), passing=frozenset())
     within = own._replace(elided=(*own.elided, depth))

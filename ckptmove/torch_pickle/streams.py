@@ -37,17 +37,14 @@ _NEAR = 4096  # bytes between two changes that are written as one
 
 
 class LocationEdits:
-    """What the nodes of a checkpoint shall say instead.
-
-    Attributes:
-        texts: offset of a use of a string → the new string.
-        devices: `id()` of a `torch.device` call → its new device.
-        literals: strings in code, and their new devices.
-    """
+    """What the nodes of a checkpoint shall say instead."""
 
     def __init__(self) -> None:
+        #: offset of a use of a string → the new string
         self.texts: dict[int, str] = {}
+        #: `id()` of a `torch.device` call → its new device
         self.devices: dict[int, str] = {}
+        #: strings in code, and their new devices
         self.literals: list[tuple[Literal, str]] = []
         self._plans: dict[int, Plan] = {}
         self._by_stream: dict[int, list[tuple[Text | Call, str]]] = defaultdict(list)
@@ -81,46 +78,39 @@ class LocationEdits:
 
 
 class Container:
-    """A file, or bytes inside of one, that holds pickles and the storages they name.
+    """A file, or bytes inside of one, that holds pickles and the storages they name."""
 
-    Attributes:
-        source: the file or the bytes.
-        streams: its pickles, without those nested in them.
-        roots: what was saved, and under which path it is shown.
-        ids: what each persistent id of a storage says, by the `id()` of its node.
-        tensors: what each persistent id of a tensor says, likewise.
-        storages: by id.
-        blobs: `id()` of bytes in what was saved that are not held in memory → what holds them.
-        metadata: what is said of the whole, as text.
-        named: devices that are named elsewhere than in its pickles, and where.
-        warnings: what is odd about it.
-        writer: what is known of who wrote it.
-        section: what its tensors serve where nothing else tells.
-        beside: what there is besides, that no graph of nodes holds, in a few words; or "".
-        program: whether what it holds is a program, of which the graph shows but the data.
-        bytecode: the name below which the graph shows compiled code; or "".
-        big_endian: whether the elements of its storages are.
-        inert: whether the loaders of its format run nothing that it names.
-    """
-
+    #: what its tensors serve where nothing else tells
     section = Section.OTHER
+    #: what there is besides, that no graph of nodes holds, in a few words
     beside = ""
+    #: whether it holds a program, of which the graph shows but the data
     program = False
+    #: the name below which the graph shows compiled code
     bytecode = ""
+    #: whether the elements of its storages are
     big_endian = False
+    #: whether the loaders of its format run nothing that it names
     inert = False
 
     def __init__(self, source: Readable) -> None:
         self.source = source
+        #: its pickles, without those nested in them
         self.streams: list[Stream] = []
+        #: what was saved, and under which path it is shown
         self.roots: list[tuple[Path, Node]] = []
+        #: what each persistent id of a storage says, by the `id()` of its node
         self.ids: dict[int, StorageId] = {}
+        #: what each persistent id of a tensor says, likewise
         self.tensors: dict[int, TensorId] = {}
         self.storages: dict[str, Storage] = {}
+        #: devices that are named elsewhere than in its pickles, and where
         self.named: list[tuple[NamedDevice, Literal]] = []
+        #: `id()` of bytes in what was saved that are not held in memory → what holds them
         self.blobs: dict[int, Readable] = {}
         self.metadata: dict[str, str] = {}
         self.warnings: list[str] = []
+        #: what is known of who wrote it
         self.writer = ""
 
     @property
@@ -147,18 +137,13 @@ class Container:
         return changes
 
     def content(self, storage: str) -> bytes:
-        """The bytes of a storage that do not lie in the file as they are.
-
-        Raises:
-            CorruptError: they can't be read.
-        """
+        """The bytes of a storage that do not lie in the file as they are."""
         raise CorruptError(f"the storage {storage!r} can't be read")
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         """What is wrong with its bytes by its own checksums, a sentence each.
 
-        Args:
-            report: called with how many bytes were read since the last call.
+        `report` is called with how many bytes were read since its last call.
         """
         return iter(())
 
@@ -184,11 +169,7 @@ class Container:
         return iter(())
 
     def frame(self, spelling: LocationEdits | None = None) -> object:
-        """What there is besides pickles and storages.
-
-        Args:
-            spelling: what is to be changed; then what there shall be.
-        """
+        """What there is besides pickles and storages, or with a spelling, what there shall be."""
         return None
 
     def inner(self) -> Iterator[tuple[str, Container]]:
@@ -210,15 +191,11 @@ class Container:
 
 
 class Nested(NamedTuple):
-    """A container within the bytes that a pickle holds.
+    """A container within the bytes that a pickle holds."""
 
-    Attributes:
-        node: the bytes, or the text whose characters stand for them.
-        maker: what stands for the content: the node, or the call that decodes the text.
-        container: what is in there.
-    """
-
+    #: the bytes, or the text whose characters stand for them
     node: Blob | Text
+    #: what stands for the content: the node, or the call that decodes the text
     maker: Node
     container: Container
 
@@ -232,35 +209,23 @@ class Candidate(NamedTuple):
 
 
 class Stream:
-    """One pickle.
-
-    Attributes:
-        source: what it lies in.
-        start: its offset there.
-        base: what the offsets of its nodes are counted from.
-        data: its bytes, but for those that were passed over.
-        nbytes: how many bytes of the source it takes.
-        pickle: its nodes.
-        names: what it imports.
-        nested: the containers in its bytes.
-        unread: how many more there seem to be, in there and below, that can't be read.
-    """
+    """One pickle."""
 
     def __init__(self, source: Readable, start: int, number: int, budget: Budget) -> None:
-        """Read the pickle that starts there, which draws on the budget of its file.
-
-        Raises:
-            CorruptError, UnsupportedError: as `fetch` and `walk`.
-        """
+        """Read the pickle that starts there, which draws on the budget of its file."""
         self.source = source
         self.start = start
+        #: what the offsets of its nodes are counted from
         self.base = number * _SPAN
         self._fetched = fetch(source, start)
+        # without the bytes that were passed over; and how many all take in the source
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
         self.pickle = walk(self.data, self.base, gaps, budget)
+        #: what it imports
         self.names = {each.qualname for each in self.pickle.globals}
         self.nested: list[Nested] = []
+        #: how many more containers there seem to be, in there and below, that can't be read
         self.unread = 0
 
     def candidates(self) -> Iterator[Candidate]:
@@ -306,11 +271,7 @@ class Stream:
     def edits(self, spelling: LocationEdits, *, exact: bool) -> list[Edit] | None:
         """The changes of the source that give this pickle, and what is nested, another spelling.
 
-        Args:
-            exact: whether it must keep its length.
-
-        Returns:
-            The changes, or None where `exact` can't be had.
+        If `exact`, the pickle must keep its length: None where that can't be had.
         """
         respelling = spelling.of(self)
         inside: list[Edit] = []
@@ -345,10 +306,8 @@ class Stream:
     def _joined(self, found: list[Edit], inside: list[Edit], *, exact: bool) -> list[Edit] | None:
         """Changes of `data` as fewer, larger changes of the source, each in the place it has there.
 
-        Args:
-            found: the changes, in order.
-            inside: changes of the source that must stay apart from these.
-            exact: whether each must keep its length; then None is given where they can't.
+        `found` is in order; changes `inside`, of the source, must stay apart from them. If `exact`,
+        each must keep its length: None where they can't.
         """
         barriers = sorted({*(edit.start for edit in inside), *self._fetched.gap_starts(self.start)})
         joined: list[Edit] = []
@@ -384,21 +343,15 @@ def _any_between(sorted_offsets: list[int], start: int, end: int) -> bool:
 
 
 class Whole(NamedTuple):
-    """What the containers of a checkpoint hold together.
-
-    Attributes:
-        streams: all of them.
-        ids: what each persistent id of a storage says, by `id()` of its node; and each call that
-            loads a storage from bytes.
-        storages: by id.
-        grafts: `id()` of a node → what is saved in the bytes it stands for, and under which path.
-        tensors: what each persistent id of a tensor says, by `id()` of its node.
-    """
+    """What the containers of a checkpoint hold together."""
 
     streams: list[Stream]
+    #: what nodes say: persistent ids of storages, and calls that load a storage from bytes
     ids: dict[int, StorageId]
     storages: dict[str, Storage]
+    #: `id()` of a node → what is saved in the bytes it stands for, and under which path
     grafts: dict[int, list[tuple[Path, Node]]]
+    #: what each persistent id of a tensor says
     tensors: dict[int, TensorId]
 
 

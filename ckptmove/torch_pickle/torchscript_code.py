@@ -32,30 +32,22 @@ _END = re.compile(r"\s*\)")
 
 
 class Literal(NamedTuple):
-    """A string in the code that names a device.
-
-    Attributes:
-        record: the name of the record.
-        line: its number, from 1.
-        start, end: where the quoted string lies in the text, in characters.
-        value: the device.
-        sure: whether it is the argument of `torch.device`.
-    """
+    """A string in the code that names a device."""
 
     record: str
+    #: from 1
     line: int
+    #: where the quoted string lies in the text, in characters
     start: int
     end: int
+    #: the device
     value: str
+    #: whether it is the argument of `torch.device`
     sure: bool
 
 
 def literals(record: str, text: str) -> Iterator[Literal]:
-    """The strings that name devices in the text of a record, in order.
-
-    Raises:
-        CorruptError: a string in it does not end.
-    """
+    """The strings that name devices in the text of a record, in order."""
     line, counted, before = 1, 0, 0
     for token in _TOKEN.finditer(text):
         if token["open"]:

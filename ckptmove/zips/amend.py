@@ -56,18 +56,11 @@ class _Changed:
 
 
 def amend(archive: Archive, new: Mapping[str, Content]) -> Plan:
-    """How to write the zip with other content in some records.
+    """How to write the zip with other content in some records: bytes, where they are compressed.
 
-    Args:
-        archive: the zip.
-        new: the name of a record → its new content; bytes where the record is compressed.
-
-    Returns:
-        A patch if all new content takes as many bytes as the old.
-
-    Raises:
-        CorruptError: a record whose new content is a plan is damaged.
-        UnsupportedError: the zip would reach 4 GiB, and has no room to say so.
+    This is a patch if all new content takes as many bytes as the old. CorruptError if a record
+    whose new content is a plan is damaged; UnsupportedError if the zip would reach 4 GiB, and has
+    no room to say so.
     """
     if fits(archive, new):
         return patch(archive, new)

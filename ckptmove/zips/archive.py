@@ -43,26 +43,21 @@ _MAX_RATIO = 1032  # deflate can't do better
 
 
 class Record(NamedTuple):
-    """A member of the archive, as its directory entry tells it.
-
-    Attributes:
-        name: the full name.
-        method: STORED or DEFLATED.
-        flags: the general purpose flags.
-        crc32: of the content; 0 on a record with content means that none was computed.
-        stored_nbytes: bytes in the file.
-        nbytes: bytes of the content.
-        header_at: offset of the local header.
-        entry_at: offset of the directory entry.
-    """
+    """A member of the archive, as its directory entry tells it."""
 
     name: str
+    #: STORED or DEFLATED
     method: int
     flags: int
+    #: of the content; 0 on a record with content means that none was computed
     crc32: int
+    #: bytes in the file
     stored_nbytes: int
+    #: bytes of the content
     nbytes: int
+    #: offset of the local header
     header_at: int
+    #: offset of the directory entry
     entry_at: int
 
     @property
@@ -72,27 +67,15 @@ class Record(NamedTuple):
 
 
 class Archive:
-    """The records of one zip file.
-
-    Attributes:
-        source: the file.
-        records: by name, in directory order.
-        directory_at, directory_nbytes: where the directory lies.
-        trailing_nbytes: bytes after the end of the archive.
-    """
+    """The records of one zip file."""
 
     def __init__(self, source: Readable, budget: Budget | None = None) -> None:
         """Read the directory; the rest of the file is not touched.
 
-        Args:
-            source: the file.
-            budget: of all that is inflated in it; without one it has a budget of its own.
-
-        Raises:
-            CorruptError: the directory is damaged or contradicts itself.
-            UnsupportedError: a record is encrypted or compressed by an unknown method.
+        `budget` limits all that is inflated in the file; without one it has a budget of its own.
         """
         self.source = source
+        #: in directory order
         self.records: dict[str, Record] = {}
         self._data_at: dict[str, int] = {}
         self._budget = Budget() if budget is None else budget
@@ -223,11 +206,7 @@ class Archive:
     # -- the records ---------------------------------------------------------------------------
 
     def data_at(self, record: Record) -> int:
-        """Offset of the record's first byte, from its local header, which must agree.
-
-        Raises:
-            CorruptError: the local header says something else than the directory.
-        """
+        """Offset of the record's first byte, from its local header, which must agree."""
         if record.name not in self._data_at:
             self._data_at[record.name] = self._check_header(record)
         return self._data_at[record.name]
@@ -278,11 +257,7 @@ class Archive:
             )
 
     def check_layout(self) -> None:
-        """Check every local header, and that no two records overlap.
-
-        Raises:
-            CorruptError: they contradict the directory, or overlap.
-        """
+        """Check every local header, and that no two records overlap."""
         self.source.expect(self._beside_content())
         end, before = 0, ""
         for record in sorted(self.records.values(), key=lambda record: record.header_at):
@@ -323,11 +298,7 @@ class Archive:
         return record.stored_nbytes if self.source.start is not None else 0
 
     def _grant(self, record: Record, allows: Callable[[int, int], bool]) -> None:
-        """Count what a record takes when it is inflated, once.
-
-        Raises:
-            UnsupportedError: it is packed so tightly that it would take absurd memory.
-        """
+        """Count what a record takes when it is inflated, once; UnsupportedError if it is absurd."""
         if record.name not in self._granted:
             self._granted.add(record.name)
             if not allows(self._stored(record), record.nbytes):
@@ -337,12 +308,7 @@ class Archive:
                 )
 
     def read(self, record: Record, *, at_most: int) -> bytes:
-        """The content of a record, checked against its checksum.
-
-        Raises:
-            CorruptError: its bytes are not those that were written.
-            UnsupportedError: it is longer than `at_most` bytes.
-        """
+        """The content of a record, checked against its checksum, and against `at_most` bytes."""
         longest = max(record.nbytes, record.stored_nbytes)
         if longest > at_most:
             raise UnsupportedError(

@@ -13,9 +13,7 @@ _STEP = 1 << 20  # bytes read at once
 def damage(archive: Archive, report: Callable[[int], object]) -> Iterator[str]:
     """What is wrong with the bytes of records, a sentence each. Memory does not grow with them.
 
-    Args:
-        archive: the zip.
-        report: called with how many bytes were read since the last call.
+    `report` is called with how many bytes were read since its last call.
     """
     for record in archive.records.values():
         crc32, nbytes, whole = _read(archive, record, report)

@@ -24,8 +24,7 @@ def nbytes_of(content: Content) -> int:
 def checksum_of(archive: Archive, record: Record, content: Content) -> int:
     """The CRC-32 of what the record shall hold; where a plan makes it, the record is read.
 
-    Raises:
-        CorruptError: the record's own checksum is wrong, so that a new one would hide the damage.
+    CorruptError if the record's own checksum is wrong: a new one would hide the damage.
     """
     if isinstance(content, bytes):
         return zlib.crc32(content)
@@ -66,10 +65,7 @@ def checksums_that_stay(
 ) -> Iterator[Checksum]:
     """The checksums of records whose bytes stay, and of what plans keep of the others.
 
-    Args:
-        archive: the zip.
-        new: the records with new content.
-        places: the name of a record → where its content will be.
+    `places`: the name of a record → where its content will be.
     """
     start = archive.source.start or 0
     for record in archive.records.values():

@@ -98,12 +98,7 @@ def _lay(member: Member, at: int, alignment: int) -> LaidOut:
 
 
 def directory(laid: Sequence[LaidOut], at: int) -> bytes:
-    """The zip directory and the end records, for records in this order.
-
-    Args:
-        laid: the records, in the order that the directory shall have.
-        at: the offset of the directory.
-    """
+    """The zip directory at that offset, for records in this order, and the end records."""
     entries = b"".join(_entry(each) for each in laid)
     count, end64_at = len(laid), at + len(entries)
     end64 = END64.pack(

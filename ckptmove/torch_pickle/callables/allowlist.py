@@ -2,9 +2,8 @@
 
 It holds exact names: those that torch's own `weights_only` unpickler accepts
 (torch/_weights_only_unpickler.py, `_get_allowed_globals`), a few more that only build plain data,
-and those for which `reviewed_names` gives a reason. Everything else is an unknown callable: another
-loader would run it. If an argument decides what a name runs or imports, `uses` checks each use of
-it.
+and those of `reviewed_names`. If an argument decides what a name runs or imports, `uses` checks
+each use of it. Everything else is an unknown callable: another loader would run it.
 """
 
 from __future__ import annotations

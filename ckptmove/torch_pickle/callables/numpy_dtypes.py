@@ -24,12 +24,7 @@ _VERSIONS = (3, 4)  # of the state; 4 adds metadata
 
 
 def is_right(args: list[Node], call: Call) -> bool:
-    """Whether a call of `numpy.dtype`, with its state, gives a dtype that numpy could pickle.
-
-    Args:
-        args: its arguments.
-        call: the call.
-    """
+    """Whether a call of `numpy.dtype`, with its state, gives a dtype that numpy could pickle."""
     if not args:
         return False
     if not call.built:

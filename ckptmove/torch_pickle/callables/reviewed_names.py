@@ -6,9 +6,6 @@ what the object does when it is destroyed. To add a name, read all of that in th
 oldest and the newest release. Classes whose code cannot be read in advance stay out: the user's own
 enums, data classes and modules. So do names that call or look up their arguments
 (`functools.partial`, `operator.*`), and those that read files (`zoneinfo.ZoneInfo`).
-
-`inspect`, `--strict` and the check of pickles before writing all use this one list, so that they
-agree about every file.
 """
 
 from __future__ import annotations

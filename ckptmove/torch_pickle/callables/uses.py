@@ -54,9 +54,8 @@ _NUMPY_NUMBER = re.compile(r"numpy\.u?(int|float)[0-9]+")
 class Uses:
     """The uses in one pickle, or graph.
 
-    Attributes:
-        loaded: `id()` of the bytes in it that were read as a checkpoint, and of the calls that
-            make such bytes of text.
+    `loaded` has the `id()` of the bytes that were read as a checkpoint, and of the calls that make
+    such bytes of text.
     """
 
     def __init__(self, loaded: Collection[int]) -> None:
@@ -65,9 +64,7 @@ class Uses:
     def unknown(self, pickle: Pickle, is_known: Callable[[Global], bool]) -> Iterator[str]:
         """The names of callables that are not known to be harmless, with repetitions.
 
-        Args:
-            pickle: its nodes.
-            is_known: whether a name is, in its right use.
+        `is_known` says whether a name is, in its right use.
         """
         for name in pickle.globals:
             if not is_known(name):

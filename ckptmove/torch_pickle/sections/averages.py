@@ -58,12 +58,7 @@ def speaks_of_average(key: Key) -> bool:
 
 
 def averages_within(node: Node, section: Section) -> dict[Key, bool]:
-    """Of the keys of a container those that tell whether averages are below them.
-
-    Args:
-        node: the container.
-        section: what it serves.
-    """
+    """Of the keys of a container those that tell whether averages are below them."""
     held = node.state if isinstance(node, Call) and not node.pairs else node
     if not isinstance(held, Mapping):
         return {}
@@ -148,15 +143,11 @@ def _follow(head: str, names: Collection[str], outside: Collection[str]) -> bool
 
 
 def model_names(names: Iterable[str], model: Collection[str], head: str = "") -> dict[str, str]:
-    """What averages are called in the state dict of their model.
+    """What averages are called → what they are called in the state dict of their model.
 
     What only counts or configures the average has no name there, and is left out. Names without
-    their dots get them back where just one name of the model can be meant.
-
-    Args:
-        names: what the averages are called.
-        model: the names of the model's own weights, as far as they are known.
-        head: what the names begin with, where they are among those of the model.
+    their dots get them back where just one of the `model`'s names can be meant. `head` is what the
+    averages' names begin with, where they are among those of the model.
     """
     own = [name for name in names if name not in BOOKKEEPING or name in model]
     wrapped = bool(own) and all(name.startswith(_WRAPPED) for name in own)
@@ -174,13 +165,9 @@ def model_names(names: Iterable[str], model: Collection[str], head: str = "") ->
 def _named_as(
     names: Collection[str], model: Collection[str], head: str, *, flat: bool
 ) -> dict[str, str]:
-    """Names → the names of a model, or of one part of it, that they stand for.
+    """Names → the full names of a model, or of one part of it, that they stand for.
 
-    Args:
-        names: of averages.
-        model: the full names.
-        head: as `model_names` takes it.
-        flat: whether names lack their dots.
+    The names may begin with `head`; `flat` ones lack their dots.
     """
     parts: dict[str, dict[str, list[str]]] = {"": {}}
     for full in model:

@@ -117,14 +117,7 @@ class Rng(Enum):
 
 
 def rng_within(node: Node, key: Key, children: list[Node], around: Rng) -> Rng:
-    """What a container says of what is in it.
-
-    Args:
-        node: the container.
-        key: the key that leads to it.
-        children: what it holds.
-        around: what is known of the place it is in.
-    """
+    """What a container says of what is in it, given the key to it, and what is known around it."""
     if isinstance(node, Mapping) and is_module_state(node):
         return Rng.NEVER
     if around in (Rng.NEVER, Rng.INSIDE):

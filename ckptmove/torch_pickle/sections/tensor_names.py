@@ -12,15 +12,9 @@ from ...manifest.paths import Path, spell_apart
 def set_apart(tensors: list[TensorEntry], take_room: Callable[[int], object]) -> set[str]:
     """Have tensors that are called alike be called by names that quote their keys.
 
-    Where that is not enough, since an attribute of an object is called as a key of it, they are
-    numbered.
-
-    Args:
-        tensors: what was listed; those that are called alike are replaced.
-        take_room: called with the characters that a new name takes.
-
-    Returns:
-        The names that several had.
+    They are replaced in the list. Where quoting is not enough, since an attribute of an object is
+    called as a key of it, they are numbered. `take_room` is called with the characters of each new
+    name. Returns the names that several had.
     """
     counts = Counter(entry.name for entry in tensors)
     alike = {name for name, count in counts.items() if count > 1}

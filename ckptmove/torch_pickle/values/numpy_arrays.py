@@ -35,21 +35,15 @@ DTYPES = frozenset(_DTYPES.values())
 
 
 class Array(NamedTuple):
-    """A numpy array.
+    """A numpy array."""
 
-    Attributes:
-        dtype: torch's name of the element type.
-        shape: elements per dimension.
-        fortran: whether the first index runs fastest.
-        big_endian: whether its elements are.
-        content: its bytes, or what stands for them: text where the pickle is of Python 2, or a call
-            that encodes text, which a canonical graph has not.
-    """
-
+    #: torch's name of it
     dtype: str
     shape: tuple[int, ...]
+    #: whether the first index runs fastest
     fortran: bool
     big_endian: bool
+    #: text in a pickle of Python 2; a call that encodes text, but in a canonical graph
     content: bytes | str | Blob | Call
 
     @property
@@ -66,16 +60,11 @@ class Array(NamedTuple):
 
 
 class Arrays:
-    """The arrays of a checkpoint as tensors.
-
-    Attributes:
-        storages: what stands for the bytes of each, which are part of a pickle, by id.
-    """
+    """The arrays of a checkpoint as tensors."""
 
     def __init__(self, others: Collection[str]) -> None:
-        """Args:
-        others: the ids of the checkpoint's storages.
-        """
+        """`others` are the ids of the checkpoint's storages."""
+        #: what stands for the bytes of each, which are part of a pickle
         self.storages: dict[str, Storage] = {}
         self._others = others
         self._known: dict[int, Tensor] = {}

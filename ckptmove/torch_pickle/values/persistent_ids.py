@@ -26,39 +26,29 @@ _LONGEST = 256  # characters of a key or a location
 
 
 class StorageId(NamedTuple):
-    """A persistent id of a storage, read.
+    """A persistent id of a storage, read."""
 
-    Attributes:
-        id: names the storage within the checkpoint.
-        key: names it within its container.
-        location: the use of the string that tags it.
-        dtype: of the storage class, or None for an untyped storage.
-        whole_nbytes: its size.
-        nbytes: the size of the part of it that is meant: all of it, mostly.
-        view_at: where that part starts, in elements.
-    """
-
+    #: names the storage within the checkpoint
     id: str
+    #: names it within its container
     key: str
+    #: the use of the string that tags it
     location: Text
+    #: of the storage class, or None for an untyped storage
     dtype: str | None
     whole_nbytes: int
+    #: the size of the part of it that is meant: all of it, mostly
     nbytes: int
+    #: where that part starts, in elements
     view_at: int = 0
 
 
 class TensorId(NamedTuple):
-    """A persistent id of a tensor, read: what it shows of a storage.
-
-    Attributes:
-        storage: the storage, or a part of one.
-        shape: elements per dimension.
-        stride: in elements.
-        offset: of its first element in the storage, or in the part, in elements.
-    """
+    """A persistent id of a tensor, read: what it shows of a storage, or of a part of one."""
 
     storage: StorageId
     shape: tuple[int, ...]
+    #: in elements, as the offset, which counts from the start of the storage or part
     stride: tuple[int, ...]
     offset: int
 
@@ -68,15 +58,8 @@ def storage_ids(
 ) -> dict[int, StorageId]:
     """What the persistent ids of storages say, by `id()` of the node.
 
-    Args:
-        persistents: the ids.
-        folder: what the ids of the storages start with, e.g. `data/`.
-        legacy: whether there may be parts of storages, and classes, which are left out.
-        numbered: whether keys may be numbers, as in packages.
-
-    Raises:
-        CorruptError: one is neither that of a storage nor of a class.
-        UnsupportedError: a storage class is unknown.
+    The ids of the storages start with `folder`, e.g. `data/`. If `legacy`, there may be parts of
+    storages, and classes, which are left out. If `numbered`, keys may be numbers, as in packages.
     """
     return {
         id(node): _storage_id(node, folder, 6 if legacy else 5, numbered)
@@ -135,16 +118,10 @@ def storages_of(
     *,
     retyped: bool = False,
 ) -> dict[str, Storage]:
-    """Each storage once, by its id.
+    """Each storage once, by its id, given every mention of a storage.
 
-    Args:
-        ids: every mention of a storage.
-        extent: where the bytes of a storage lie in the file; raises CorruptError where they can't.
-        retyped: whether mentions may be of several dtypes, as in packages; those of an empty
-            storage may everywhere.
-
-    Raises:
-        CorruptError: mentions of a storage contradict each other.
+    `extent` tells where the bytes of a storage lie in the file. If `retyped`, mentions may be of
+    several dtypes, as in packages; those of an empty storage may everywhere.
     """
     uses: dict[str, list[StorageId]] = defaultdict(list)
     for each in ids:

@@ -25,12 +25,7 @@ class Child(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What a call would rebuild; the fields are those of `TensorEntry`.
-
-    Attributes:
-        children: what hangs on it.
-        composite: whether its children are its content.
-    """
+    """What a call would rebuild; the fields are those of `TensorEntry`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,7 +38,9 @@ class Tensor(NamedTuple):
     storage: str | None = None
     requires_grad: bool = False
     spelled: tuple[Text | Call, ...] = ()
+    #: what hangs on it
     children: tuple[Child, ...] = ()
+    #: whether its children are its content
     composite: bool = False
 
 
@@ -56,17 +53,9 @@ def tensor_at(
     requires_grad: bool = False,
     children: tuple[Child, ...] = (),
 ) -> Tensor:
-    """A tensor that lies so in a storage.
+    """A tensor that lies so in a storage, or in a part of one; CorruptError if it reaches outside.
 
-    Args:
-        storage: the storage, or a part of one.
-        shape: elements per dimension.
-        stride, offset: in elements, the latter from the start of the storage or part.
-        dtype: its own, where that isn't the storage's.
-        requires_grad, children: as `Tensor` has them.
-
-    Raises:
-        CorruptError: it reaches outside.
+    Strides and offset are in elements; `dtype` is its own, where that isn't the storage's.
     """
     dtype = dtype or storage.dtype or "uint8"
     numel = count_of(shape)
@@ -111,11 +100,7 @@ def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def count_of(shape: tuple[int, ...]) -> int:
-    """Elements of a shape, of which torch counts fewer than 2^63.
-
-    Raises:
-        CorruptError: there are more.
-    """
+    """The number of elements of a shape; CorruptError if there are more than torch can count."""
     numel = prod(shape)
     if numel >= 1 << 59:  # so that bytes can be counted too
         raise CorruptError("a tensor claims more elements than are possible")

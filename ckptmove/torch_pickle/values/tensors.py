@@ -55,20 +55,13 @@ class Recogniser:
     def __init__(
         self, ids: Mapping[int, StorageId], tensors: Mapping[int, TensorId] | None = None
     ) -> None:
-        """Args:
-        ids: of storages, by `id()` of the node that stands for one.
-        tensors: of tensors, likewise.
-        """
+        """What nodes that stand for storages and for tensors say, by their `id()`."""
         self._ids = ids
         self._tensors = tensors or {}
         self._known: dict[int, tuple[Call, Tensor | None]] = {}  # holds each, so that ids stay
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
-        """The tensor that a call would rebuild, or None if it makes something else.
-
-        Raises:
-            CorruptError: the arguments make no sense, or reach outside the storage.
-        """
+        """The tensor that a call would rebuild, or None if it makes something else."""
         known = id(node)
         if known in self._known:
             return self._known[known][1]
@@ -109,11 +102,7 @@ class Recogniser:
         return tensor._replace(kind=kind, requires_grad=requires_grad is True, children=children)
 
     def outside(self, node: Persistent) -> Tensor | None:
-        """The tensor or storage that a persistent id names, or None where it names a class.
-
-        Raises:
-            CorruptError: the tensor reaches outside its storage.
-        """
+        """The tensor or storage that a persistent id names, or None where it names a class."""
         tensor = self._tensors.get(id(node))
         if tensor is not None:
             return tensor_at(*tensor)

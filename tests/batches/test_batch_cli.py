@@ -206,7 +206,7 @@ FAULTS = {
         "give either a destination or --in-place",
     ),
     "batch relocate tree out --to cpu --map x": (2, "--map 'x' does not have the form A=B"),
-    "batch convert tree out --jobs 0": (2, "0 is not in the range"),
+    "batch convert tree out --jobs 0": (2, "jobs must be at least 1"),
     "batch convert tree out --shard-of 0/2": (2, "'0/2' does not have the form I/N"),
     "batch convert tree out --format gguf": (2, "'gguf' is no format that can be written"),
     "batch nope": (2, "No such command 'nope'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,25 @@ def test_it_is_our_child_and_has_what_it_is_for(tmp_path: Path) -> None:
     program = "import os, sys; print(os.getppid(), *({'torch', 'ckptmove'} & sys.modules.keys()))"
     assert said(WarmPopen, program, tmp_path)[1].split() == [str(os.getpid()), "torch"]
     assert said(WarmCommand, program, tmp_path)[1].split() == [str(os.getpid()), "ckptmove"]
+
+
+@pytest.mark.parametrize("start", [WarmPopen, WarmCommand])
+def test_limits_and_mask_are_those_of_who_asks(
+    start: type[subprocess.Popen[Any]], tmp_path: Path
+) -> None:
+    program = (
+        "import os, resource; print(resource.getrlimit(resource.RLIMIT_FSIZE), os.umask(0o22), "
+        "resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert said(start, program, tmp_path) == said(subprocess.Popen, program, tmp_path)
+    limits, mask = resource.getrlimit(resource.RLIMIT_FSIZE), os.umask(0o27)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        assert said(start, program, tmp_path) == said(subprocess.Popen, program, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        os.umask(mask)
+    assert said(start, program, tmp_path) == said(subprocess.Popen, program, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "OMP_NUM_THREADS", "LC_ALL"])

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import random
+import resource
 import runpy
 import signal
 import socket
@@ -90,7 +91,25 @@ def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
         if at_start and env.get(name) != os.environ.get(name):
             return None
     folder = os.fspath(said["cwd"] or Path.cwd())
-    return {"words": words[1:], "env": env, "cwd": folder, "session": said["start_new_session"]}
+    return {
+        "words": words[1:],
+        "env": env,
+        "cwd": folder,
+        "session": said["start_new_session"],
+        "limits": {kind: resource.getrlimit(kind) for kind in _limits()},
+        "umask": _umask(),
+    }
+
+
+def _limits() -> list[int]:
+    """The kinds of limits that a process hands down."""
+    return sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+def _umask() -> int:
+    """The mask of this process, read without a moment at which it is another."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("Umask:")[2].split(maxsplit=1)[0], 8)
 
 
 class _Server:
@@ -190,6 +209,9 @@ def _become(asked: Mapping[str, Any]) -> None:
     """Have the folder, environment, streams and paths that Python would begin with."""
     if asked["session"]:
         os.setsid()
+    for kind, limits in asked["limits"].items():
+        resource.setrlimit(int(kind), limits)
+    os.umask(asked["umask"])
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])

@@ -1,7 +1,7 @@
-"""Runs programs of the gallery as `ckptmove doctor --script` does, many of them in a short time.
+"""Run programs of the gallery as `ckptmove doctor --script` does, many in a short time.
 
-`ckptmove doctor` runs a script in a process of its own, which imports torch first. Here one process
-imports it and forks for each program, so that each still has a process of its own.
+`ckptmove doctor` runs a script in its own process, which imports torch first. Here one process
+imports it and forks for each program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ GALLERY = Path(__file__).parents[1] / "gallery"
 
 
 def ran(kind: str, programs: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """The diagnosis of each program, as JSON.
+    """The diagnosis of each program as JSON.
 
-    Args:
-        kind: `simulated`, `second` or `cuda`.
-        programs: the name of each, and its arguments after the device.
+    `kind` is `simulated`, `second` or `cuda`; a program is its name and its arguments after the
+    device.
     """
     done = subprocess.run(
         [sys.executable, "-B", "-m", __name__, kind],
@@ -49,7 +48,7 @@ def _device(kind: str) -> str:
 
 
 def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
-    """What a process tells that runs a program and nothing else."""
+    """The diagnosis from a process that runs one program."""
     from ckptmove.trial.script import watched
 
     reading, writing = os.pipe()

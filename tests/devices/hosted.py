@@ -27,7 +27,7 @@ def step(model, optimizer, loss=None):
 
 
 def hosted(programs: Mapping[str, str], folder: Path) -> dict[str, dict[str, Any]]:
-    """What becomes of each: its `error`, the `excuse` for that, how many values were `made_up`."""
+    """The result of each: its `error`, the `excuse` for that, how many values were `made_up`."""
     for name, program in programs.items():
         (folder / f"{name}.py").write_text(_BEGIN + program)
     done = subprocess.run(

@@ -1,18 +1,18 @@
-"""A second torch device with real values, on a machine that has none: torch's `privateuseone`.
+"""A second torch device with real values, on a machine without one: torch's `privateuseone`.
 
-A tensor on `DEVICE` lies in ordinary memory, in a storage that says `privateuseone:0`. Whatever
-torch would run there runs on the CPU instead, over the same bytes, so numbers are those of the
-CPU, bit by bit. Like a real device it refuses to mix its tensors with those of another, and it
-can run out of memory (`limited`). There is one such device, at index 0.
+A tensor on `DEVICE` lies in ordinary memory, in a storage on `privateuseone:0`. Its operations run
+on the CPU over the same bytes, so numbers are those of the CPU, bit by bit. Like a real device it
+refuses to mix its tensors with those of another, and it can run out of memory (`limited`). There is
+one such device, at index 0.
 
-What it lacks: storages that grow or shrink (`storage.resize_`; a tensor that must grow moves to
-a new one), random generators of its own, streams, autocast, sparse and quantized tensors, a
-second derivative through what it takes as one (`_AS_ONE`). `Tensor.data` can't be set to a tensor
-of another device, as for all of torch's but a few, so `Module.to` makes new parameters, unless
+It lacks: storages that grow or shrink (`storage.resize_`; a tensor that must grow moves to a new
+one), its own random generators, streams, autocast, sparse and quantized tensors, second derivatives
+through composed operations (`_AS_ONE`). `Tensor.data` can't be set to a tensor of another device,
+as for most backends, so `Module.to` makes new parameters, unless
 `torch.__future__.set_swap_module_params_on_conversion(True)`.
 
-`install` lasts for the whole process, and other tests could tell: torch finds an accelerator.
-So a test that wants the device runs in a process of its own; `apart` makes it so.
+`install` lasts for the whole process, and torch then finds an accelerator, so a test that wants the
+device runs in its own process (`apart`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _limits: list[Limit] = []
 
 
 def install() -> None:
-    """Make the device, once in this process."""
+    """Register the device, once in this process."""
     if _kept:
         return
     # Renamed to its own name, without which it is no accelerator, and there is no autograd.
@@ -85,7 +85,7 @@ def install() -> None:
 
 
 def apart(test: Callable[P, None]) -> Callable[P, None]:
-    """Run a test in a process of its own, by pytest too, where the device is."""
+    """Decorate a test to run in its own process, with the device."""
 
     @needs_second_device
     @functools.wraps(test)
@@ -116,7 +116,7 @@ _QUIETLY = ("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 class Limit:
-    """Bytes that may yet be allocated on the device; those of before don't count."""
+    """Bytes that may still be allocated on the device; earlier ones do not count."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -125,12 +125,12 @@ class Limit:
 
     @property
     def used(self) -> int:
-        """Bytes that were allocated under this limit, and are still held."""
+        """Bytes that were allocated under this limit and are still held."""
         self._held = [(ref, size) for ref, size in self._held if not ref.expired()]
         return sum(size for _, size in self._held)
 
     def check(self, nbytes: int) -> None:
-        """Refuse to allocate more than there is room for."""
+        """Refuse an allocation that exceeds the limit."""
         if nbytes + (used := self.used) > self.nbytes:
             raise torch.OutOfMemoryError(
                 f"{DEVICE} out of memory. Tried to allocate {nbytes} bytes. "
@@ -138,14 +138,14 @@ class Limit:
             )
 
     def hold(self, storage: UntypedStorage) -> None:
-        """Count what was allocated."""
+        """Count an allocated storage."""
         self._held.append((StorageWeakRef(storage), storage.nbytes()))
         self.peak = max(self.peak, self.used)
 
 
 @contextmanager
 def limited(nbytes: int) -> Iterator[Limit]:
-    """Let so many more bytes lie on the device at once; then `torch.OutOfMemoryError`."""
+    """Permit so many more bytes on the device; then `torch.OutOfMemoryError`."""
     _limits.append(limit := Limit(nbytes))
     try:
         yield limit
@@ -154,7 +154,7 @@ def limited(nbytes: int) -> Iterator[Limit]:
 
 
 class _Module:
-    """`torch.privateuseone`; chance is the CPU's."""
+    """`torch.privateuseone`; random numbers come from the CPU's generator."""
 
     def is_initialized(self) -> bool:
         return True
@@ -217,25 +217,25 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _seen(tensor: Tensor) -> Seen:
-    """What of its storage a tensor sees."""
+    """The offset, shape and stride with which a tensor views its storage."""
     return tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
 def _place(tensor: Tensor, storage: UntypedStorage, seen: Seen) -> Tensor:
-    """Let a tensor on the device see so much of a storage there."""
+    """Make a tensor on the device view a storage there."""
     op = _aten.set_.source_Storage_storage_offset
     placed: Tensor = op._op_dk(torch._C.DispatchKey.CPU, tensor, storage, *seen)
     return placed
 
 
 def _there(here: Tensor, storage: UntypedStorage) -> Tensor:
-    """A tensor on the device that sees a storage there as one of the CPU sees its own."""
+    """A tensor on the device that views a storage there as one of the CPU views its own."""
     made: Tensor = torch._C._acc.create_empty_tensor((0,), here.dtype)
     return _place(made, storage, _seen(here))
 
 
 def _here(there: Tensor) -> Tensor:
-    """The same bytes as a tensor of the CPU, good while the one on the device lives."""
+    """The same bytes as a tensor of the CPU, valid while the one on the device lives."""
     storage = there.untyped_storage()
     made = torch.empty(0, dtype=there.dtype, device="cpu")
     if not storage.nbytes():  # its own storage, then, which an op may make larger
@@ -249,7 +249,7 @@ def _here(there: Tensor) -> Tensor:
 
 
 def _new_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> UntypedStorage:
-    """`UntypedStorage(...)`, on the device as elsewhere."""
+    """`UntypedStorage(...)`, also on the device."""
     if device is None or torch.device(device).type != NAME:
         given = kwargs if device is None else {**kwargs, "device": device}
         made: UntypedStorage = torch._C.StorageBase.__new__(cls, *args, **given)
@@ -266,14 +266,14 @@ def _op(name: str) -> Op:
 
 
 def _on_cpu() -> Iterator[Op]:
-    """The ops that have a kernel for the CPU, and some that have one for all."""
+    """The ops with a kernel for the CPU, and some with one for all devices."""
     names = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
     wanted = {*_ALSO, *(name[6:] for name in names if name.startswith("aten::"))}
     yield from map(_op, sorted(wanted - {"resize_", "set_"}))
 
 
 def _sees(op: Op) -> bool:
-    """Whether an op only has a tensor see a storage; such kernels don't mind the device."""
+    """Whether an op only makes a view; such kernels work on any device."""
     aliases = [each.alias_info for each in op._schema.returns]
     return (
         any(alias is not None and not alias.is_write for alias in aliases)
@@ -283,12 +283,12 @@ def _sees(op: Op) -> bool:
 
 
 def _see(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of the CPU itself, on tensors of the device."""
+    """The CPU's own kernel, on tensors of the device."""
     return op._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)
 
 
 class _Bridge:
-    """Tensors on the device as tensors of the CPU for the time of one op, and back."""
+    """Maps tensors on the device to tensors of the CPU for one op, and back."""
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the one on the CPU
@@ -296,7 +296,7 @@ class _Bridge:
         self._storages: dict[int, UntypedStorage] = {}  # those there, by those here
 
     def here(self, value: Any) -> Any:
-        """What the CPU is given for an argument."""
+        """The argument for the CPU."""
         if isinstance(value, Tensor):
             if id(value) not in self._heres:
                 here = _here(value) if _is_there(value) else value
@@ -312,7 +312,7 @@ class _Bridge:
         return [self.here(each) for each in value] if isinstance(value, list | tuple) else value
 
     def there(self, value: Any) -> Any:
-        """What the device gives for a result of the CPU's."""
+        """The result for the device."""
         if isinstance(value, Tensor):
             if id(value) in self._pairs:
                 return self._pairs[id(value)][1]
@@ -321,7 +321,7 @@ class _Bridge:
         return type(value)(map(self.there, value)) if isinstance(value, list | tuple) else value
 
     def settle(self) -> None:
-        """Let tensors there follow those here, which an op may have given another shape."""
+        """Give tensors on the device the shapes that an op gave those of the CPU."""
         for here, there in list(self._pairs.values()):
             if not _is_there(there):
                 continue
@@ -337,7 +337,7 @@ class _Bridge:
 
 
 def _run(op: Op, *args: Any, **kwargs: Any) -> Any:
-    """What an op gives on the device: the same op on the CPU, over the same bytes."""
+    """Run an op of the device on the CPU, over the same bytes."""
     named = {arg.name: value for arg, value in zip(op._schema.arguments, args, strict=False)}
     named |= kwargs
     _check_devices(op, named)
@@ -353,7 +353,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _check_devices(op: Op, named: dict[str, Any]) -> None:
-    """Refuse tensors of several devices, but for numbers of the CPU's that are only read."""
+    """Refuse tensors of several devices, except numbers on the CPU that are only read."""
     name = op._schema.name.removeprefix("aten::")
     if name == "copy_":
         return
@@ -375,7 +375,7 @@ def _check_devices(op: Op, named: dict[str, Any]) -> None:
 
 
 def _resize(self: Tensor, size: list[int], *, memory_format: Any = None) -> Tensor:
-    """`resize_`; where there is no room, the tensor moves to a new storage."""
+    """`resize_`; without room, the tensor moves to a new storage."""
     like = torch.empty(size, device="meta", memory_format=memory_format)
     storage, offset = self.untyped_storage(), self.storage_offset()
     needed = (offset + like.numel()) * self.element_size() if like.numel() else 0
@@ -392,7 +392,7 @@ def _set(self: Tensor) -> Tensor:
 
 
 class _AsOne(torch.autograd.Function):
-    """An op that is made of others, run and differentiated on the CPU as a whole."""
+    """An op composed of others, run and differentiated on the CPU as a whole."""
 
     @staticmethod
     def forward(ctx: Any, op: Op, names: list[str], spec: Any, *leaves: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Small programs on a played GPU beside a real CPU: right ones run, and wrong ones fail as there.
+"""Small programs on a simulated GPU and a real CPU: right ones run, wrong ones fail as on a GPU.
 
-Each says by itself, with `assert`, what it must see; values of which it can't be certain aside.
+Each checks with `assert` what it must see, except values that can't be certain.
 """
 
 from __future__ import annotations

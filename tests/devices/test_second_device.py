@@ -14,7 +14,7 @@ from tests.devices.second_device import DEVICE, apart, limited
 
 
 class Images(nn.Module):
-    """Convolutions, one of them transposed and in groups, with running statistics between."""
+    """Convolutions, one of them transposed and grouped, with running statistics between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def trained(model: str, optimizer: str, device: str) -> list[Tensor]:
-    """What three steps of training on a device come to, there."""
+    """The tensors after three steps of training on a device, still there."""
     torch.manual_seed(0)
     make, batches = MODELS[model]
     module = make().to(device)

@@ -19,7 +19,7 @@ CHANGING = (*WRITING, *LOCKING, "write")
 
 
 class Scene:
-    """A file to be changed in place, as it was and as it is to be."""
+    """A file to be changed in place, before and after."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "in.pt"
@@ -35,14 +35,14 @@ class Scene:
         self.recover = command("recover", "-q", self.path)
 
     def calls(self, log: Path) -> list[Call]:
-        """Those of a change in place, from opening the file on."""
+        """The system calls of a change in place, from opening the file on."""
         calls = calls_of(self.command, self.path, log, CHANGING)
         assert self.path.read_bytes() == self.new
         self.reset()
         return list(without_imports(calls))
 
     def calls_of_recovery(self, folder: Path) -> list[Call]:
-        """Those of a recovery, from opening the folder on."""
+        """The system calls of a recovery, from opening the folder on."""
         calls = calls_of(self.recover, self.folder, folder / "log", CHANGING)
         return list(without_imports(calls))
 
@@ -52,7 +52,7 @@ class Scene:
         journal: bytes | None = None,
         unfinished: bytes | None = None,
     ) -> None:
-        """The file as it was, or as it is said to be; always the same inode."""
+        """Restore the file, by default to its old content; always the same inode."""
         for path in self.folder.iterdir():
             if path != self.path:
                 path.unlink()
@@ -63,7 +63,6 @@ class Scene:
             self.unfinished.write_bytes(unfinished)
 
     def journal_bytes(self) -> bytes:
-        """The journal of the whole change."""
         self.reset()
         assert run(self.command, inject="unlinkat:signal=KILL:when=1").code == -signal.SIGKILL
         return self.journal.read_bytes()
@@ -75,7 +74,7 @@ class Scene:
 
 
 def without_imports(calls: list[Call]) -> Iterator[Call]:
-    """The calls but for those on modules of Python, which may be imported meanwhile."""
+    """The calls except those on Python modules, which may be imported meanwhile."""
     foreign = set()
     for call in calls:
         fd, ended = re.split(r"[,)]", call.text)[0], call.text.rpartition("= ")[2]
@@ -89,7 +88,6 @@ def without_imports(calls: list[Call]) -> Iterator[Call]:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """A training checkpoint from a GPU."""
     return Scene(tmp_path_factory.mktemp("scene"))
 
 
@@ -101,12 +99,11 @@ def calls(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
 
 @pytest.fixture(scope="module")
 def journal(scene: Scene) -> bytes:
-    """That of the change."""
     return scene.journal_bytes()
 
 
 def settlers(scene: Scene) -> Iterator[Callable[[], object]]:
-    """Everything that settles a file, each with the file and the journal as they are now."""
+    """Everything that settles a file, each starting with the present file and journal."""
     content = scene.path.read_bytes()
     journal, unfinished = (
         each.read_bytes() if each.exists() else None for each in (scene.journal, scene.unfinished)
@@ -122,7 +119,7 @@ def settlers(scene: Scene) -> Iterator[Callable[[], object]]:
 
 
 def half_written(scene: Scene, journal: bytes) -> bytes:
-    """The file with half of each change that the journal holds."""
+    """The file with half of each change in the journal."""
     found = Journal.from_bytes(journal)
     content = bytearray(scene.old)
     for change in found.changes:

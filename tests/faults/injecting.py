@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 
 def _can_trace() -> bool:
-    """Whether there is strace, and it may do its work."""
+    """Whether strace is installed and permitted."""
     if shutil.which("strace") is None:
         return False
     done = subprocess.run(["strace", "-qq", "-o", os.devnull, "true"], capture_output=True)
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a run ended; a signal is a negative code, as `subprocess` has it."""
+    """The end of a run; a signal is a negative code, as in `subprocess`."""
 
     code: int
     said: str
@@ -66,11 +66,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a command under strace.
 
-    Args:
-        ckptmove: the command.
-        inject: `SYSCALL:WHAT:when=N`, as strace has it.
-        log: where the calls named in `names` go, if nothing is injected.
-        names: system calls.
+    `inject` is `SYSCALL:WHAT:when=N`, as strace has it. If nothing is injected, the calls in
+    `names` are written to `log`.
     """
     names = tuple(each.partition(":")[0] for each in inject) or names
     options = ["-e", f"trace={','.join(names)}", "-o", os.fspath(log or os.devnull)]
@@ -101,11 +98,7 @@ def run(
 
 
 def wait_for_stop(process: subprocess.Popen[str], log: Path) -> int:
-    """Return when a command stops, as `SYSCALL:signal=STOP:when=N` has it; gives its process.
-
-    Args:
-        process, log: of `start`.
-    """
+    """Wait until a command stops at `SYSCALL:signal=STOP:when=N`; gives its process id."""
     line = ""
     while "stopped by SIGSTOP" not in line:
         assert process.poll() is None
@@ -117,7 +110,7 @@ def wait_for_stop(process: subprocess.Popen[str], log: Path) -> int:
 def calls_of(
     ckptmove: list[str], source: Path, log: Path, names: tuple[str, ...] = WRITING + READING
 ) -> list[Call]:
-    """The calls, of those named, that a run makes from opening the source on."""
+    """The calls with these names that a run makes from opening the source on."""
     assert run(ckptmove, log=log, names=names) == (0, "")
     counts, calls = dict.fromkeys(names, 0), list[Call]()
     main = None
@@ -135,7 +128,7 @@ def calls_of(
 
 
 def few(calls: list[Call], most: int = 3) -> list[Call]:
-    """Of each name the first calls, and the last."""
+    """The first calls of each name, and the last."""
     chosen = []
     for call in calls:
         same = [each for each in calls if each.name == call.name]

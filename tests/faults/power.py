@@ -1,7 +1,7 @@
 """A disk whose power is cut.
 
-What a disk holds at that moment is what is in the image of a mounted file system: bytes that were
-written but not synced are not there yet. A copy of the image, mounted, is the disk after the cut.
+It is the image of a mounted file system: bytes that were written but not synced are not in it. A
+copy of the image, mounted, is the disk after the cut.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from tests.making.staging import mounted, or_skip
 
 
 class Disk:
-    """A mounted file system whose writes wait for a sync.
-
-    Attributes:
-        path: where it is mounted.
-    """
+    """A mounted file system whose writes wait for a sync."""
 
     def __init__(self, folder: Path, image: Path, path: Path) -> None:
         self._folder, self._image, self.path = folder, image, path
 
     def sync(self) -> None:
-        """Put everything on the disk."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
             os.fsync(fd)

@@ -15,7 +15,7 @@ from ckptmove.writing.staged_folder import LocalFolder
 
 
 def joined(*sources: Source) -> Plan:
-    """All sources one after another, under a head and a sum that is known last."""
+    """All sources one after another, behind a header and a checksum that is known last."""
     copies, at = [], 12
     for n, source in enumerate(sources):
         copies.append(Copy(0, source.nbytes, at, n))
@@ -29,13 +29,13 @@ def joined(*sources: Source) -> Plan:
 
 
 def turned(source: Source) -> Plan:
-    """The last bytes of a source, from the second column on row by row."""
+    """A few bytes, then the first 4000 bytes of a source as a transposed matrix."""
     gather = Gather(5, 4000, 0, 0, 4000, "int16", (40, 50), (1, 40), 0)
     return Plan("relay", 4005, (), (Write(0, b"first"),), gathers=(gather,))
 
 
 def main(kind: str, force: str, out: str, *paths: str) -> None:
-    """Stage it, verify it, commit it."""
+    """Stage, verify and commit a file."""
     with ExitStack() as stack:
         sources = [stack.enter_context(File.open(path)) for path in paths]
         if kind == "folder":

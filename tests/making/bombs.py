@@ -1,7 +1,7 @@
-"""Files that ask for far more than they are: each is a few megabytes at most, and must take little.
+"""Files that make a reader allocate far more than their own few megabytes, if it trusts them.
 
-`python -m tests.making.bombs FOLDER` measures every verb on every bomb and prints a table; with a
-number behind it, each bomb is about that many bytes long.
+`python -m tests.making.bombs FOLDER [NBYTES]` measures every verb on every bomb and prints a table;
+each bomb is about NBYTES long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOMBS: dict[str, Maker] = {}
 
 
 def bomb(suffix: str) -> Callable[[Maker], Maker]:
-    """Have a maker of about so many bytes in the gallery, under its name and this suffix."""
+    """Register a maker of a file of about so many bytes, under its name and this suffix."""
 
     def add(maker: Maker) -> Maker:
         BOMBS[maker.__name__ + suffix] = maker
@@ -40,7 +40,7 @@ def bomb(suffix: str) -> Callable[[Maker], Maker]:
 
 
 def zipped(data: bytes, *, deflate: bool = False, more: dict[str, bytes] | None = None) -> bytes:
-    """A checkpoint as torch.save lays it out, of a pickle that need not be one."""
+    """A checkpoint as torch.save lays it out, around any bytes as its pickle."""
     out = io.BytesIO()
     method = zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED
     with zipfile.ZipFile(out, "w", method) as archive:
@@ -50,7 +50,7 @@ def zipped(data: bytes, *, deflate: bool = False, more: dict[str, bytes] | None 
 
 
 def counted(content: bytes) -> bytes:
-    """Bytes as an opcode that pushes them."""
+    """The BINBYTES opcode that pushes these bytes."""
     return b"B" + struct.pack("<I", len(content)) + content
 
 
@@ -156,7 +156,7 @@ def recalled_long_text(nbytes: int) -> bytes:
 
 @bomb(".pkl")
 def recalled_coded_bytes(nbytes: int) -> bytes:
-    """Bytes as protocol 2 spells them, as a value of many keys."""
+    """Bytes as protocol 2 spells them, used as the value of many keys."""
     content = b"X" + struct.pack("<I", nbytes // 2) + b"a" * (nbytes // 2)
     coded = b"c_codecs\nencode\n" + content + b"X\6\0\0\0latin1\x86Rq\0"
     pairs = b"".join(b"\x8c\6%06dh\0" % n for n in range(nbytes // 20))
@@ -179,7 +179,7 @@ def deep_paths(nbytes: int) -> bytes:
 
 
 def _tensors(again: bytes, nbytes: int) -> bytes:
-    """A tensor, and something that is repeated; in the memo 0 is it, 1 a function, 2 arguments."""
+    """A tensor, then something repeated; the memo holds the tensor, a function and arguments."""
     head = (
         b"\x80\2(ctorch._utils\n_rebuild_tensor_v2\nq\1"
         b"((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0\x30X\3\0\0\0cpuK\1tQ"
@@ -282,7 +282,6 @@ def tar_storages(nbytes: int) -> bytes:
 
 
 def headed(header: bytes, data: bytes = b"") -> bytes:
-    """A safetensors file of this header."""
     return struct.pack("<Q", len(header)) + header + data
 
 
@@ -336,7 +335,6 @@ def same_key(nbytes: int) -> bytes:
 
 
 def tree(text: str) -> bytes:
-    """A safetensors file with one tensor, and a tree that says what it likes."""
     about = {"ckptmove": f'{{"version":1,"root":{text}}}'}
     said = {"__metadata__": about, "w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
     header = json.dumps(said, separators=(",", ":")).encode()
@@ -472,9 +470,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 
 
 class Taken(NamedTuple):
-    """What a verb took of a file: how it ended, bytes of its own memory (RssAnon) at most, and
-    seconds of processor time.
-    """
+    """How a verb ended, its peak of private memory (RssAnon, in bytes), its processor seconds."""
 
     verb: str
     code: int
@@ -484,14 +480,14 @@ class Taken(NamedTuple):
 
 
 def _most_memory() -> int:
-    """The most memory that this process had of its own, without what is mapped from files."""
+    """The peak of private memory of this process, without pages mapped from files."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     said = {line[0]: 1024 * int(line[1]) for line in lines if line[0] in ("VmHWM:", "RssFile:")}
     return said["VmHWM:"] - said["RssFile:"]
 
 
 def measure(path: str, verbs: tuple[str, ...] = tuple(VERBS)) -> list[Taken]:
-    """Have the command line do each verb, in a process of its own, with little address space."""
+    """Run each verb of the command line in its own process, with a small address space."""
     from ckptmove.cli import run
 
     found = []
@@ -524,7 +520,6 @@ def measure(path: str, verbs: tuple[str, ...] = tuple(VERBS)) -> list[Taken]:
 
 
 def main() -> None:
-    """Measure, and print what was measured."""
     folder, nbytes = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10_000_000
     wanted = sys.argv[3:]
     for name, maker in BOMBS.items():

@@ -24,7 +24,6 @@ CODES = {opcode.name: opcode.code.encode("latin-1") for opcode in pickletools.op
 
 
 def opcodes_of(data: bytes) -> Counter[str]:
-    """How often each opcode occurs."""
     return Counter(opcode.name for opcode, _, _ in pickletools.genops(data))
 
 
@@ -33,7 +32,7 @@ def opcodes_of(data: bytes) -> Counter[str]:
 
 @dataclass(eq=False)
 class Stored:
-    """A storage, as far as the pickler of torch.save knows one."""
+    """What the pickler of torch.save knows of a storage."""
 
     key: str
     location: str
@@ -41,7 +40,7 @@ class Stored:
 
 
 class _StoragesAside:
-    """What torch.save's pickler does: a storage goes out as a persistent id."""
+    """Pickles a storage as a persistent id, as torch.save does."""
 
     def persistent_id(self, obj: object) -> tuple[object, ...] | None:
         if not isinstance(obj, Stored):
@@ -66,15 +65,10 @@ def dumps(saved: object, protocol: int = 2, *, python: bool = False) -> bytes:
 
 
 class Loaded(NamedTuple):
-    """What unpickling gave.
+    """What unpickling gave."""
 
-    Attributes:
-        tree: with a tuple `("storage", type, key, numel)` for each storage.
-        locations: of each persistent id, in the order of the pickle.
-    """
-
-    tree: object
-    locations: list[str]
+    tree: object  #: each storage is a tuple `("storage", type, key, numel)`
+    locations: list[str]  #: of each persistent id, in the order of the pickle
 
 
 class _Unpickler(pickle.Unpickler):
@@ -89,7 +83,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def loads(data: bytes) -> Loaded:
-    """Unpickle what `dumps` made."""
+    """Unpickle the output of `dumps`."""
     unpickler = _Unpickler(data)
     return Loaded(unpickler.load(), unpickler.locations)
 
@@ -106,50 +100,37 @@ Fields = Mapping[str, int | bytes]
 
 @dataclass
 class Part:
-    """A record of a zip; `local` and `central` replace fields after everything was worked out.
+    """A record of a zip; `local` and `central` replace fields after everything is computed."""
 
-    Attributes:
-        name: as it is in both headers, unless a field `name` replaces it in one.
-        content: what is in it.
-        method: 0 stored, 8 deflated.
-        flags: general purpose flags; with 8, sizes and checksum follow in a descriptor.
-        raw: the stored bytes, where they are not what `method` would make of the content.
-        wide: sizes and offset go to a zip64 extra field, though they would fit.
-        unsigned: the descriptor starts with the checksum.
-        extra, extra_central: more extra fields, as they are.
-        gap: bytes before the local header.
-    """
-
-    name: str
+    name: str  #: in both headers, unless a field `name` replaces it in one
     content: bytes = b""
-    method: int = 0
-    flags: int = 0x0800
+    method: int = 0  #: 0 stored, 8 deflated
+    flags: int = 0x0800  #: general purpose flags; with 8, sizes and checksum follow in a descriptor
+    #: the stored bytes, if they are not what `method` would make of the content
     raw: bytes | None = None
-    wide: bool = False
-    unsigned: bool = False
+    wide: bool = False  #: sizes and offset go to a zip64 extra field, though they would fit
+    unsigned: bool = False  #: the descriptor starts with the checksum
     extra: bytes = b""
     extra_central: bytes = b""
-    gap: bytes = b""
+    gap: bytes = b""  #: bytes before the local header
     local: Fields = field(default_factory=dict)
     central: Fields = field(default_factory=dict)
     descriptor: Fields = field(default_factory=dict)
 
     @property
     def stored(self) -> bytes:
-        """The bytes in the file."""
         if self.raw is not None:
             return self.raw
         return deflate(self.content) if self.method == 8 else self.content
 
 
 def deflate(content: bytes) -> bytes:
-    """As zip has it: without zlib's header."""
+    """Raw deflate, as zip stores it: without zlib's header."""
     machine = zlib.compressobj(9, zlib.DEFLATED, -15)
     return machine.compress(content) + machine.flush()
 
 
 def extra_field(kind: int, content: bytes) -> bytes:
-    """One extra field."""
     return struct.pack("<HH", kind, len(content)) + content
 
 
@@ -164,15 +145,10 @@ def build_zip(
     end64: Fields | None = None,
     locator: Fields | None = None,
 ) -> bytes:
-    """A zip file.
+    """A zip file; `wide` writes the zip64 end record and its locator, as torch always does.
 
-    Args:
-        parts: its records.
-        wide: write the zip64 end record and its locator, as torch always does.
-        comment: of the archive.
-        before_end: bytes between the directory (or its zip64 end record) and what follows it.
-        after: bytes after the end of the zip.
-        end, end64, locator: fields to replace.
+    `before_end` lies between the directory (or its zip64 end record) and what follows it, `after`
+    at the end. `end`, `end64` and `locator` replace fields.
     """
     out, entries = b"", b""
     for part in parts:
@@ -258,7 +234,7 @@ def _pack(shape: str, names: str, fields: Fields, replaced: Fields | None) -> by
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Fail, rather than hang, where the code inside does not come to an end."""
+    """Fail instead of hanging if the code inside does not end in time."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise TimeoutError(f"still at it after {seconds} s")

@@ -54,12 +54,12 @@ def _legacy(at: int) -> Callable[[Family], bytes]:
 
 
 def _numbered(family: Family) -> bytes:
-    """The payload follows the magic number, and is of the pickle that it starts."""
+    """The payload follows the magic number, and is part of the pickle that starts there."""
     return legacy_of(0, family.within(LEGACY[0], b"0."))
 
 
 def _loading(inner: Callable[[Family], bytes]) -> Callable[[Family], bytes]:
-    """A plain pickle that loads a storage of bytes."""
+    """A plain pickle that loads a storage from bytes."""
 
     def made(family: Family) -> bytes:
         return b"\x80\2}" + text("x") + called(_LOADER, content(inner(family))) + b"s."
@@ -136,17 +136,17 @@ def _bundle(at: str) -> Callable[[Family], bytes]:
 
 
 def _behind(family: Family) -> bytes:
-    """A legacy file behind a pickle that says of which protocol it is only if the family does."""
+    """A legacy file behind a pickle that names its protocol only if the family does."""
     return family.instead_of(b"K\1") + legacy_of(1, b"\x80\2" + LEGACY[1] + b".")
 
 
 def _followed(family: Family) -> bytes:
-    """What pickle appended to a file of torch.save; torch reads none of it."""
+    """A pickle appended to a file of torch.save; torch reads none of it."""
     return legacy_of(1, b"\x80\2" + LEGACY[1] + b".") + family.beside(b"")
 
 
 def _named(family: Family) -> bytes:
-    """A tar whose first member is named by opcodes, where they fit."""
+    """A tar whose first member's name is the opcodes, where they fit."""
     payload = family.instead_of(b"K\1")
     made = _tar("pickle")(Family(b"N"))
     if len(payload) > 99 or b"\0" in payload:
@@ -157,9 +157,9 @@ def _named(family: Family) -> bytes:
 
 
 def _safetensors(family: Family) -> bytes:
-    """Its first byte, of the length of the header, is UNICODE: a text up to the first newline.
+    """Its first byte, of the header's length, is UNICODE: a text up to the first newline.
 
-    torch.load unpickles it, but where its name says what it is.
+    torch.load unpickles it, unless its suffix says what it is.
     """
     data = b"\n0" + family.instead_of(b"K\1")
     entry = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
@@ -262,11 +262,10 @@ os.write(out, json.dumps(ran).encode())
 
 
 def runs(paths: list[tuple[Path, bool]], scratch: Path) -> list[bool]:
-    """Whether to load each of these files runs what is in it.
+    """Whether loading each of these files runs its payload.
 
-    Args:
-        paths: of the files, and whether what they run lasts, so that each needs its own process.
-        scratch: an empty folder; payloads run in folders of their own below it.
+    A path comes with whether the effect of its payload lasts, so that it needs its own process.
+    Payloads run in folders below `scratch`.
     """
     done = subprocess.run(
         [sys.executable, "-c", _TRUTH.format(extensions=EXTENSIONS)],

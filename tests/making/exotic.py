@@ -10,7 +10,6 @@ from tests.making.registry import maker, register
 
 
 def mostly_zeros() -> torch.Tensor:
-    """A matrix with some zeros."""
     return torch.randn(4, 6).relu()
 
 
@@ -50,7 +49,7 @@ register("quantized_quint2x4", lambda: _per_channel(torch.quint2x4))
 
 @maker
 def quantized_linear_state_dict() -> object:
-    """Packed parameters: a tuple under a dotted name, with a dtype as a value beside it."""
+    """Packed parameters: a tuple under a dotted name, beside a dtype as a value."""
     module: Any = torch.ao.nn.quantized.Linear(3, 2)
     module.set_weight_bias(_per_tensor(torch.qint8), torch.randn(4))
     return module.state_dict()

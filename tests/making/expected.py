@@ -18,22 +18,16 @@ Storage = torch.UntypedStorage
 
 
 class Expected(NamedTuple):
-    """What a file holds, computed from the live objects.
+    """What a file holds, computed from the live objects."""
 
-    Attributes:
-        devices: tensor's dotted name → device, shared tensors under each of their names.
-        storages: name → bytes of the whole storage under that tensor or part of one.
-        elsewhere: devices that values, strings and code in the file name beside the tensors, each
-            as often as they do; not those that are keys. None where nobody counted them.
-        start: where in the file the checkpoint starts.
-        readable: False of what torch writes and cannot read.
-    """
-
-    devices: Mapping[str, str]
+    devices: Mapping[str, str]  #: dotted name → device; shared tensors under each of their names
+    #: name → bytes of the whole storage under that tensor or its part
     storages: Mapping[str, bytes]
+    #: each device that values, strings and code name, as often as they do, without keys of dicts;
+    #: None if unknown
     elsewhere: tuple[str, ...] | None = ()
-    start: int = 0
-    readable: bool = True
+    start: int = 0  #: where in the file the checkpoint starts
+    readable: bool = True  #: False for what torch writes and cannot read
 
 
 FileMaker = Callable[[Path, str], Expected]
@@ -43,13 +37,10 @@ FileMaker = Callable[[Path, str], Expected]
 def expecting(
     saved: object, tag: str, elsewhere: tuple[str, ...] = (), *, keep_host: bool = True
 ) -> Iterator[Expected]:
-    """Save `saved` inside with the tag; what to expect of the file is complete at the end.
+    """Save `saved` inside with the tag; the expectation is complete when the block ends.
 
-    Args:
-        saved: the object that will be saved.
-        tag: the location tag of what doesn't stay on the CPU.
-        elsewhere: devices that the object names beside its tensors.
-        keep_host: leave step counters, RNG states and the like on the CPU.
+    `elsewhere` are devices that the object names beside its tensors; `keep_host` leaves step
+    counters, RNG states and the like on the CPU.
     """
     devices: dict[str, str] = {}
     with tagging(tag, kept_on_cpu(saved) if keep_host else keep_none) as tags:
@@ -65,7 +56,7 @@ def _given(tensor: torch.Tensor, tags: Mapping[int, str]) -> str | None:
 
 
 def inner(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold a composite tensor's values, values first where there are such."""
+    """The tensors that hold a composite tensor's values, values first if it has them."""
     if tensor.is_sparse:
         yield from (tensor._values(), tensor._indices())
     elif (local := getattr(tensor, "_local_tensor", None)) is not None:
@@ -82,7 +73,7 @@ def sorted_parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def storage_bytes(saved: object) -> dict[str, bytes]:
-    """Name → bytes of the whole storage under each tensor, or under its parts."""
+    """Name → bytes of the whole storage under each tensor or under its parts."""
     found = {}
     for name, tensor in named_tensors(saved):
         if (storage := storage_of(tensor)) is not None:
@@ -95,13 +86,12 @@ def storage_bytes(saved: object) -> dict[str, bytes]:
 
 
 def raw(storage: Storage) -> bytes:
-    """A storage's bytes."""
     data: bytes = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
     return data
 
 
 class Restored:
-    """The locations that a load met."""
+    """The locations that a load restored."""
 
     def __init__(self) -> None:
         self.tags: dict[int, str] = {}
@@ -114,7 +104,7 @@ class Restored:
         return storage
 
     def device(self, tensor: torch.Tensor) -> str:
-        """Where a tensor that was loaded would have gone."""
+        """The device that a loaded tensor would be on."""
         found = _given(tensor, self.tags)
         storage = storage_of(tensor)
         if found or storage is None:
@@ -122,7 +112,7 @@ class Restored:
         return next(tag for root, tag in self._roots if _inside(storage, root))
 
     def devices(self, loaded: object) -> dict[str, str]:
-        """Name → device of every tensor that was loaded."""
+        """Name → device of every loaded tensor."""
         return {name: self.device(tensor) for name, tensor in named_tensors(loaded)}
 
 
@@ -133,7 +123,7 @@ def _inside(storage: Storage, root: Storage) -> bool:
 
 @contextmanager
 def having_every_device() -> Iterator[Restored]:
-    """Inside, storages of any location are restored, all into host memory: `tagging` reversed."""
+    """Inside, storages of any location load into host memory: the reverse of `tagging`."""
     restored = Restored()
     before = list(_package_registry)
     register_package(4, lambda _: None, restored.note)  # type: ignore[arg-type]

@@ -50,7 +50,6 @@ class Everything(nn.Module):
         self.constant = torch.arange(3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor like `x`."""
         host = torch.ones((), device="cpu")
         lifted = torch.tensor([1.0, 2.0, 3.0])
         y = self.second(self.first(x)) + self.shift + torch.zeros(3, device=x.device)
@@ -91,13 +90,12 @@ class Views(nn.Module):
         self.register_buffer("brain", torch.ones(3, dtype=torch.bfloat16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor like `x`."""
         scaled = x * self.scalar + self.part + self.tail + self.brain.float()
         return scaled + self.empty.sum() + self.turned.sum()
 
 
 class Wrapped(nn.Module):
-    """A buffer that is a tensor subclass, which is pickled."""
+    """A buffer of a tensor subclass, which is pickled."""
 
     pair: torch.Tensor
 
@@ -107,7 +105,6 @@ class Wrapped(nn.Module):
         self.register_buffer("pair", PairTensor(torch.ones(3), torch.zeros(3)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor like `x`."""
         return x * self.weight + self.pair
 
 
@@ -120,7 +117,6 @@ def export(module: nn.Module) -> ExportedProgram:
 
 
 def everything() -> ExportedProgram:
-    """`Everything`, exported."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return export(Everything())
@@ -129,13 +125,9 @@ def everything() -> ExportedProgram:
 def save_exported(
     programs: Programs, path: Path, tag: str, write: Callable[[], object] | None = None
 ) -> Expected:
-    """Write programs as a machine would have on which they were on `tag`, but for `HOST`.
+    """Write programs, by name, as a machine with this device would, except for `HOST`.
 
-    Args:
-        programs: what is saved, by name.
-        path: where to.
-        tag: the device.
-        write: what writes them to `path`, by default `torch.export.save`.
+    `write` writes them to `path`; by default `torch.export.save` does.
     """
     with tagging(tag), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -145,7 +137,7 @@ def save_exported(
 
 
 def expect(programs: Programs, tag: str) -> Expected:
-    """What a file of these programs holds; names start with the program's where it has one."""
+    """What a file of these programs holds; with several, names start with the program's."""
     devices: dict[str, str] = {}
     storages: dict[str, bytes] = {}
     elsewhere: list[str] = []
@@ -159,7 +151,7 @@ def expect(programs: Programs, tag: str) -> Expected:
 
 
 def _named(module: GraphModule, tag: str) -> Iterator[str]:
-    """The devices that are arguments of a graph and of those in it, each as often as it is one."""
+    """The devices among the arguments of a graph and its subgraphs, as often as they occur."""
     for graph in module.modules():
         for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
             for leaf in tree_leaves((node.args, node.kwargs)):
@@ -170,7 +162,7 @@ def _named(module: GraphModule, tag: str) -> Iterator[str]:
 
 
 def on_device(name: str, data: bytes, tag: str) -> bytes:
-    """A record with another device in its JSON, but for `HOST`; the user's own stay."""
+    """A record with another device in its JSON, except `HOST` and the user's own strings."""
     if not name.endswith(".json") or name.startswith(("extra/", "data/aotinductor/")):
         return data
     kind, _, index = tag.partition(":")
@@ -206,7 +198,7 @@ def views(path: Path, tag: str) -> Expected:
 
 
 def subclass(path: Path, tag: str) -> Expected:
-    """A weight that is a checkpoint of its own; its wrapper says the device itself."""
+    """A weight that is itself a checkpoint; its wrapper stores a device."""
     program = export(Wrapped())
     pair = PairTensor(torch.ones(3), torch.zeros(3), torch.device(tag))
     program.state_dict["pair"] = pair
@@ -215,7 +207,7 @@ def subclass(path: Path, tag: str) -> Expected:
 
 
 def extra_files(path: Path, tag: str) -> Expected:
-    """With files of the user's, one of which names a device."""
+    """With the user's own files, one of which names a device."""
     program = export(Views())
     files: dict[str, Any] = {"notes.txt": "made on cuda:0", "a/b.json": '{"device": "cpu"}'}
     return save_exported(
@@ -224,7 +216,7 @@ def extra_files(path: Path, tag: str) -> Expected:
 
 
 def two_programs(path: Path, tag: str) -> Expected:
-    """Two programs in one archive; their weights are numbered on."""
+    """Two programs in one archive; the numbers of their weights continue."""
     programs = {"one": everything(), "two": export(Views())}
     return save_exported(
         programs, path, tag, lambda: package_pt2(path, exported_programs=dict(programs))
@@ -232,7 +224,7 @@ def two_programs(path: Path, tag: str) -> Expected:
 
 
 def aotinductor(path: Path, tag: str) -> Expected:
-    """A program beside what stands for a compiled model, which isn't one: torch can't load it."""
+    """A program beside a stand-in for a compiled model: torch cannot load it."""
     program = export(Views())
     kind = tag.partition(":")[0]
     metadata = {"AOTI_DEVICE_KEY": kind, "AOTI_PLATFORM": "linux"}

@@ -13,7 +13,7 @@ from tests.making.saving import HOST_RNG_NBYTES, Storage, tagging
 
 
 def _counter_or_rng(storage: Storage) -> bool:
-    """True of what the tiny models below leave on the CPU: 0-d steps and the RNG state."""
+    """Whether the tiny models below leave this on the CPU: 0-d steps and the RNG state."""
     return storage.nbytes() in (4, HOST_RNG_NBYTES)
 
 

@@ -105,7 +105,6 @@ def _hold(module: nn.Module, tensor: Tensor, place: str, name: str, has_grad: bo
 
 
 def composites() -> dict[str, Tensor]:
-    """Tensors that are made of others."""
     eye, four = torch.eye(3), torch.eye(4)
     rows = [torch.ones(2), torch.arange(3.0)]
     return {

@@ -1,6 +1,6 @@
-"""Programs of torch.export that have torch run something: each way that its loader knows.
+"""Programs of torch.export that make torch run code: every way its loader offers.
 
-What is run is harmless: it leaves an empty file behind.
+The code is harmless: it leaves an empty file behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEIGHTS = "data/weights/model_weights_config.json"
 
 
 class Canary:
-    """Unpickled, it leaves a file behind."""
+    """Leaves a file behind when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,12 +43,10 @@ class Sized(torch.nn.Module):
         self.constant = torch.ones(4)
 
     def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
-        """As many numbers as `x` has."""
         return x.reshape(x.shape[0] * 2, -1) * 2 + scale + (self.shift + self.constant).sum()
 
 
 def exported(path: Path) -> Path:
-    """A program, saved."""
     sizes = {"x": {0: torch.export.Dim("batch", min=2)}, "scale": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +58,7 @@ def exported(path: Path) -> Path:
 
 
 def edited(source: Path, path: Path, edit: Edit, canary: Path) -> Path:
-    """A copy of a program with other records; names are those in its folder."""
+    """A copy of a program with edited records; their names are relative to its folder."""
     with zipfile.ZipFile(source) as file:
         prefix = file.namelist()[0].partition("/")[0] + "/"
         records = {name.removeprefix(prefix): file.read(name) for name in file.namelist()}
@@ -92,7 +90,7 @@ def _said(canary: Path) -> str:
 
 
 def constant(path_name: str, record: str | None = None, config: str = CONSTANTS) -> Edit:
-    """A constant, or weight, that is a pickle."""
+    """A constant or weight that is a pickle."""
 
     def edit(records: Records, canary: Path) -> None:
         payload = {"path_name": path_name, "is_param": False, "use_pickle": True}
@@ -128,14 +126,14 @@ def _guard(records: Records, canary: Path) -> None:
 
 
 def _guard_text(records: Records, canary: Path) -> None:
-    """The text of a guard is put between quotes, to be shown when it fails."""
+    """torch puts the text of a guard between quotes, to show it when the guard fails."""
     said = _said(canary).replace("'", '"')
     guard = f"""True if True else L['a", {said}, "']"""
     _json(records, MODEL, lambda root: root.update(guards_code=[guard]))
 
 
 def expression_at(where: str, said: str) -> Edit:
-    """An expression as every size, or as the one guard."""
+    """Put an expression into every size, or into the one guard."""
 
     def edit(records: Records, canary: Path) -> None:
         def change(node: dict[str, Any]) -> dict[str, Any]:
@@ -164,7 +162,7 @@ def _operator(target: str) -> Edit:
 
 
 def _name(records: Records, canary: Path) -> None:
-    """The names of inputs are written into the head of `forward`."""
+    """torch writes the names of inputs into the head of `forward`."""
     new = json.dumps(f"scale={_said(canary)}.it")
 
     def change(module: Any) -> None:
@@ -175,7 +173,7 @@ def _name(records: Records, canary: Path) -> None:
 
 
 def _argument(records: Records, canary: Path) -> None:
-    """The names of arguments too, and once more into the first line of its body."""
+    """torch writes the names of arguments too, and again into the first line of the body."""
 
     def change(module: Any) -> None:
         signature = module["module_call_graph"][0]["signature"]
@@ -198,7 +196,7 @@ def _spec(context: Any, kind: str = "collections.defaultdict") -> Edit:
 
 
 def _keyword(records: Records, canary: Path) -> None:
-    """The names of keywords are those in a tree of inputs, where arguments have no other."""
+    """The names of keywords come from a tree of inputs, where arguments have no other."""
 
     def change(module: Any) -> None:
         signature = module["module_call_graph"][0]["signature"]

@@ -53,16 +53,10 @@ def save_legacy(
     trailing: bytes = b"",
     elsewhere: tuple[str, ...] = (),
 ) -> Expected:
-    """`torch.save` without a zip, as a machine with `tag` would have written it.
+    """`torch.save` without a zip, as a machine with `tag` would write it.
 
-    Args:
-        saved: what to save.
-        path: where to.
-        tag: the location tag of all but what stays in host memory.
-        protocol: of the pickles.
-        offset: how many bytes of something else come first.
-        trailing: what comes after.
-        elsewhere: devices that `saved` names beside its tensors.
+    `offset` is the number of foreign bytes before it, `elsewhere` the devices that `saved` names
+    beside its tensors.
     """
     with warnings.catch_warnings(), expecting(saved, tag, elsewhere) as expected:
         warnings.simplefilter("ignore")  # of classes without source text
@@ -89,10 +83,7 @@ class Part:
 
 @dataclass(eq=False)
 class On:
-    """A tensor on a storage or a part of one, pickled as torch 0.2 and 0.3 did.
-
-    `_rebuild_tensor` doesn't say requires_grad.
-    """
+    """A tensor on a storage or a part of one, as torch 0.2 and 0.3 pickled it: no requires_grad."""
 
     storage: Part | torch.Tensor
     offset: int
@@ -100,16 +91,15 @@ class On:
     stride: tuple[int, ...]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """Built anew from its storage."""
         place = (self.offset, self.size, self.stride)
         return torch._utils._rebuild_tensor, (self.storage, *place)
 
 
 @dataclass(eq=False)
 class StorageIds:
-    """The persistent ids of a stream; the roots met, by key.
+    """The persistent ids of a stream, and the root storages by key.
 
-    `tensors` stand for their own storages. `number` is what numbers become: Python 2 had `long`s.
+    `tensors` stand for their own storages. `number` converts numbers: Python 2 had `long`s.
     """
 
     tag: str
@@ -120,7 +110,6 @@ class StorageIds:
         self.roots: dict[str, torch.Tensor] = {}
 
     def __call__(self, obj: object) -> object:
-        """The id, or None of what is no storage."""
         if isinstance(obj, type) and obj in (self.sources or {}):
             return ("module", obj, "/usr/lib/net.py", (self.sources or {}).pop(obj))
         if isinstance(obj, Part):
@@ -150,8 +139,6 @@ def stream(saved: object, ids: StorageIds, dumps: Callable[..., bytes]) -> bytes
 def python3_dumps(
     obj: object, persistent_id: Callable[[object], object] | None = None, protocol: int = 2
 ) -> bytes:
-    """`pickle.dumps` with persistent ids."""
-
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: object) -> object:
             return persistent_id and persistent_id(obj)
@@ -184,7 +171,7 @@ def view_metadata(path: Path, tag: str) -> Expected:
 
 
 def on_bytes(on: On) -> bytes:
-    """The bytes of the storage, or of the part, that a tensor is on."""
+    """The bytes of the storage, or part, that a tensor is on."""
     if isinstance(on.storage, torch.Tensor):
         return raw(on.storage.untyped_storage())
     part, width = on.storage, on.storage.root.itemsize
@@ -216,7 +203,7 @@ def python2_module(path: Path, tag: str) -> Expected:
 
 
 def python2_protocol_2(obj: object, *ids: StorageIds) -> bytes:
-    """As Python 2 pickled for `torch.save`."""
+    """Pickled as Python 2 did for `torch.save`."""
     return python2_dumps(obj, 2, *ids)
 
 
@@ -239,7 +226,7 @@ def _saved_by_name(name: str) -> FileMaker:
 
 
 def training_checkpoint() -> object:
-    """Model, optimizer, generators' states, arguments that name devices."""
+    """A model, an optimizer, RNG states, and arguments that name devices."""
     return MAKERS["adamw_training"]()
 
 

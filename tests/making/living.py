@@ -13,21 +13,18 @@ from ckptmove import Manifest, TensorEntry
 
 
 class Block(nn.Module):
-    """A layer of the model below."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Both in a row."""
         out: torch.Tensor = self.norm(self.inner(x))
         return out
 
 
 class LanguageModel(nn.Module):
-    """Tied weights, repeated layers, buffers of both kinds."""
+    """A model with tied weights, repeated layers, and buffers of both kinds."""
 
     def __init__(self, layers: int = 10) -> None:
         super().__init__()
@@ -38,7 +35,6 @@ class LanguageModel(nn.Module):
         self.register_buffer("pos", torch.arange(5), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """All in a row."""
         x = self.embed(x)
         for layer in self.layers:
             x = layer(x)
@@ -60,13 +56,13 @@ def registered(manifest: Manifest) -> list[str]:
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Each storage once, as torch counts."""
+    """The size of all storages, each counted once, as torch counts."""
     found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(found.values())
 
 
 def fake(device: str, *shape: int) -> nn.Parameter:
-    """A parameter on a device that need not be there."""
+    """A parameter on a device that need not exist."""
     meta = torch.empty(shape, device="meta")
     return nn.Parameter(FakeTensor(MODE, meta, torch.device(device)))
 

@@ -21,14 +21,13 @@ class TinyNet(nn.Module):
         self.head = nn.Linear(3, 2)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Two numbers an image."""
         pooled: torch.Tensor = self.norm(self.conv(images)).mean((2, 3))
         result: torch.Tensor = self.head(pooled)
         return result
 
 
 class TiedNet(nn.Module):
-    """An embedding whose weight is the head's as well, and attributes that name a device."""
+    """An embedding that shares its weight with the head, and attributes that name a device."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ class Tangled(nn.Module):
 
 
 class Fact(NamedTuple):
-    """What is to be the same about a tensor after it went there and back."""
+    """What must be the same about a tensor after it went to a device and back."""
 
     identity: int
     kind: type
@@ -82,7 +82,7 @@ class Fact(NamedTuple):
 
 
 def facts(found: Holdings) -> dict[str, Fact]:
-    """What there is to know of everything that is held."""
+    """The facts about every tensor that is held."""
     storages: dict[int, int] = {}
     made: dict[str, Fact] = {}
     for n, each in enumerate(found.all):
@@ -115,7 +115,7 @@ def _bytes(storage: torch.UntypedStorage) -> bytes:
 
 
 def away(fact: Fact) -> Fact:
-    """A fact, but for the device."""
+    """A fact without the device."""
     return fact._replace(device="")
 
 
@@ -138,7 +138,7 @@ def stepping(
 
 
 def ready(name: str) -> tuple[Tangled, torch.optim.Optimizer, Any]:
-    """A model in training, its optimizer and its schedule, on the CPU."""
+    """A model in training, with its optimizer and scheduler, on the CPU."""
     torch.manual_seed(0)
     model = Tangled()
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -151,7 +151,7 @@ def ready(name: str) -> tuple[Tangled, torch.optim.Optimizer, Any]:
 
 
 def check_everything_goes(device: str) -> None:
-    """Everything is there, every object the same, and what shares bytes still does."""
+    """Every tensor is on the device, every object the same, and sharing is kept."""
     for name in OPTIMIZERS:
         model, optimizer, schedule = ready(name)
         before = facts(holdings(model, optimizer, schedule))
@@ -175,7 +175,7 @@ def check_everything_goes(device: str) -> None:
 
 
 def check_training_continues(device: str) -> None:
-    """What was there and back trains on as what never left, bit by bit."""
+    """A model that went there and back trains as one that never left, bit by bit."""
     for name in OPTIMIZERS:
         stayed, itself, _ = ready(name)
         model, optimizer, _ = ready(name)
@@ -187,7 +187,7 @@ def check_training_continues(device: str) -> None:
 
 
 def check_training_there(device: str, exact: bool) -> None:
-    """It trains on there; where a device computes as the CPU does, to the same bits."""
+    """It trains on the device too; with `exact`, to the same bits as on the CPU."""
     for name in OPTIMIZERS:
         stayed, itself, _ = ready(name)
         model, optimizer, _ = ready(name)
@@ -203,7 +203,6 @@ def check_training_there(device: str, exact: bool) -> None:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
-    """Every tensor of a model and its optimizer, as bytes."""
     found = holdings(model, optimizer).all
     return {each.name: _bytes(each.tensor.untyped_storage()) for each in found}
 
@@ -211,7 +210,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, by
 def check_nothing_happened(
     model: nn.Module, optimizer: torch.optim.Optimizer, act: Callable[[], object]
 ) -> RefusedError:
-    """Something is refused, and everything is as it was before, to the very storages."""
+    """An error is raised, and everything is as before, down to the same storages."""
 
     def places() -> list[tuple[str, int, int]]:
         found = holdings(model, optimizer).all
@@ -228,7 +227,6 @@ def check_nothing_happened(
 
 
 def check_two_devices(device: str) -> None:
-    """By a device map, and what it doesn't speak of by `to`."""
     model: Any = nn.ModuleDict({"encoder": nn.Linear(2, 3), "decoder": nn.Linear(3, 2)})
     model.register_buffer("rest", torch.ones(2))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -257,7 +255,7 @@ def check_two_devices(device: str) -> None:
 
 
 def check_hooks_stay(device: str) -> None:
-    """Hooks on parameters and gradients, attributes and classes of parameters."""
+    """Hooks on parameters and gradients, attributes and classes of parameters stay."""
 
     class Marked(nn.Parameter):
         mark: str
@@ -289,7 +287,7 @@ def check_hooks_stay(device: str) -> None:
 
 
 def check_kinds_of_modules(device: str) -> None:
-    """What holds its weights in a way of its own still computes the same."""
+    """Modules that hold weights in an unusual way still compute the same."""
     torch.manual_seed(0)
     weighted = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     bounded = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
@@ -327,5 +325,4 @@ def _first(made: Any) -> Tensor:
 
 
 def named(found: list[HeldTensor]) -> dict[str, Tensor]:
-    """Tensors by name."""
     return {each.name: each.tensor for each in found}

@@ -1,9 +1,9 @@
-"""Seeded damage to checkpoints, at every level: bytes, structure, borders, and pieces of others.
+"""Seeded damage to checkpoints: bytes, structure, borders, and pieces of other files.
 
 `mutated(data, donors, dice)` is one more file. A structural mutation takes a file apart, changes
-something well inside and puts it together again with the checksums, counts and lengths that it
-would have, so that readers get as far as what was changed; it falls back to bytes where a file
-can't be parsed. Nothing here shares code with ckptmove.
+something inside, and rebuilds it with valid checksums, counts and lengths, so that readers reach
+the change; it falls back to bytes if a file can't be parsed. Nothing here shares code with
+ckptmove.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEEPEST = 4
 
 
 def mutated(data: bytes, donors: Sequence[bytes], dice: Random) -> bytes:
-    """The file with one kind of damage, sometimes with a second on top."""
+    """The file with one kind of damage, sometimes with a second one."""
     for _ in range(dice.choice((1, 1, 1, 2))):
         how: Callable[[bytes, Sequence[bytes], Random], bytes]
         how = dice.choice((scratched, restructured, restructured, restructured, cut, spliced))
@@ -47,7 +47,7 @@ def mutated(data: bytes, donors: Sequence[bytes], dice: Random) -> bytes:
 
 
 def scratched(data: bytes, _donors: Sequence[bytes], dice: Random) -> bytes:
-    """Some bytes flipped, left out, doubled, moved or set, often near a magic number."""
+    """Some bytes flipped, removed, doubled, moved or set, often near a magic number."""
     changed = bytearray(data)
     for _ in range(dice.choice((1, 1, 1, 2, 4))):
         at, length = _somewhere(changed, dice), dice.choice((1, 1, 2, 4, 8, 40, 400))
@@ -104,7 +104,7 @@ def borders(data: bytes) -> list[int]:
 
 
 def cut(data: bytes, _donors: Sequence[bytes], dice: Random) -> bytes:
-    """The start of a file up to a border, or nearly; now and then the end of it."""
+    """The start of a file up to a border, or nearly; sometimes its end."""
     at = max(0, dice.choice(borders(data)) + dice.choice((0, 0, -1, 1)))
     return data[at:] if dice.random() < 0.1 else data[:at]
 
@@ -202,7 +202,7 @@ def _other_zip(data: bytes, donors: Sequence[bytes], dice: Random, depth: int) -
 
 
 def _other_tar(data: bytes, donors: Sequence[bytes], dice: Random, depth: int) -> bytes:
-    """Other members, or other fields of their headers with a checksum that is right."""
+    """Other members, or other fields of their headers, with valid checksums."""
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         members = [
             (member.name, file.read() if (file := archive.extractfile(member)) else b"")
@@ -235,7 +235,7 @@ def _other_tar(data: bytes, donors: Sequence[bytes], dice: Random, depth: int) -
 
 
 def _other_json(data: bytes, dice: Random) -> bytes:
-    """One value of a JSON text changed, doubled, left out or made enormous."""
+    """One value of a JSON text changed, doubled, removed or made enormous."""
     root = json.loads(data)
     places: list[tuple[Any, Any]] = []
     todo = [root]
@@ -300,7 +300,7 @@ def pickles_of(data: bytes) -> tuple[list[Opcodes], bytes]:
 
 
 def _opcodes(data: bytes, at: int) -> tuple[Opcodes, int | None]:
-    """The opcodes from an offset to STOP, and where that ends; None if it never comes."""
+    """The opcodes up to STOP, and the offset after it; None if there is no STOP."""
     found: Opcodes = []
     while at < len(data) and data[at] in _OPCODES:
         name, nbytes = _OPCODES[data[at]]
@@ -342,7 +342,7 @@ def _other_pickles(data: bytes, donors: Sequence[bytes], dice: Random, depth: in
 
 
 def _framed(opcodes: Opcodes, dice: Random) -> bytes:
-    """The opcodes, mostly with frames as long as what they frame."""
+    """The opcodes, mostly in frames of the right length."""
     if dice.random() < 0.1:
         return b"".join(raw for _, raw in opcodes)
     out = b""
@@ -398,7 +398,6 @@ def _other_opcodes(opcodes: Opcodes, donors: Sequence[bytes], dice: Random, dept
 
 
 def _other_argument(name: str, raw: bytes, donor: bytes, dice: Random) -> tuple[str, bytes]:
-    """An opcode with another number, text, slot or count."""
     number = dice.choice(NUMBERS)
     if name in ("BINGET", "BINPUT", "LONG_BINGET", "LONG_BINPUT"):
         short = name in ("BINGET", "BINPUT")
@@ -441,7 +440,7 @@ def _may_hold_more(name: str, raw: bytes) -> bool:
 def _other_held(
     name: str, raw: bytes, donors: Sequence[bytes], dice: Random, depth: int
 ) -> tuple[str, bytes]:
-    """Other bytes within a pickle, counted right."""
+    """Other bytes within a pickle, with the right length."""
     if name in _TEXT_OPCODES:
         text = raw[5:].decode("utf-8")
         new = _content(text.encode("latin-1"), donors, dice, depth).decode("latin-1").encode()

@@ -22,7 +22,7 @@ class Pair(NamedTuple):
 
 
 class Strict(tuple[Any, ...]):
-    """A tuple made in a way of its own, with an attribute."""
+    """A tuple with its own constructor, and an attribute."""
 
     def __new__(cls, x: Any, *, note: Any = None) -> Strict:
         made = super().__new__(cls, (x,))
@@ -33,7 +33,7 @@ class Strict(tuple[Any, ...]):
 
 
 class Loud(dict[str, Any]):
-    """A dict that minds how it is made and what is put in."""
+    """A dict that checks how it is made and filled."""
 
     def __init__(self, *, size: int) -> None:
         super().__init__()
@@ -84,8 +84,6 @@ class Failed(Failure):
 
 
 class Object:
-    """As users make them."""
-
     def __init__(self, x: Any) -> None:
         self.x = x
 
@@ -96,7 +94,7 @@ class Object:
 
 
 class Told(Object):
-    """It is hashed by what it holds, and in slots too."""
+    """Hashed by its contents, some of which are in slots."""
 
     __slots__ = ("y",)
 
@@ -192,7 +190,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class Tree(NamedTuple):
-    """A batch of random nesting, whose parts may be in it more than once."""
+    """A batch of random nesting, whose parts may occur more than once."""
 
     root: Any
 
@@ -202,7 +200,7 @@ class Tree(NamedTuple):
 
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
-    """Each part holds some of those before it."""
+    """Each part holds some of the parts before it."""
     base = torch.arange(24.0).reshape(4, 6)
     looks = [base, base[1:], base[:, ::2], base.t(), torch.ones(()), base[:0], torch.ones(2)]
     parts: list[Any] = [1, "x", None, object(), *looks]
@@ -224,7 +222,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 def contents(value: Any) -> Iterator[tuple[Any, Any]]:
-    """What a container holds, in order, without any of our code."""
+    """What a container holds, in order, found without our code."""
     if isinstance(value, (dict, UserDict, MappingProxyType)):
         yield from dict(value).items()
     elif isinstance(value, ChainMap):
@@ -246,7 +244,7 @@ def contents(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def compared(old: Any, new: Any, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """See that a batch is another's likeness on a device; its tensors with theirs."""
+    """Check that a batch is a copy of another on a device; pairs of their tensors."""
     twins: dict[int, Any] = {}
     kept: list[Any] = []
     tensors: list[tuple[Tensor, Tensor]] = []

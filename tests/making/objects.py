@@ -16,23 +16,17 @@ from tests.making.registry import maker
 
 
 class Phase(enum.Enum):
-    """An enum in a checkpoint."""
-
     WARMUP = "warmup"
     TRAIN = "train"
 
 
 class Metric(NamedTuple):
-    """A named tuple in a checkpoint."""
-
     name: str
     value: torch.Tensor
 
 
 @dataclass
 class Settings:
-    """A dataclass in a checkpoint."""
-
     device: str
     where: torch.device
     buffer: torch.Tensor
@@ -70,7 +64,7 @@ def odd_names() -> object:
 
 @maker
 def integers() -> object:
-    """On either side of each opcode's range: BININT1, BININT2, BININT, LONG1 up to 255 bytes."""
+    """Values on either side of each opcode's range: BININT1 to LONG1 with 255 bytes."""
     edges = [0, 2**8, 2**16, 2**31, 2**32, 2**63, 2**64, 2**2039 - 1]
     return [sign * edge + delta for edge in edges for delta in (-1, 0, 1) for sign in (1, -1)]
 
@@ -165,7 +159,7 @@ def torch_values() -> object:
 
 @maker
 def device_values() -> object:
-    """Devices that no storage tag says: values, strings, attributes."""
+    """Devices that no storage tag names: values, strings, attributes."""
     devices = [torch.device(name) for name in ("cpu", "cuda", "cuda:3", "mps")]
     return {
         "devices": devices,

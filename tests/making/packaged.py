@@ -1,6 +1,6 @@
-"""`torch.package` archives: pickles anywhere, storages in common, source code.
+"""`torch.package` archives: pickles anywhere, shared storages, source code.
 
-Its pickler is Python's own: protocol 3, keys of storages are numbers, ids are memoised tuples.
+Its pickler is Python's: protocol 3, numbers as keys of storages, memoized tuples as ids.
 """
 
 from __future__ import annotations
@@ -40,14 +40,10 @@ class Net(torch.nn.Module):
 def save_package(
     saved: object, path: Path, tag: str, fill: Fill, elsewhere: tuple[str, ...] = ()
 ) -> Expected:
-    """Write a package as a machine would have on which the tensors in `saved` were on `tag`.
+    """Write a package as a machine would on which the tensors in `saved` were on `tag`.
 
-    Args:
-        saved: what is in all pickles together, by the names that are expected.
-        path: where to.
-        tag: the location tag.
-        fill: puts it into the package.
-        elsewhere: devices that the package names beside its tensors.
+    `saved` has the contents of all pickles, by their expected names; `fill` puts them into the
+    package; `elsewhere` are devices that it names beside its tensors.
     """
     with expecting(saved, tag, elsewhere) as expected, PackageExporter(path) as exporter:
         exporter.extern(["torch.**", "collections.**", "numpy.**", "builtins", "functools"])
@@ -56,7 +52,7 @@ def save_package(
 
 
 def state_dicts(path: Path, tag: str) -> Expected:
-    """Two pickles with storages in common, source, text, devices in each of them."""
+    """Two pickles with shared storages, source, text, and devices in each of them."""
     shared = torch.arange(6.0)
     saved = {
         "state": {
@@ -81,7 +77,7 @@ def state_dicts(path: Path, tag: str) -> Expected:
 
 
 def module(path: Path, tag: str) -> Expected:
-    """A module whose class comes with it."""
+    """A module with its class."""
     saved = {"net": trained_net()}
 
     def fill(exporter: PackageExporter) -> None:
@@ -92,7 +88,6 @@ def module(path: Path, tag: str) -> Expected:
 
 
 def optimizer(path: Path, tag: str) -> Expected:
-    """A training checkpoint in a package."""
     net = nn.Linear(3, 2)
     adam = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
@@ -106,7 +101,6 @@ def optimizer(path: Path, tag: str) -> Expected:
 
 
 def dtypes(path: Path, tag: str) -> Expected:
-    """Every dtype that has a storage class."""
     kinds = (torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
     saved: dict[str, Any] = {"all": {f"d{i}": of_dtype(kind) for i, kind in enumerate(kinds)}}
 
@@ -117,7 +111,7 @@ def dtypes(path: Path, tag: str) -> Expected:
 
 
 def script(path: Path, tag: str) -> Expected:
-    """A script module beside tensors: the C++ pickler's pickle within the package."""
+    """A script module beside tensors: a pickle of the C++ pickler within the package."""
     net = nn.Linear(2, 2)
     scripted: Any = torch.jit.script(net)
     saved = {"both": {"script": scripted, "weight": torch.arange(3.0)}}

@@ -55,7 +55,7 @@ def _latin(inner: bytes, codec: str) -> bytes:
 
 
 def _loaders() -> dict[str, Family]:
-    """What makes `_load_from_bytes` run a pickle; all other names are known."""
+    """Payloads that `_load_from_bytes` unpickles; all other names are known."""
     read = items(content(INNER))
     proper = {
         f"legacy {n}": legacy_of(n, Family(_RUN).instead_of(each)) for n, each in enumerate(LEGACY)
@@ -141,7 +141,7 @@ _MADE = called(
 
 
 def _direct() -> dict[str, Family]:
-    """Names that are known to no list, called as any pickler calls."""
+    """Callables that are on no list, called with common opcodes."""
     return {
         "a function": Family(_RUN),
         "posix": Family(called(name("posix", "mkdir"), _CANARY)),

@@ -1,7 +1,7 @@
 """Pickles that run something when they are unpickled, built opcode by opcode.
 
-What they run is harmless: it makes an entry in the working directory, mostly `canary`. Nothing
-here shares code with ckptmove.
+What they run is harmless: it makes an entry in the working directory, mostly `canary`. Nothing here
+shares code with ckptmove.
 """
 
 from __future__ import annotations
@@ -19,22 +19,15 @@ MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 
 class Family(NamedTuple):
-    """One way to have an unpickler run something.
+    """One way to make an unpickler run something."""
 
-    Attributes:
-        fragment: opcodes that run it, and leave one object on the stack.
-        protocol: of the PROTO opcode before them; None for none.
-        behind: it is a pickle of its own, that follows another one.
-        frame: the length that a FRAME around all of it gives, less the true one; None for none.
-    """
-
-    fragment: bytes
-    protocol: int | None = 2
-    behind: bool = False
+    fragment: bytes  #: opcodes that run it and leave one object on the stack
+    protocol: int | None = 2  #: of the PROTO opcode before them; None for none
+    behind: bool = False  #: it is a separate pickle that follows another one
+    #: the error in the length of a FRAME around all of it; None for no FRAME
     frame: int | None = None
 
     def within(self, before: bytes, after: bytes) -> bytes:
-        """A pickle with these opcodes before and after the fragment."""
         if self.behind:
             return self.proto + before + b"N" + after + self.proto + self.fragment + b"."
         inner = before + self.fragment + after
@@ -44,15 +37,14 @@ class Family(NamedTuple):
 
     @property
     def proto(self) -> bytes:
-        """The PROTO opcode, if there is one."""
         return b"" if self.protocol is None else b"\x80" + bytes([self.protocol])
 
     def instead_of(self, value: bytes) -> bytes:
-        """A pickle of a value, whose opcodes are given, that first runs the payload."""
+        """A pickle of a value, given as opcodes, that first runs the payload."""
         return self.within(b"", b"0" + value + b".")
 
     def beside(self, tensor: bytes) -> bytes:
-        """A pickle of a dict: of a tensor, whose opcodes are given, and what the payload leaves."""
+        """A pickle of a dict with a tensor, given as opcodes, and the result of the payload."""
         return self.within(b"}" + (text("w") + tensor + b"s" if tensor else b"") + text("x"), b"s.")
 
 
@@ -81,12 +73,10 @@ def stacked(module: str, qualname: str) -> bytes:
 
 
 def items(*values: bytes) -> bytes:
-    """A tuple."""
     return b"(" + b"".join(values) + b"t"
 
 
 def listed(*values: bytes) -> bytes:
-    """A list."""
     return b"](" + b"".join(values) + b"e"
 
 
@@ -101,7 +91,7 @@ def newobj(cls: bytes, *args: bytes) -> bytes:
 
 
 def given(target: bytes, **state: bytes) -> bytes:
-    """An object that BUILD gives attributes."""
+    """An object to which BUILD gives attributes."""
     return target + b"}" + b"".join(text(key) + value + b"s" for key, value in state.items()) + b"b"
 
 
@@ -127,7 +117,7 @@ def _tensor(stored: bytes) -> bytes:
 
 
 def zip_of(pickled: bytes, *keys: str, stem: str = "archive", method: int = 0) -> bytes:
-    """A torch-zip file; its storages are of one element."""
+    """A torch-zip file whose storages have one element."""
     parts = [Part(f"{stem}/data.pkl", pickled, method=method), Part(f"{stem}/byteorder", b"little")]
     parts += [Part(f"{stem}/data/{key}", struct.pack("<f", 1.5)) for key in keys]
     return build_zip([*parts, Part(f"{stem}/version", b"3\n")])
@@ -140,7 +130,7 @@ LEGACY = tuple(
 
 
 def legacy_of(at: int, payload: bytes) -> bytes:
-    """A torch-legacy file, of which one pickle is given."""
+    """A torch-legacy file with one pickle replaced."""
     pickles = [b"\x80\2" + each + b"." for each in LEGACY]
     pickles[3] = b"\x80\2}" + text("w") + legacy_storage("0") + b"s."
     pickles[at] = payload

@@ -38,24 +38,23 @@ def save_pickle(
     elsewhere: tuple[str, ...] = (),
     dumps: Dumps = pickle.dumps,
 ) -> Expected:
-    """Write `dumps(saved)` as a machine would have on which its tensors were on `tag`."""
+    """Write `dumps(saved)` as a machine would on which its tensors were on `tag`."""
     with expecting(saved, tag, elsewhere) as expected:
         path.write_bytes(dumps(saved))
     return expected
 
 
 def by_protocol(protocol: int) -> Dumps:
-    """`pickle.dumps` with that protocol."""
     return functools.partial(pickle.dumps, protocol=protocol)
 
 
 def squeezed(protocol: int) -> Dumps:
-    """A pickle that memoises only what it fetches, in frames of its own."""
+    """A pickle without unused PUTs, in new frames."""
     return lambda saved: pickletools.optimize(pickle.dumps(saved, protocol=protocol))
 
 
 def python_pickler(protocol: int) -> Dumps:
-    """By Python's own pickler, as cloudpickle and dill do."""
+    """Python's own pickler, which cloudpickle and dill subclass."""
     slow: Any = pickle
     dumps: Dumps = functools.partial(slow._dumps, protocol=protocol)
     return dumps
@@ -76,7 +75,7 @@ def whole_tied(path: Path, tag: str) -> Expected:
 
 
 def shared(path: Path, tag: str) -> Expected:
-    """Views of one storage: each brings all of it."""
+    """Views of one storage: each is written with all of it."""
     base = torch.arange(10.0)
     saved = {"base": base, "view": base[2:4], "again": base, "last": base[9], "none": base[:0]}
     return save_pickle(saved, path, tag)
@@ -106,7 +105,7 @@ def arrays(path: Path, tag: str) -> Expected:
 
 
 def nested(path: Path, tag: str, protocol: int = 4) -> Expected:
-    """Values that are the bytes of a zip, of a legacy stream, of a pickle that holds another."""
+    """Values that are the bytes of a zip, a legacy stream, and a pickle within a pickle."""
     leaf = {"weight": torch.arange(3.0), "device": "cuda:0"}
     saved = {
         "zip": dict(leaf, weight=torch.arange(4.0)),
@@ -128,7 +127,6 @@ def _same(part: object) -> object:
 
 
 def to_zip(saved: object) -> bytes:
-    """`torch.save` to memory."""
     torch.save(saved, buffer := io.BytesIO())
     return buffer.getvalue()
 
@@ -144,7 +142,7 @@ def _pickled_pickle(part: Any) -> bytes:
 
 
 class Estimator:
-    """Pickled as skorch's nets are: what may be on a device is `torch.save`d to bytes."""
+    """Pickled like the nets of skorch: what may be on a device is `torch.save`d to bytes."""
 
     def __init__(self, module: object, save: Callable[[object], bytes]) -> None:
         self.module = module
@@ -152,12 +150,10 @@ class Estimator:
         self._save = save
 
     def __getstate__(self) -> dict[str, object]:
-        """Bytes for what depends on the device."""
         dependent = self._save({"module": self.module})
         return {"device": self.device, "__cuda_dependent_attributes__": dependent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Loaded with all the trust that a pickle is given."""
         inside = io.BytesIO(state.pop("__cuda_dependent_attributes__"))
         vars(self).update(state, **torch.load(inside, weights_only=False))
 
@@ -168,13 +164,12 @@ def estimator(path: Path, tag: str, save: Callable[[object], bytes] = to_zip) ->
 
 
 class Reduced:
-    """An object that a function makes anew from tensors."""
+    """An object that a function builds from tensors."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self.tensors = tensors
 
     def __reduce__(self) -> tuple[type[Reduced], tuple[torch.Tensor, ...]]:
-        """From its tensors."""
         return Reduced, self.tensors
 
 
@@ -196,7 +191,6 @@ class Stored:
     tag: str
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """Built anew from its storage."""
         tensor = self.tensor
         place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         return torch._utils._rebuild_tensor, (Blob(self), *place)
@@ -204,12 +198,9 @@ class Stored:
 
 @dataclass(eq=False)
 class Blob:
-    """The storage of a tensor."""
-
     of: Stored
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """From the bytes of a stream."""
         saved = stream(self.of.tensor, StorageIds(self.of.tag, Long), python2_protocol_2)
         return torch.storage._load_from_bytes, (saved,)
 

@@ -31,12 +31,12 @@ class Case(NamedTuple):
 
 
 def content(seed: int, nbytes: int) -> bytes:
-    """Bytes that look like nothing else."""
+    """Random bytes that occur nowhere else."""
     return random.Random(seed).randbytes(nbytes)
 
 
 def strided(data: bytes, gather: Gather) -> bytes:
-    """What numpy makes of a view."""
+    """The elements of a view, gathered by numpy."""
     region = data[gather.source_at : gather.source_at + gather.source_nbytes]
     kind = np.dtype(DTYPES[gather.dtype])
     elements = np.frombuffer(region, kind, offset=gather.offset * kind.itemsize)
@@ -132,7 +132,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @contextmanager
 def opened(folder: Path, contents: Sequence[bytes]) -> Iterator[Sequence[Source]]:
-    """The contents as sources that were written a while ago."""
+    """The contents as sources with an old time of change."""
     with ExitStack() as stack:
         sources = []
         for n, data in enumerate(contents):

@@ -26,7 +26,7 @@ class Long(int):
 
 
 class Pickler(_Pickler):
-    """cPickle's spelling: byte strings for str and bytes alike, memo from 1, tuples not memoised.
+    """cPickle's opcodes: byte strings for str and bytes, memo from 1, tuples not memoized.
 
     cPickle skips the memo for objects with one reference, which nearly all tuples are.
     """
@@ -38,7 +38,6 @@ class Pickler(_Pickler):
         self._persistent_id = persistent_id
 
     def persistent_id(self, obj: object) -> object:
-        """The id of what is stored elsewhere, or None."""
         return self._persistent_id(obj)
 
     def memoize(self, obj: object) -> None:
@@ -49,7 +48,7 @@ class Pickler(_Pickler):
             self.memo[id(obj)] = index, obj
 
     def reducer_override(self, obj: object) -> Any:
-        """An OrderedDict as a list of pairs that are lists; parameters of then."""
+        """An OrderedDict as a list of pairs that are lists; parameters as of torch 0.1 to 0.3."""
         if isinstance(obj, nn.Parameter):
             return reduce_variable(obj)
         if type(obj) is OrderedDict:
@@ -103,7 +102,7 @@ def no_persistent_id(_: object) -> None:
 
 
 def dumps(obj: object, protocol: int, persistent_id: PersistentId = no_persistent_id) -> bytes:
-    """`cPickle.dumps(obj, protocol)`, of what Python 2 could have held."""
+    """`cPickle.dumps(obj, protocol)`, for objects that Python 2 could have held."""
     file = io.BytesIO()
     Pickler(file, protocol, persistent_id).dump(obj)
     return file.getvalue()

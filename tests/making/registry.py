@@ -14,7 +14,7 @@ MAKERS: dict[str, Maker] = {}
 
 
 def register(name: str, make: Maker) -> Maker:
-    """Enter `make` under `name`, seeded so that it makes the same bytes each time."""
+    """Register `make` under `name`, seeded so that it makes the same bytes each time."""
 
     @functools.wraps(make)
     def seeded() -> object:
@@ -30,5 +30,5 @@ def register(name: str, make: Maker) -> Maker:
 
 
 def maker(make: Maker) -> Maker:
-    """Enter a function under its own name."""
+    """Register a function under its own name."""
     return register(make.__name__, make)

@@ -18,8 +18,6 @@ DEFLATE_NEEDS = 20  # the version needed; 0 of what is stored
 
 
 class Laid(NamedTuple):
-    """A record in the new file."""
-
     name: bytes
     method: int
     crc: int
@@ -34,11 +32,10 @@ class Laid(NamedTuple):
 
     @property
     def needs(self) -> int:
-        """The version needed to read it."""
         return DEFLATE_NEEDS if self.method == zipfile.ZIP_DEFLATED else 0
 
     def directory_entry(self) -> bytes:
-        """As miniz writes it: who made it and attributes are 0."""
+        """As miniz writes it: its version and attributes are 0."""
         versions = (0, self.needs, self.flags, self.method, 0, 0)
         sizes = (self.crc, self.packed, self.size)
         rest = (len(self.name), 0, 0, 0, 0, 0, self.at)
@@ -46,10 +43,10 @@ class Laid(NamedTuple):
 
 
 def relay(path: Path, edit: Edit) -> None:
-    """Write the zip at `path` anew, with `edit(name, data)` in each record.
+    """Rewrite the zip at `path`, with `edit(name, data)` in each record.
 
-    The name is without its prefix. What isn't changed is copied as it is, deflated or not.
-    Records are below 4 GiB.
+    The name is without its prefix. Other records are copied as they are, deflated or not. Records
+    are below 4 GiB.
     """
     out = bytearray()
     laid = []

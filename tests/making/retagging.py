@@ -1,8 +1,8 @@
-"""Pickles of the C++ pickler with other locations, spelled as it would have spelled them.
+"""Pickles of the C++ pickler with other locations, as it would have written them.
 
-It memoises strings by value, in the order of their first use: one slot for a location, for an
-equal string of the user's and for the argument of an equal `torch.device`. So another location
-moves the memo of the whole stream.
+It memoizes strings by value, in the order of their first use: one slot for a location, an equal
+string of the user's, and the argument of an equal `torch.device`. So another location moves the
+memo of the whole stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PUTS = ("BINPUT", "LONG_BINPUT")
 
 
 class Said(NamedTuple):
-    """An opcode, with the memo slot that it fetches or that the next one puts it in."""
+    """An opcode, with the memo slot that it fetches or that the next one stores it in."""
 
     raw: bytes
     text: str | None = None  # of a string, spelled out or fetched
@@ -80,6 +80,6 @@ def _spell(said: list[Said]) -> bytes:
 
 
 def _slot(codes: bytes, slot: int) -> bytes:
-    """A GET or a PUT, by its short code and its long one."""
+    """A GET or a PUT, in its short or its long form."""
     short = slot < 256
     return codes[:1] + bytes([slot]) if short else codes[1:] + struct.pack("<I", slot)

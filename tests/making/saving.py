@@ -26,7 +26,6 @@ CUDA_RNG_NBYTES = 16  # torch.cuda.get_rng_state(), a host tensor too
 
 
 def keep_none(_: Storage) -> bool:
-    """Leave nothing on the CPU: every storage gets the tag."""
     return False
 
 
@@ -35,12 +34,8 @@ def save_tagged(
 ) -> dict[str, str]:
     """`torch.save` as a machine with `tag` would have written it; the tag of each storage key.
 
-    Args:
-        saved: what to save; its storages really are in host memory.
-        path: where to.
-        tag: the location tag, or a function from a storage to its tag (None: `cpu`).
-        keep_cpu: true of the storages that stay `cpu` whatever the tag.
-        torch_save_kwargs: for `torch.save`.
+    The storages of `saved` are in host memory; `tag` is a location or a function from a storage to
+    one (None: `cpu`). Storages that `keep_cpu` accepts stay `cpu`.
     """
     with tagging(tag, keep_cpu) as tags:
         torch.save(saved, path, **torch_save_kwargs)
@@ -48,7 +43,7 @@ def save_tagged(
 
 
 def save(path: Path, saved: object, tag: Tag = "cuda:0", **options: Any) -> Path:
-    """The path, with `saved` in it: `save_tagged` for where the tags given don't matter."""
+    """`save_tagged`, for callers that want the path and not the tags."""
     save_tagged(saved, path, tag, **options)
     return path
 
@@ -74,16 +69,16 @@ def tagging(tag: Tag, keep_cpu: Keep = keep_none) -> Iterator[dict[int, str]]:
 
 
 def as_a_tagger_returns(tag: str) -> str:
-    """The string object that torch's own tagger makes: fresh with an index, else the constant.
+    """The string object that torch's own tagger makes: new with an index, else a constant.
 
-    It decides what the pickle memo shares: a constant is one with equal strings of the user's.
+    It decides what the pickle memo shares: a constant is one object with the user's equal strings.
     """
     kind, colon, index = tag.partition(":")
     return kind + colon + index if colon else sys.intern(tag)
 
 
 def kept_on_cpu(saved: object) -> Keep:
-    """True of the storages that training on an accelerator leaves in host memory."""
+    """Whether training on an accelerator leaves a storage of `saved` in host memory."""
     kept = {tensor.untyped_storage()._cdata for tensor in _host_tensors(saved)}
     return lambda storage: storage._cdata in kept or storage.nbytes() == HOST_RNG_NBYTES
 
@@ -99,7 +94,7 @@ def _host_tensors(saved: object) -> Iterator[torch.Tensor]:
 
 
 def _host_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor itself if it is an RNG state; what describes it rather than being its values."""
+    """The tensor itself if it is an RNG state; parts that describe it and are not its values."""
     if tensor.dtype is torch.uint8 and tensor.shape == (CUDA_RNG_NBYTES,):
         yield tensor
     elif tensor.layout is torch.jagged:
@@ -113,7 +108,7 @@ def _host_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _host_values(optimizer: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The step counters that the device need not see, and hyper-parameters that are tensors."""
+    """Step counters that the device need not see, and hyper-parameters that are tensors."""
     for group in optimizer["param_groups"]:
         yield from (value for value in group.values() if isinstance(value, torch.Tensor))
         for key in group["params"]:
@@ -130,9 +125,9 @@ def _counters(state: dict[str, Any], group: dict[str, Any]) -> Iterator[torch.Te
 def sparse_zip64(path: Path, gib: float = 5, tag: str = "cuda:1", **options: Any) -> Path:
     """A checkpoint above 4 GiB with zip64 entries, almost all of it a hole in the file.
 
-    CRCs of the storages are 0 ("not computed"), as torch's `skip_data` writes them. The ends of
-    each storage hold marks, so that a byte moved astray shows. Fake tensors always write an index:
-    a tag of `mps` would come out as `mps:0`.
+    CRCs of the storages are 0 ("not computed"), as torch's `skip_data` writes them. Marks at the
+    ends of each storage show a moved byte. Fake tensors always write an index: `mps` becomes
+    `mps:0`.
     """
     with FakeTensorMode():
         saved = {
@@ -159,7 +154,6 @@ def _mark_storages(path: Path) -> None:
 
 
 def only_pickle(name: str) -> bool:
-    """True of the pickle's record name."""
     return name.endswith("/data.pkl")
 
 
@@ -169,7 +163,7 @@ def rezip(
     compress: Callable[[str], bool] = only_pickle,
     edit_pickle: Callable[[bytes], bytes] = bytes,
 ) -> Path:
-    """The same records by Python's zipfile: unaligned, and deflated where `compress` says so."""
+    """The same records, written by Python's zipfile: unaligned, some of them deflated."""
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(out, "w") as target:
         for info in source.infolist():
             data = source.read(info)
@@ -180,11 +174,11 @@ def rezip(
 
 
 def squeeze(path: Path, out: Path) -> Path:
-    """The same checkpoint with a pickle that has no PUT to spare."""
+    """The same checkpoint with a pickle that has no unused PUT."""
     return rezip(path, out, lambda _: False, pickletools.optimize)
 
 
 def save_by_cpp(saved: object, path: Path) -> Path:
-    """Save as libtorch does: storages first, and a pickle that memoises strings by value."""
+    """Save as libtorch does: storages first, and strings memoized by value."""
     path.write_bytes(torch._C._pickle_save(saved))
     return path

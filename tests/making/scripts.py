@@ -55,7 +55,6 @@ class Traced(nn.Module):
         self.register_buffer("scale", torch.full((3,), 2.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor like `x`."""
         constant = torch.tensor([1.0, 2.0, 3.0], device=x.device)
         scaled: torch.Tensor = self.layer(x) * self.scale
         return scaled + constant + torch.zeros(3, device=x.device)
@@ -74,14 +73,13 @@ class Many(nn.Module):
         self.register_buffer("transposed", torch.arange(6.0).view(2, 3).t())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` through all layers."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 class Helped(nn.Module):
-    """A tuple of tensors, a dict of tensors, a method besides forward."""
+    """A tuple of tensors, a dict of tensors, and a method in addition to forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,11 +88,9 @@ class Helped(nn.Module):
 
     @torch.jit.export
     def device_of(self, x: torch.Tensor) -> torch.device:
-        """Where `x` is."""
         return x.device
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` and a bit."""
         return x + self.pair[0].sum() + self.table["cpu"].sum()
 
 
@@ -120,18 +116,12 @@ def save_script(
     inputs: int = 0,
     baked: bool = False,
 ) -> Expected:
-    """Save a script as a machine would have on which all of it was on `tag`.
+    """Save a script as a machine would on which all of it was on `tag`, except `stays`.
 
-    Args:
-        module: what to save.
-        path: where to.
-        tag: the location of everything but `stays`.
-        elsewhere: devices that attributes and code name.
-        attributes: names of the attributes that hold tensors and are no parameters or buffers.
-        save: `torch.jit.save`, or another way to.
-        stays: name → storage of the tensors on the CPU.
-        inputs: how many tensors it was traced with; their bytes are not in the file.
-        baked: whether the code names the tag where it says `cpu`, so that the CPU can't run it.
+    `elsewhere` are devices that attributes and code name; `attributes` the names of those that hold
+    tensors and are no parameters or buffers; `stays` maps names to storages on the CPU; `inputs` is
+    the number of tensors it was traced with, whose bytes are not in the file. `baked` means that
+    the code names the tag where it says `cpu`, so the CPU can't run it.
     """
     save(module, path)
     kept = dict(stays or {})
@@ -192,7 +182,7 @@ def scripted(path: Path, tag: str, **options: Any) -> Expected:
 
 
 def scripted_with_files(path: Path, tag: str) -> Expected:
-    """The same with files of the user's, one of which names a device."""
+    """The same with the user's own files, one of which names a device."""
     files = {"notes.txt": "trained on cuda:0", "a/b.bin": b"\0\1"}
     return scripted(path, tag, save=lambda module, path: torch.jit.save(module, path, files))
 
@@ -259,7 +249,7 @@ def scripted_lite(path: Path, tag: str, named: tuple[str, ...], **options: bool)
 
 
 def lite_with_debug_info(path: Path, tag: str) -> Expected:
-    """The same with what maps bytecode to source."""
+    """The same with a map from bytecode to source."""
     return lite(path, tag, _save_mobile_debug_info=True)
 
 

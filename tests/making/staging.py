@@ -24,7 +24,7 @@ LONG_AGO = (1_000_000_000, 1_000_000_000)
 
 
 def small_source(folder: Path) -> Path:
-    """A checkpoint on the CPU that was written a while ago."""
+    """A checkpoint on the CPU with an old time of change."""
     saved = {"a": torch.arange(70_000.0), "b": [torch.ones(3), torch.ones(0)], "device": "cpu"}
     path = save(folder / "in.pt", saved, "cpu")
     os.utime(path, LONG_AGO)
@@ -48,20 +48,19 @@ def moved(source: Path, out: str | os.PathLike[str], **options: Any) -> ckptmove
 
 
 def overwritten(path: Path) -> None:
-    """Some bytes in the middle of a file are others now."""
+    """Overwrite some bytes in the middle of a file."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         file.write(b"changed")
 
 
 class Once:
-    """A progress callback that does something the first time that it is called."""
+    """A progress callback that acts on its first call only."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self.act, self.called = act, False
 
     def __call__(self, nbytes: int) -> None:
-        """Progress was made."""
         if not self.called:
             self.called = True
             self.act()
@@ -69,7 +68,7 @@ class Once:
 
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
-    """Afterwards there are as many open files as before, and no temporary file in the folder."""
+    """Check that no file stays open and no temporary file stays in the folder."""
     descriptors = Path("/dev/fd")
     if "s3fs" in sys.modules:  # what tests before have let go of is closed now, not meanwhile
         gc.collect()
@@ -80,17 +79,17 @@ def leaving_nothing(folder: Path) -> Iterator[None]:
 
 
 def journal_of(path: Path) -> Path:
-    """Where the journal of a file lies."""
+    """The path of the journal of a file."""
     return path.with_name(journal_name(path.name))
 
 
 def unfinished_of(path: Path) -> Path:
-    """Where the journal of a file lies until it is whole."""
+    """The path of the journal of a file while it is being written."""
     return path.with_name(journal_name(path.name) + UNFINISHED)
 
 
 def interrupted(path: Path, to: str = "cpu") -> bytes:
-    """Leave a change in place half done, as a crash does; gives the file as it was."""
+    """Leave a change in place half done, as a crash does; gives the old bytes of the file."""
     out = path.with_name("other.tmp")
     ckptmove.relocate(path, out, to=to)
     old, new = path.read_bytes(), out.read_bytes()
@@ -108,12 +107,12 @@ def interrupted(path: Path, to: str = "cpu") -> bytes:
 
 
 def journals(folder: Path) -> list[str]:
-    """The journals that lie in a folder, or below; with those that were not finished."""
+    """The journals in a folder and below, with unfinished ones."""
     return [path.name for path in folder.rglob(f".*{SUFFIX}*")]
 
 
 def or_skip(*command: str | Path) -> None:
-    """Run a command of the system, or skip the test where we can't or mayn't."""
+    """Run a command of the system; skip the test if it is missing or not permitted."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"needs {command[0]}")
     done = subprocess.run(command, capture_output=True, text=True)
@@ -123,7 +122,7 @@ def or_skip(*command: str | Path) -> None:
 
 @contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[Path]:
-    """A file system of its own, if we may."""
+    """A newly mounted file system; skips the test if that is not permitted."""
     folder.mkdir()
     or_skip("mount", *options, folder)
     try:
@@ -133,7 +132,7 @@ def mounted(folder: Path, *options: str) -> Iterator[Path]:
 
 
 def training_source(folder: Path) -> Path:
-    """A training checkpoint from cuda:1 that was written a while ago."""
+    """A training checkpoint from cuda:1 with an old time of change."""
     saved = MAKERS["adamw_training"]()
     path = save(folder / "run.pt", saved, "cuda:1", keep_cpu=kept_on_cpu(saved))
     os.utime(path, LONG_AGO)
@@ -141,12 +140,12 @@ def training_source(folder: Path) -> Path:
 
 
 def in_place(path: Path, **options: Any) -> ckptmove.RelocateReport:
-    """Changed in place, to the CPU if nothing else is said."""
+    """Relocate in place, by default to the CPU."""
     return ckptmove.relocate(path, in_place=True, **{"to": "cpu", **options})
 
 
 def untouched(path: Path, run: Callable[[], object], error: type[Exception], match: str) -> str:
-    """It is refused, and nothing has changed; gives the hint."""
+    """Check that an error is raised and that the file is unchanged; gives the hint."""
     before = path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ctime_ns
     beside = sorted(path.parent.rglob("*"))
     with pytest.raises(error, match=match) as raised:

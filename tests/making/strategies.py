@@ -21,27 +21,18 @@ SHAPES = ((), (0,), (3, 0, 2), (1,), (2, 3))
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """A tree to save and the tag of each of its storages.
-
-    Attributes:
-        tree: what to save.
-        bases: a tensor for each storage, some of which the tree may not use.
-        tags: storage address → tag.
-    """
-
     tree: object
-    bases: list[torch.Tensor]
-    tags: dict[int, str]
+    bases: list[torch.Tensor]  #: a tensor for each storage, some of which the tree may not use
+    tags: dict[int, str]  #: storage address → tag
 
     def tag(self, storage: torch.UntypedStorage) -> str:
-        """The tag of a storage, for `save_tagged`."""
         return self.tags[storage._cdata]
 
     def __repr__(self) -> str:
         return f"Checkpoint({self._shown(self.tree)})"
 
     def _shown(self, node: object) -> str:
-        """The tree with tensors by their shape: torch can't print those of every dtype."""
+        """The tree with tensors by their shape: torch can't print every dtype."""
         if isinstance(node, torch.Tensor):
             where = f"{self.tag(node.untyped_storage())}+{node.storage_offset()}"
             return f"<{node.dtype} {tuple(node.shape)} {node.stride()} {where}>"
@@ -65,7 +56,7 @@ def checkpoint_trees(draw: st.DrawFn) -> Checkpoint:
 
 @st.composite
 def base_tensors(draw: st.DrawFn) -> torch.Tensor:
-    """A contiguous tensor of any dtype and a storage of its own, full of random bytes."""
+    """A contiguous tensor of any dtype with a storage of its own, full of random bytes."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.sampled_from(SHAPES) | st.lists(st.integers(0, 4), max_size=3).map(tuple))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
@@ -109,7 +100,7 @@ _wraps: st.SearchStrategy[Callable[[torch.Tensor], torch.Tensor]] = st.sampled_f
 
 
 def trees(tensors: st.SearchStrategy[torch.Tensor]) -> st.SearchStrategy[object]:
-    """Nested containers with these tensors and everyday values for leaves."""
+    """Nested containers with these tensors and everyday values as leaves."""
     return st.recursive(tensors | values(), _containers, max_leaves=12)
 
 

@@ -36,7 +36,7 @@ class PairTensor(torch.Tensor):
         second: torch.Tensor,
         device: torch.device | None = None,
     ) -> PairTensor:
-        """Looks like `first`, on `device` if that is given."""
+        """Looks like `first`, on `device` if given."""
         where = device or first.device
         pair: PairTensor = torch.Tensor._make_wrapper_subclass(
             cls, first.shape, strides=first.stride(), dtype=first.dtype, device=where
@@ -45,14 +45,12 @@ class PairTensor(torch.Tensor):
         return pair
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """The names of the tensors inside."""
         return ["first", "second"], None
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], _meta: None, _size: object, _stride: object
     ) -> PairTensor:
-        """The wrapper again."""
         return PairTensor(inner["first"], inner["second"])
 
     @classmethod
@@ -63,7 +61,6 @@ class PairTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Every operator goes to both tensors."""
         first, second = (
             func(*tree_map_only(PairTensor, part, args), **(kwargs or {}))
             for part in (lambda pair: pair.first, lambda pair: pair.second)
@@ -99,13 +96,12 @@ def wrapper_subclass() -> object:
 
 @maker
 def wrapper_subclass_on_cuda() -> object:
-    """The wrapper says cuda:0 itself, as one saved on a CUDA machine does."""
+    """The wrapper stores cuda:0, as one saved on a CUDA machine does."""
     return {"pair": PairTensor(torch.ones(2), torch.zeros(2), torch.device("cuda", 0))}
 
 
 @contextmanager
 def one_process_group() -> Iterator[None]:
-    """A process group of this process alone."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield

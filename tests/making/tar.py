@@ -37,23 +37,20 @@ TYPES = {
 
 
 class TarPickler(pickle.Pickler):
-    """Puts a number for each tensor and storage, and the source text beside a module's class."""
-
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
         self.ids = Ids()
 
     def persistent_id(self, obj: object) -> object:
-        """A number as text, or a class with where its source is."""
+        """A number as text, or a class with the location of its source."""
         return self.ids(obj)
 
     def reducer_override(self, obj: object) -> Any:
-        """A parameter as it was pickled then."""
         return reduce_variable(obj) if isinstance(obj, nn.Parameter) else NotImplemented
 
 
 class Ids:
-    """The persistent ids of a tar; the tensors and storages met, by number."""
+    """The persistent ids of a tar; tensors and storages by number."""
 
     def __init__(self) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
@@ -61,7 +58,6 @@ class Ids:
         self.classes: set[type] = set()
 
     def __call__(self, obj: object) -> object:
-        """A number as text, a class with its source, or None."""
         if isinstance(obj, type) and issubclass(obj, nn.Module) and obj not in self.classes:
             self.classes.add(obj)
             return (obj, "/usr/lib/net.py", None)
@@ -87,14 +83,11 @@ def save_tar(
     *,
     dumps: Dumps | None = None,
 ) -> None:
-    """Write `saved` as torch 0.1 did.
+    """Write `saved` as torch 0.1 did; its tensors are of the eight old dtypes.
 
-    Args:
-        saved: the object; its tensors are of the eight old dtypes.
-        path: where to.
-        locate: a tensor's location tag.
-        views: tensors whose storage was a view of another's, with the start in elements.
-        dumps: pickles an object, with persistent ids if given; by default as Python 3 did.
+    `locate` gives a tensor's location tag. `views` are tensors whose storage is a view of
+    another's, with its start in elements. `dumps` pickles an object, with persistent ids if given;
+    by default as Python 3 did.
     """
     dumps = dumps or _dumps
     ids = Ids()
@@ -118,7 +111,7 @@ def save_tar(
 
 
 def _shape(tensor: torch.Tensor) -> bytes:
-    """Sizes, strides and offset; the number of dimensions is eight bytes long, four of them 0."""
+    """Sizes, strides and offset; the number of dimensions takes eight bytes, the last four 0."""
     numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
     return struct.pack(f"<{1 + len(numbers)}q", tensor.dim(), *numbers)
 

@@ -24,7 +24,7 @@ DTYPES = tuple(
 
 
 def of_dtype(dtype: torch.dtype, count: int = 6) -> torch.Tensor:
-    """A vector of `dtype` with telling bytes, NaNs and all."""
+    """A vector of `dtype` with unmistakable bytes, including NaNs."""
     nbytes = count * dtype.itemsize
     pattern = torch.arange(nbytes, dtype=torch.uint8) * 37 + 11
     return (pattern & 1 if dtype is torch.bool else pattern).view(dtype)
@@ -101,7 +101,7 @@ def small_view_of_a_big_storage() -> object:
 
 @maker
 def same_storage_as_three_dtypes() -> object:
-    """One key under two storage types. Of the older dtypes torch.save lets in only uint8."""
+    """One key under two storage types. torch.save permits only uint8 of the older dtypes."""
     raw = torch.arange(8, dtype=torch.uint8)
     return {"bytes": raw, "words": raw.view(torch.uint16), "floats": raw.view(torch.float8_e5m2)}
 

@@ -83,7 +83,7 @@ def test_labels_are_what_was_tagged(name: str, tmp_path: Path) -> None:
 
 
 def own_labels(name: str) -> set[str]:
-    """Wrappers say their own device, whatever their parts are tagged."""
+    """Wrappers store their own device, whatever the tags of their parts."""
     own = {"wrapper_subclass": {"cpu"}, "dtensor_state_dict": {"cpu"}}
     return {**own, "wrapper_subclass_on_cuda": {"cuda:0"}}.get(name, set())
 
@@ -187,7 +187,6 @@ def test_squeezed_is_shorter_and_the_same(name: str, tmp_path: Path) -> None:
 
 
 def pickle_size(path: Path) -> int:
-    """How long `data.pkl` is."""
     with zipfile.ZipFile(path) as archive:
         return next(i.file_size for i in archive.infolist() if i.filename.endswith("data.pkl"))
 

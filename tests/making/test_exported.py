@@ -23,7 +23,7 @@ ON_HOST = torch.device("cpu")
 
 @contextmanager
 def reading_devices() -> Iterator[list[str]]:
-    """The devices that JSON says, all of which are taken for the CPU."""
+    """The devices in the JSON, all replaced by the CPU."""
     said: list[str] = []
     real = serialize.deserialize_device
 
@@ -40,7 +40,6 @@ def reading_devices() -> Iterator[list[str]]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The programs in a file."""
     with having_every_device():
         if "two" in path.stem:
             return load_pt2(path).exported_programs

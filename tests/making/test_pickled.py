@@ -15,7 +15,7 @@ from tests.making.pickled import PICKLED_MAKERS
 
 
 def unfolded(value: Any) -> Any:
-    """With what bytes hold in place of bytes that hold checkpoints."""
+    """The value with nested checkpoints loaded from their bytes."""
     if isinstance(value, dict):
         return {key: unfolded(each) for key, each in value.items()}
     if isinstance(value, bytes) and value[:2] == b"PK":

@@ -32,7 +32,7 @@ def records(path: Path) -> dict[str, bytes]:
 
 
 def locations(pickled: bytes) -> list[str]:
-    """Of each persistent id, by the strings before it alone."""
+    """The location in each persistent id, found by the strings before it alone."""
     memo: dict[object, object] = {}
     stack: list[object] = []
     found = []

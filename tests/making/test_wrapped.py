@@ -14,7 +14,7 @@ from tests.making.wrapped import WRAPPED_MAKERS, QuantizedTensor
 
 
 def held(tensor: Any, name: str) -> dict[str, bytes]:
-    """Name → bytes of what a tensor is made of."""
+    """Name → bytes of the tensors that make up a tensor."""
     if isinstance(tensor, QuantizedTensor):
         parts = tensor.__tensor_flatten__()[0]
         return {f"{name}.{at}": raw(getattr(tensor, at).untyped_storage()) for at in parts}

@@ -18,7 +18,7 @@ MakeOptimizer = Callable[[Iterator[nn.Parameter]], optim.Optimizer]
 
 
 def stepped(make: MakeOptimizer, steps: int = 2) -> tuple[TinyNet, optim.Optimizer]:
-    """A net and an optimizer that took steps on it."""
+    """A net and an optimizer that took some steps on it."""
     net = TinyNet()
     optimizer = make(net.parameters())
     for _ in range(steps):
@@ -27,7 +27,6 @@ def stepped(make: MakeOptimizer, steps: int = 2) -> tuple[TinyNet, optim.Optimiz
 
 
 def step(net: nn.Module, optimizer: optim.Optimizer) -> None:
-    """One step on random images."""
     images = torch.randn(2, 1, 5, 5)
 
     def loss() -> float:
@@ -40,7 +39,6 @@ def step(net: nn.Module, optimizer: optim.Optimizer) -> None:
 
 
 def checkpoint(net: nn.Module, optimizer: optim.Optimizer, **more: object) -> dict[str, object]:
-    """The usual dict."""
     return {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **more}
 
 
@@ -55,7 +53,6 @@ def rng_states() -> dict[str, object]:
 
 
 def hyper_parameters() -> argparse.Namespace:
-    """Arguments that name devices as strings and as values."""
     return argparse.Namespace(
         lr=1e-3,
         device="cpu",
@@ -95,7 +92,7 @@ def adam_groups() -> object:
 
 @maker
 def adam_mixed_capturable() -> object:
-    """One group whose steps live on the device, one whose steps stay on the CPU."""
+    """One group with steps on the device, one with steps on the CPU."""
     net = TinyNet()
     groups: list[dict[str, Any]] = [{"params": [part]} for part in net.head.parameters()]
     optimizer = optim.Adam(groups)

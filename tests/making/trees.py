@@ -60,7 +60,7 @@ def small_tree(folder: Path) -> Path:
 
 
 def many(folder: Path, count: int, elements: int = 20_000) -> Path:
-    """Checkpoints of one size, in a few folders, the devices of each tensor by turns."""
+    """Checkpoints of one size in a few folders, their tensors on alternating devices."""
     for n in range(count):
         inside = folder / f"run-{n % 3}"
         inside.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def many(folder: Path, count: int, elements: int = 20_000) -> Path:
 
 
 def every_kind(folder: Path) -> int:
-    """Checkpoints of all kinds that there are, some of them damaged; gives how many."""
+    """Checkpoints of all kinds, some of them damaged; gives how many."""
     folder.mkdir()
     for name, make in MAKERS.items():
         save(folder / f"{name}.pt", make(), "cuda:1")
@@ -86,7 +86,7 @@ def every_kind(folder: Path) -> int:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a batch has to mind it: any file may be a pickle."""
+    """Whether a batch must take it as an item: any file may be a pickle."""
     try:
         found = ckptmove.inspect(path)
     except ckptmove.InputError:
@@ -95,7 +95,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def contents(folder: Path) -> Mapping[str, bytes]:
-    """Every file in a folder and below, but for the ledger."""
+    """Every file in a folder and below, except the ledger."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -104,7 +104,7 @@ def contents(folder: Path) -> Mapping[str, bytes]:
 
 
 def stamps(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """Inode and time of change of every file that has its final name."""
+    """Inode and time of change of every file with its final name."""
     return {
         str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
@@ -113,17 +113,17 @@ def stamps(folder: Path) -> Mapping[str, tuple[int, int]]:
 
 
 def left_over(folder: Path) -> list[Path]:
-    """What should not be there at the end."""
+    """Temporary files and journals that should not remain."""
     return [*folder.rglob("*.ckptmove-tmp"), *folder.rglob(f".*{SUFFIX}*")]
 
 
 def outcomes(batch: ckptmove.Batch) -> Mapping[str, str]:
-    """Run it; the outcome of each item by its name."""
+    """Run a batch; the outcome of each item by its name."""
     return {result.name: result.outcome for result in batch}
 
 
 def entered(folder: Path) -> list[str]:
-    """Names of items that the ledger has as done."""
+    """Names of items that are done in the ledger."""
     with suppress(FileNotFoundError):
         lines = (folder / LEDGER).read_text().splitlines()
         said = [json.loads(line) for line in lines if line.endswith("}")]
@@ -132,7 +132,7 @@ def entered(folder: Path) -> list[str]:
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """`ckptmove batch ARGUMENTS`, on its own."""
+    """Start `ckptmove batch ARGUMENTS` in the background."""
     return subprocess.Popen(
         [*CLI, *[os.fspath(each) for each in arguments]],
         stdout=subprocess.PIPE,
@@ -143,7 +143,7 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def unprivileged(cwd: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`ckptmove ARGUMENTS`, without what root may do to files of any mode."""
+    """`ckptmove ARGUMENTS`, without root's power over files of any mode."""
     command = [sys.executable, "-m", "ckptmove", *[os.fspath(each) for each in arguments]]
     if not os.geteuid():
         if shutil.which("setpriv") is None:
@@ -155,7 +155,6 @@ def unprivileged(cwd: Path, *arguments: str | Path) -> subprocess.CompletedProce
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
     found = list[int]()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -164,13 +163,12 @@ def children(pid: int) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """Without a chance to clean up."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def until(true: Callable[[], object]) -> None:
-    """Return when something is true; what never will be fails the test."""
+    """Return when something is true; fail the test if it never is."""
     end = time.monotonic() + HANG
     while not true():
         assert time.monotonic() < end, "it hangs"

@@ -19,8 +19,6 @@ SEQUENCES = "float32[5,2,6]"
 
 
 class Convolutions(nn.Module):
-    """Convolutions with batch norm."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
@@ -28,32 +26,28 @@ class Convolutions(nn.Module):
         self.head = nn.Linear(8, 5)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Of images."""
         hidden: torch.Tensor = torch.relu(self.bn(self.conv(images))).mean((2, 3))
         return self.finish(hidden)
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What others spoil."""
+        """The step that subclasses break."""
         out: torch.Tensor = self.head(hidden)
         return out
 
 
 class Recurrent(nn.Module):
-    """An LSTM."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(6, 8, num_layers=2, dropout=0.1)
         self.head = nn.Linear(8, 3)
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Of sequences."""
         out: torch.Tensor = self.head(self.lstm(sequences)[0])
         return out
 
 
 class Tied(nn.Module):
-    """Words in, words out, by one tensor."""
+    """A language model whose input and output embeddings are one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,53 +56,48 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Of words."""
         out: torch.Tensor = self.head(self.embed(words))
         return out
 
 
 class Unregistered(Convolutions):
-    """It keeps a tensor that nobody moves."""
+    """Keeps a tensor in an attribute that `Module.to` does not move."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = torch.ones(5)
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         return super().finish(hidden) * self.scale  # unregistered
 
 
 class OnTheHost(Convolutions):
-    """It computes on the CPU, and goes back."""
+    """Computes on the CPU, and copies the result back."""
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         there = hidden.cpu()
         there = torch.tanh(there)  # on the host
         return super().finish(there.to(hidden.device))
 
 
 class MadeOnTheHost(Convolutions):
-    """It makes a tensor on the CPU."""
+    """Makes a tensor on the CPU."""
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         return super().finish(hidden) + torch.ones(5)  # made here
 
 
 class AsksForValues(Convolutions):
-    """What it does depends on values."""
+    """Its control flow depends on values."""
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         if hidden.sum() > 0:  # asked
             hidden = hidden * 2
         return super().finish(hidden)
 
 
 class Knowing(Convolutions):
-    """It finds out for itself which device there is."""
+    """Chooses a device itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,20 +105,18 @@ class Knowing(Convolutions):
         self.to(self.where)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Of images."""
         offset = torch.zeros(1, device=self.where) + torch.tensor([1.0]).to(self.where)
         return super().forward(images.to(self.where)) + offset
 
 
 class Speaking(Convolutions):
-    """It speaks of its device in many ways."""
+    """Names its device in many ways."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts = [self.head.weight]  # moves with it
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         assert hidden.is_cuda
         assert hidden.device == torch.device("cuda:0")
         assert torch.cuda.device_count() == 1
@@ -142,41 +129,36 @@ class Speaking(Convolutions):
 
 
 class OnAnother(Convolutions):
-    """It goes to a device beside its own."""
+    """Uses a device other than its own."""
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         return super().finish(hidden.to("cuda:1"))  # gone
 
 
 class Dying(Convolutions):
-    """It takes the process with it."""
+    """Kills the process."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Of images."""
         import os
 
         os.abort()
 
 
 class Failing(Convolutions):
-    """It is wrong wherever it is."""
+    """Fails on any device."""
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         return super().finish(hidden.T)  # wrong shape
 
 
 class Infinite(Convolutions):
-    """It divides by zero."""
+    """Divides by zero."""
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Convolutions."""
         return super().finish(hidden) / 0
 
 
 def inputs() -> dict[str, torch.Tensor]:
-    """A batch by name."""
     return {"images": torch.randn(2, 3, 8, 8)}
 
 
@@ -186,7 +168,7 @@ def unbuildable() -> nn.Module:
 
 
 def no_model() -> str:
-    """A factory of something else."""
+    """A factory of something that is no model."""
     return "a model"
 
 
@@ -194,7 +176,7 @@ HERE = f"{Path(__file__)}"
 
 
 def named(model: Any) -> str:
-    """The spelling of something in this file."""
+    """The import path of something in this file."""
     return f"{HERE}:{model.__name__}"
 
 
@@ -204,7 +186,7 @@ def trained(
     batch: Callable[[], torch.Tensor],
     steps: int = 2,
 ) -> dict[str, Any]:
-    """A checkpoint, mid-training."""
+    """A checkpoint from the middle of training."""
     for _ in range(steps):
         inputs = batch()
 
@@ -219,17 +201,14 @@ def trained(
 
 
 def images() -> torch.Tensor:
-    """Some."""
     return torch.randn(4, 3, 8, 8)
 
 
 def sequences() -> torch.Tensor:
-    """Some."""
     return torch.randn(5, 2, 6)
 
 
 def of_convolutions(**options: Any) -> dict[str, Any]:
-    """A checkpoint of convolutions with AdamW."""
     torch.manual_seed(0)
     model = Convolutions()
     return trained(model, torch.optim.AdamW(model.parameters(), **options), images)
@@ -252,7 +231,7 @@ os._exit(0)
 
 
 def simulated(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The findings of many simulated rehearsals, by name and check, in one process."""
+    """The findings of many simulated trials, by name and check, from one process."""
     asked: Sequence[Mapping[str, Any]] = [
         {"device": "cuda:0", "inputs": [IMAGES], "step": "train", **each}
         for each in requests.values()

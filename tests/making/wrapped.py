@@ -19,7 +19,7 @@ from tests.making.subclasses import one_process_group
 
 
 class QuantizedTensor(torch.Tensor):
-    """Made as torchao makes its own: named inner tensors, and a state that is plain values."""
+    """Built like torchao's: named inner tensors, and a state of plain values."""
 
     qdata: torch.Tensor
     scale: torch.Tensor
@@ -28,7 +28,7 @@ class QuantizedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[QuantizedTensor], *parts: Any) -> QuantizedTensor:
-        """From data, scale, zero point, block size and the device that it says it is on."""
+        """From data, scale, zero point, block size and the device that it claims to be on."""
         qdata, scale, zero_point, block_size, device = parts
         self: QuantizedTensor = torch.Tensor._make_wrapper_subclass(
             cls, qdata.shape, dtype=scale.dtype, device=device
@@ -38,21 +38,19 @@ class QuantizedTensor(torch.Tensor):
         return self
 
     def __tensor_flatten__(self) -> tuple[list[str], list[object]]:
-        """The names of the tensors inside, and the rest."""
         return ["qdata", "scale", "zero_point"], [self.block_size, self.device]
 
     @classmethod
     def __tensor_unflatten__(
         cls, inner: dict[str, Any], rest: list[object], _size: object, _stride: object
     ) -> QuantizedTensor:
-        """The wrapper again."""
         return cls(inner["qdata"], inner["scale"], inner["zero_point"], *rest)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Only to be detached, which loading a parameter does."""
+        """Supports only `detach`, which loading a parameter needs."""
         assert func is torch.ops.aten.detach.default, f"{func} is not for this class"
         self: QuantizedTensor = args[0]
         inner, rest = self.__tensor_flatten__()
@@ -68,12 +66,11 @@ class Elsewhere:
         self.device = device
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """From a copy on the CPU, and where it belongs as a string."""
         return self.rebuild, (self.held, torch.float32, self.device, True)
 
 
 def quantized(path: Path, tag: str) -> Expected:
-    """A quantised weight as a parameter, twice, beside a plain one."""
+    """A quantized weight as a parameter, twice, beside a plain one."""
     where = torch.device(tag)
     parts = (torch.arange(6, dtype=torch.int8).view(2, 3), torch.ones(2), torch.zeros(2))
     weight = nn.Parameter(QuantizedTensor(*parts, [1, 3], where), requires_grad=False)
@@ -88,7 +85,7 @@ def quantized(path: Path, tag: str) -> Expected:
 
 
 def sharded(path: Path, tag: str) -> Expected:
-    """A sharded tensor: its wrapper says cpu wherever its shards are, its placements say where."""
+    """A sharded tensor: its wrapper stores cpu wherever its shards are; its placements tell."""
     with one_process_group(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DTensor is what is asked for today
         spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu"])
@@ -103,7 +100,7 @@ def sharded(path: Path, tag: str) -> Expected:
 
 
 def storageless(path: Path, tag: str) -> Expected:
-    """A tensor of a backend without storages: the location is cpu, an argument says where."""
+    """A tensor of a backend without storages: its location is cpu, an argument has the device."""
     held = torch.arange(3.0)
     rebuild = torch._utils._rebuild_device_tensor_from_cpu_tensor
     torch.save({"weight": Elsewhere(rebuild, held, tag), "bias": torch.ones(2)}, path)

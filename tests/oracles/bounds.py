@@ -38,7 +38,7 @@ else:
 
 @contextlib.contextmanager
 def limited_memory(nbytes: int) -> Iterator[None]:
-    """Inside, only so much address space can be asked for on top of what there is (Linux)."""
+    """Inside, only so much address space can be allocated in addition (Linux)."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + nbytes, before[1]))
@@ -49,12 +49,10 @@ def limited_memory(nbytes: int) -> Iterator[None]:
 
 
 def do_everything(source: Path, *, seconds: int, nbytes: int) -> int:
-    """Do all that can be done with a file, in a process of its own; 0, or what it refuses with.
+    """Run every verb on a file in its own process; 0, or the exit code of the refusal.
 
-    Args:
-        source: the file; what is written is beside it.
-        seconds: of processor time, after which the process is killed.
-        nbytes: of memory, after which it gets no more.
+    Outputs lie beside the source. The process has `seconds` of processor time and `nbytes` of
+    memory.
     """
 
     def limit() -> None:

@@ -28,10 +28,7 @@ class Census:
     """A walk through a loaded object that enters each container once, as pickle does.
 
     Keys are those of containers and the names of attributes. `ANY` stands for what no path can
-    hold: a key that is an object, or that object as a place of its own.
-
-    Attributes:
-        found: every tensor and storage, in the order in which pickle met them.
+    hold: a key that is an object, or that object itself.
     """
 
     def __init__(self, root: object) -> None:
@@ -44,7 +41,7 @@ class Census:
         self._visit(root, (), None)
 
     def again(self) -> Iterator[tuple[Path, Path]]:
-        """Where a container that holds tensors was met again, and where first."""
+        """Where a container that holds tensors occurs again, and where first."""
         for path, node in self._again:
             if id(node) in self._holding:
                 yield path, self._first[id(node)]
@@ -76,7 +73,7 @@ class Census:
 
 
 def children(node: Any) -> Iterator[tuple[Path, object]]:
-    """What a container or object holds, with the keys that lead there."""
+    """What a container or object holds, by key."""
     if isinstance(node, (type, types.FunctionType, types.BuiltinFunctionType)):
         return
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -95,7 +92,7 @@ def children(node: Any) -> Iterator[tuple[Path, object]]:
 
 
 def attributes(tensor: torch.Tensor) -> Iterator[tuple[str, object]]:
-    """What hangs on a tensor, or is inside it as a wrapper; its slots too."""
+    """The attributes and slots of a tensor, and its inner tensors if it is a wrapper."""
     if not tensor.is_nested:
         state: Any = torch._utils._get_obj_state(tensor)
         for some in state if isinstance(state, tuple) else [state]:
@@ -103,7 +100,7 @@ def attributes(tensor: torch.Tensor) -> Iterator[tuple[str, object]]:
 
 
 def parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a tensor is made of, where that is more than a view of one storage."""
+    """The tensors that make up a composite tensor; none for a view of one storage."""
     if tensor.layout is torch.jagged:
         yield from (("values", tensor.values()), ("offsets", tensor._offsets))  # type: ignore[attr-defined]
         yield from tensor._metadata_cache.items()  # type: ignore[attr-defined]
@@ -125,7 +122,7 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def storage_of(value: Any) -> torch.UntypedStorage | None:
-    """The storage of a tensor, or of a storage; None where the bytes aren't in one storage."""
+    """The storage of a tensor or storage; None if the bytes are not in one storage."""
     if isinstance(value, torch.TypedStorage):
         return value._untyped_storage
     if isinstance(value, torch.UntypedStorage):
@@ -137,7 +134,7 @@ def storage_of(value: Any) -> torch.UntypedStorage | None:
 
 
 def facts(tensor: torch.Tensor) -> dict[str, object]:
-    """What a manifest says of a tensor alone."""
+    """What a manifest says about a tensor alone."""
     plain = tensor.layout is torch.strided and not tensor.is_nested
     layout = str(tensor.layout).removeprefix("torch.")
     return {
@@ -153,7 +150,7 @@ def facts(tensor: torch.Tensor) -> dict[str, object]:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """With -1 for what differs along a batch."""
+    """With -1 for sizes that differ along a batch."""
     if tensor.layout is torch.jagged:
         return tuple(size if type(size) is int else -1 for size in tensor.shape)
     if tensor.is_nested:
@@ -168,7 +165,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    """Of the elements, packed; of a composite tensor, of its parts."""
+    """Of the elements without gaps, or of the parts of a composite tensor."""
     if tensor.is_nested:
         return _nbytes(dict(parts(tensor))["values"])
     if tensor.layout is not torch.strided:

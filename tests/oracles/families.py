@@ -22,21 +22,16 @@ PICKLES = ("data", "constants", "traced_inputs", "bytecode")
 
 
 class Found(NamedTuple):
-    """What a reader found in a file.
-
-    Attributes:
-        tree: all of it.
-        devices: name → device of each tensor, as the file says; of scripts, pickle/key → device.
-        storages: name → bytes of the storage under it.
-    """
+    """What a reader found in a file."""
 
     tree: object
+    #: name → device of each tensor, as the file has it; of scripts, pickle/key → device
     devices: dict[str, str]
-    storages: dict[str, bytes]
+    storages: dict[str, bytes]  #: name → bytes of the storage under it
 
 
 def read(family: str, name: str, path: Path) -> Found:
-    """What the library that reads such files finds, on a machine that has every device."""
+    """What the format's own library finds, on a machine with every device."""
     with warnings.catch_warnings(), having_every_device() as restored, one_process_group():
         warnings.simplefilter("ignore")  # of classes without source text
         return READERS[family](name, path, restored)
@@ -50,7 +45,7 @@ def _by_torch(name: str, path: Path, restored: Restored) -> Found:
 
 
 def _wrapped(name: str, path: Path, restored: Restored) -> Found:
-    """Tensors that say a device themselves: what they say, and where what they hold is."""
+    """Tensors that store a device: that device, and where their parts are."""
     devices: dict[str, str] = {}
     storages: dict[str, bytes] = {}
 
@@ -76,7 +71,7 @@ def _wrapped(name: str, path: Path, restored: Restored) -> Found:
 
 
 def _held(tensor: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name → what a tensor is made of."""
+    """Name → tensor, of the tensors that make up a tensor."""
     if isinstance(tensor, QuantizedTensor):
         parts = tensor.__tensor_flatten__()[0]
         yield from ((f"{name}.{at}", getattr(tensor, at)) for at in parts)
@@ -102,7 +97,7 @@ def _found(loaded: object, restored: Restored) -> Found:
 
 
 def unfolded(value: Any) -> Any:
-    """With what bytes hold in place of bytes that hold checkpoints."""
+    """The value with nested checkpoints loaded from their bytes."""
     if isinstance(value, dict):
         return {key: unfolded(each) for key, each in value.items()}
     if isinstance(value, bytes) and value[:4] in (b"PK\3\4", b"\x80\x02\x8a\x0a"):
@@ -113,7 +108,7 @@ def unfolded(value: Any) -> Any:
 
 
 def _by_jit(name: str, path: Path, restored: Restored) -> Found:
-    """Tensors as torch.jit gives them; devices and all else by an inert reader."""
+    """Tensors as torch.jit loads them; devices and all else by an inert reader."""
     loaded: Any = torch.jit.load(path, map_location="cpu")
     tensors = dict([*loaded.named_parameters(), *loaded.named_buffers()])
     trees, devices = [], {}

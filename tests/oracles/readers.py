@@ -1,7 +1,7 @@
 """Readers that share no code with ckptmove: torch's own, the standard library's, the C++ one.
 
-All but the zip checks unpickle (`inert_tree` imports nothing, yet unpickles): they are for files
-made by the tests alone.
+All but the zip checks unpickle, even `inert_tree`, which imports nothing: use them only for files
+made by the tests.
 """
 
 from __future__ import annotations
@@ -39,16 +39,11 @@ def assert_same_checkpoint(
     skip: Container[str] = (),
     in_memory: bool = True,
 ) -> None:
-    """`relocated` is `source` but for its locations, to every reader there is.
+    """`relocated` is `source` except for its locations, to every reader.
 
-    Args:
-        source: the zip checkpoint that was relocated.
-        relocated: what came out.
-        expected_location: old location → new (those not named stay), or a function of a
-            storage's key and old location.
-        trust: unpickle where weights_only can't; for files made by the tests alone.
-        skip: names of values that may differ; what is under them isn't looked at either.
-        in_memory: False for giants: only memory-mapped loads.
+    `expected_location` maps old locations to new ones (others stay), or is a function of a
+    storage's key and old location. `trust` unpickles where weights_only can't. `skip` names values
+    that may differ, with all below them. `in_memory=False` is for giants: only memory-mapped loads.
     """
     assert_sound_zip(relocated, source)
     assert_same_records(source, relocated)
@@ -80,7 +75,7 @@ def assert_same_loads(
 
 
 def assert_locations(source: Path, relocated: Path, expected: Expected) -> None:
-    """Every persistent id has the location it should have."""
+    """Every persistent id has the expected location."""
     wanted = [(key, _expect(expected, key, old)) for key, old in pid_locations(source)]
     found = pid_locations(relocated)
     assert found == wanted, f"locations are {found}, not {wanted}"
@@ -94,14 +89,14 @@ def _expect(expected: Expected, key: str, old: str) -> str:
 
 
 def load(path: Path, *, weights_only: bool, **options: Any) -> object:
-    """torch.load, onto the CPU unless `map_location` says otherwise, without its warnings."""
+    """torch.load without its warnings, onto the CPU by default."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.load(path, weights_only=weights_only, **{"map_location": "cpu", **options})
 
 
 def loads_safely(path: Path, *, mmap: bool = False) -> bool:
-    """Does weights_only=True accept it?"""
+    """Whether weights_only=True accepts it."""
     try:
         load(path, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:
@@ -118,10 +113,7 @@ def loads_with_computed_offsets(path: Path, *, weights_only: bool = True) -> obj
 
 
 def labels(path: Path) -> dict[str, str]:
-    """Name → device of every tensor as torch reads the labels, without data or devices.
-
-    Unpickles: for files made by the tests alone.
-    """
+    """Name → device of every tensor as torch reads the labels, without data or devices."""
     # Without no_grad, a subclass that requires grad would end the process on a CPU-only build.
     with FakeTensorMode(), torch.no_grad():
         tree = load(path, weights_only=False, map_location=None)
@@ -129,9 +121,9 @@ def labels(path: Path) -> dict[str, str]:
 
 
 def cpp_unpickler_accepts(path: Path) -> bool:
-    """Does libtorch's own unpickler read it?
+    """Whether libtorch's own unpickler reads it.
 
-    It knows tensors in lists, dicts and tuples, and goes to the device: give it `cpu` or `meta`.
+    It supports tensors in lists, dicts and tuples, and loads to the device: use `cpu` or `meta`.
     """
     try:
         torch._C._pickle_load_obj(path.read_bytes())
@@ -144,7 +136,7 @@ def cpp_unpickler_accepts(path: Path) -> bool:
 
 
 class Pid(NamedTuple):
-    """A storage as the pickle names it, but for its location."""
+    """A storage as the pickle names it, without its location."""
 
     storage_type: object
     key: str
@@ -152,7 +144,7 @@ class Pid(NamedTuple):
 
 
 class Inert:
-    """What stands for an object: how it would have been made, never made."""
+    """A stand-in for an object: how it would be made; it never is."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Inert:
         self = super().__new__(cls)
@@ -168,7 +160,6 @@ class Inert:
         vars(self)["items"].append((key, value))
 
     def append(self, item: object) -> None:
-        """A list's or a set's item."""
         vars(self)["items"].append(item)
 
     add = append
@@ -188,7 +179,7 @@ def _stub(module: str, name: str) -> type:
 
 
 class _InertUnpickler(pickle.Unpickler):
-    """Imports nothing, calls nothing but stubs; notes each persistent id's location."""
+    """Imports nothing, calls only stubs, and notes each persistent id's location."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")
@@ -231,12 +222,10 @@ def inert_pickle(file: IO[bytes]) -> tuple[object, list[tuple[str, str]]]:
 
 
 def record_name(info: zipfile.ZipInfo) -> str:
-    """A record's name without the archive's prefix."""
     return info.filename.partition("/")[2]
 
 
 def storage_records(path: Path) -> list[zipfile.ZipInfo]:
-    """The records that hold storages."""
     with zipfile.ZipFile(path) as archive:
         return [info for info in archive.infolist() if record_name(info).startswith("data/")]
 
@@ -253,7 +242,7 @@ def assert_same_records(source: Path, relocated: Path) -> None:
 
 
 def _unchecked(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-    """A record to read whatever its CRC is: it may be 0, not computed."""
+    """A record, read without a check of its CRC: it may be 0, not computed."""
     unchecked = copy.copy(info)
     unchecked.CRC = None  # type: ignore[assignment]
     return archive.open(unchecked)
@@ -273,7 +262,7 @@ def _same_stream(one: IO[bytes], other: IO[bytes], step: int = 1 << 22) -> bool:
 
 
 def assert_sound_zip(path: Path, source: Path | None = None) -> None:
-    """Every CRC holds, in the directory and behind the record, but where `source` has none."""
+    """Every CRC is right, in the directory and behind the record, unless `source` has none."""
     with zipfile.ZipFile(source or path) as archive:
         unchecked = {record_name(i) for i in archive.infolist() if i.file_size and not i.CRC}
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -294,7 +283,7 @@ def _crc_holds(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
 
 
 def assert_descriptor_agrees(file: IO[bytes], info: zipfile.ZipInfo) -> None:
-    """The data descriptor, or else the local header, says what the central directory says."""
+    """The data descriptor, or else the local header, agrees with the central directory."""
     file.seek(info.header_offset)
     flags, crc, name, extra = struct.unpack("<6xH6xI8xHH", file.read(30))
     wanted = (info.CRC, info.compress_size, info.file_size)

@@ -1,4 +1,4 @@
-"""Are two trees the same? By bytes, types and order, and in what they share.
+"""Compare two trees by bytes, types, order, and what they share.
 
 NaNs equal themselves, -0.0 is not 0.0, and two names of one storage must be two names of one
 storage on the other side.
@@ -25,15 +25,15 @@ ATOMS = (
 
 
 def assert_same_tree(ours: object, theirs: object, *, skip: Container[str] = ()) -> None:
-    """Fail with the path of the first difference; the nodes named in `skip` are not looked at."""
+    """Fail with the path of the first difference; skip the nodes named in `skip`."""
     _Comparison(skip).nodes(ours, theirs, "")
 
 
 def assert_shows_the_same(ours: object, theirs: object) -> None:
-    """Like `assert_same_tree`, of a tree whose storages were divided and whose views gathered.
+    """Like `assert_same_tree`, but storages may be split and views gathered.
 
-    Tensors show the same elements, densely if not as before; those whose bytes lie among each other
-    still do, as far apart as they did; others share nothing that they did not.
+    Tensors have the same elements, possibly dense; tensors whose bytes overlap still do, at the
+    same distance; others share nothing new.
     """
     comparison = _ComparisonOfShown(())
     comparison.nodes(ours, theirs, "")
@@ -41,7 +41,7 @@ def assert_shows_the_same(ours: object, theirs: object) -> None:
 
 
 class _Comparison:
-    """A walk down two trees at once that remembers what it met."""
+    """A walk down two trees at once that remembers the pairs it met."""
 
     def __init__(self, skip: Container[str]) -> None:
         self._skip = skip
@@ -107,7 +107,7 @@ class _Comparison:
             self.nodes(ours[our_key], theirs[their_key], _under(at, our_key))
 
     def _dict_objects(self, ours: Any, theirs: Any, at: str) -> None:
-        """A dict that is made of more than its entries."""
+        """A dict that has attributes, too."""
         self.nodes(_reduced(ours)[:3], _reduced(theirs)[:3], at)
         self._dicts(ours, theirs, at)
 
@@ -117,7 +117,7 @@ class _Comparison:
             self.nodes(*pair, _under(at, index))
 
     def _objects(self, ours: object, theirs: object, at: str) -> None:
-        """Anything else by what pickle would say of it."""
+        """Any other object, by its `__reduce_ex__`."""
         said, heard = _reduced(ours), _reduced(theirs)
         _check(len(said) == len(heard), at, "kind of state", said, heard)
         for pair in zip(said, heard, strict=True):
@@ -162,7 +162,7 @@ class _Comparison:
 
 
 class _ComparisonOfShown(_Comparison):
-    """One that looks at what tensors show, and not at the whole of their storages."""
+    """Compares the elements that tensors show, not their whole storages."""
 
     def __init__(self, skip: Container[str]) -> None:
         super().__init__(skip)
@@ -186,7 +186,7 @@ class _ComparisonOfShown(_Comparison):
         return None
 
     def sharing(self) -> None:
-        """Fail where tensors do not share their bytes as they did."""
+        """Fail if tensors do not share their bytes as before."""
         homes: dict[int, int] = {}
         clusters: dict[int, list[tuple[int, int, torch.Tensor, torch.Tensor, str]]]
         clusters = defaultdict(list)
@@ -213,7 +213,7 @@ class _ComparisonOfShown(_Comparison):
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage among which those of a tensor lie."""
+    """The range of bytes in its storage that a tensor spans."""
     start = int(tensor.storage_offset()) * tensor.itemsize
     last = sum(
         int(n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True)
@@ -222,7 +222,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def shown_bytes(tensor: torch.Tensor) -> bytes:
-    """The elements of a tensor, one after the other, by their bits."""
+    """The elements of a tensor in order, by their bits."""
     if not tensor.numel():
         return b""
     if tensor.is_conj() or tensor.is_neg():
@@ -259,7 +259,7 @@ NESTED = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_stora
 
 
 def _parts(tensor: torch.Tensor) -> tuple[list[str], list[object]]:
-    """The names and values of what a tensor holds beside a storage."""
+    """The names and values of what a composite tensor has beside a storage."""
     names: list[str] = []
     if _is_wrapper(tensor):
         pass  # what it holds is in its state

@@ -12,7 +12,7 @@ from ckptmove import Manifest, TensorEntry
 
 
 def told(manifest: Manifest) -> list[tuple[Any, ...]]:
-    """What a manifest says of tensors that does not depend on how a file holds them."""
+    """What a manifest says about tensors, independent of the layout of the file."""
     names = ("name", "dtype", "shape", "device", "section", "requires_grad", "kind", "layout")
     return [
         (*(getattr(entry, name) for name in names), entry.part_of) for entry in manifest.tensors
@@ -20,12 +20,9 @@ def told(manifest: Manifest) -> list[tuple[Any, ...]]:
 
 
 def elements(path: Path, manifest: Manifest, *, swapped: bool = False) -> dict[str, bytes]:
-    """Name → the elements of each strided tensor, one after the other, for those that lie there.
+    """Name → the elements of each strided tensor in the file, in order.
 
-    Args:
-        path: the file.
-        manifest: of the file.
-        swapped: whether the most significant byte of each element comes first.
+    `swapped` means that the most significant byte of each element comes first.
     """
     data = np.memmap(path, np.uint8, "r")
     found = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def steps(call: Callable[[], object]) -> int:
-    """The bytecodes that a call takes; what is written in C counts as one."""
+    """The number of bytecodes that a call runs; a C function counts as one."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

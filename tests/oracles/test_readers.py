@@ -41,14 +41,13 @@ def tied(*, really: bool) -> list[torch.Tensor]:
 
 
 def attributed(note: str) -> torch.Tensor:
-    """A tensor with a note."""
     tensor = torch.ones(1)
     vars(tensor)["note"] = note
     return tensor
 
 
 def ordered(note: str) -> OrderedDict[str, int]:
-    """A dict with a note, as `_metadata` is one."""
+    """A dict with a note as an attribute, as `_metadata` is one."""
     result = OrderedDict(a=1)
     vars(result)["note"] = note
     return result
@@ -145,31 +144,27 @@ def test_wrong_locations_are_caught(expected: Any, tmp_path: Path) -> None:
 
 
 def flip_storage_byte(path: Path) -> None:
-    """Damage the first storage and leave its CRCs as they were."""
     info = storage_records(path)[0]
     start = path.read_bytes().index(b"\x00\x00\x80?", info.header_offset)
     overwrite(path, start, b"\x01")
 
 
 def spoil_descriptor(path: Path) -> None:
-    """Damage the CRC behind the first storage; the central directory's stays right."""
+    """Damage the CRC behind the first storage; the central directory keeps the right one."""
     info = storage_records(path)[0]
     overwrite(path, path.read_bytes().index(b"PK\7\x08", info.header_offset) + 4, b"????")
 
 
 def forget_crc(path: Path) -> None:
-    """Write 0 for a CRC in the central directory."""
     overwrite(path, path.read_bytes().index(b"PK\1\2") + 16, bytes(4))
 
 
 def add_record(path: Path) -> None:
-    """One record too many."""
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("made/data/99", b"more")
 
 
 def overwrite(path: Path, start: int, data: bytes) -> None:
-    """Write into the middle of a file."""
     with path.open("r+b") as file:
         file.seek(start)
         file.write(data)
@@ -225,7 +220,7 @@ def test_the_cpp_unpickler_refuses_what_it_does_not_know(tmp_path: Path) -> None
 
 
 def test_no_library_is_imported_by_a_stub(tmp_path: Path) -> None:
-    """What the pickle names is not imported, not even where it could be."""
+    """Names in the pickle are not imported, even if they could be."""
     path = save(tmp_path / "made.pt", MAKERS["python_objects"]())
     code = f"""
 import sys

@@ -34,32 +34,26 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "serv
 
 @dataclass
 class Fault:
-    """What goes wrong.
+    """A fault to inject into answers.
 
-    Attributes:
-        kind: `reset` (the connection), `cut` (the answer, after `value` bytes), `status` (it is
-            `value`), `slow` (it takes `value` milliseconds), `held` (it is not answered while the
-            front holds it), `stalled` (the same, after `value` bytes), `shifted` (another range
-            than was asked for), `whole` (a range is not minded), `endless` (more comes than was
-            said).
-        method, path: of requests, `path` being any part of it.
-        skip: how many of these go well before.
-        times: how many do not.
-        act: what is done before the answer is made; the kind `none` is for that alone.
-        first: where the ranges begin that it befalls; other requests are none of it.
+    `reset`: close the connection. `cut`: end the answer after `value` bytes. `status`: answer with
+    `value`. `slow`: wait `value` milliseconds. `held`: do not answer while the front holds the
+    request. `stalled`: the same after `value` bytes. `shifted`: send another range. `whole`: ignore
+    the range. `endless`: send more than announced. `none`: only call `act`, which is called before
+    the answer is made.
     """
 
     kind: str
     value: int = 0
     method: str = "GET"
-    path: str = ""
-    skip: int = 0
-    times: int = 1 << 30
+    path: str = ""  #: any part of the path
+    skip: int = 0  #: how many such requests succeed first
+    times: int = 1 << 30  #: how many fail
     act: Callable[[], object] | None = None
-    first: range | None = None
+    first: range | None = None  #: where the ranges begin that fail; other requests do not
 
     def meets(self, method: str, path: str, wanted: str | None) -> bool:
-        """Whether it befalls a request; each is asked about once."""
+        """Whether it applies to a request; ask once for each request."""
         if method != self.method or self.path not in path:
             return False
         if self.first is not None and _first_of(wanted) not in self.first:
@@ -72,12 +66,12 @@ class Fault:
 
 
 def _first_of(wanted: str | None) -> int:
-    """The first byte of a range that a request asks for; all of an object is -1."""
+    """The first byte of a requested range; -1 for the whole object."""
     return int(wanted.removeprefix("bytes=").partition("-")[0]) if wanted else -1
 
 
 class Seen(NamedTuple):
-    """A request, and how many bytes of an object it was answered with."""
+    """A request, and the number of bytes of an object in its answer."""
 
     method: str
     path: str
@@ -95,14 +89,7 @@ class Answer(NamedTuple):
 
 
 class Front(ThreadingHTTPServer):
-    """Listens, answers by `answer`, counts and injects.
-
-    Attributes:
-        faults: what is to go wrong.
-        seen: every request.
-        connections: how many were made.
-        held: acquired once for each request that is being held.
-    """
+    """A server that answers with `answer`, counts requests and injects faults."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -114,39 +101,37 @@ class Front(ThreadingHTTPServer):
         self.connections = 0
         self.errors: list[BaseException | None] = []
         self.guard = threading.Lock()
-        self.held = threading.Semaphore(0)
+        self.held = threading.Semaphore(0)  #: released once per held request
         self._freed = threading.Event()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
-        """What is to be said to a request."""
+        """The answer to a request."""
         raise NotImplementedError
 
     def asked(self, method: str = "GET", path: str = "") -> list[Seen]:
-        """The requests of a method whose path has a part."""
+        """The requests of a method whose path contains a text."""
         return [each for each in self.seen if each.method == method and path in each.path]
 
     def nbytes(self, path: str = "") -> int:
-        """How many bytes of objects went out."""
+        """The number of bytes of objects that were sent."""
         return sum(each.nbytes for each in self.asked(path=path))
 
     def reset(self) -> None:
-        """Forget faults and counts."""
         self.faults.clear()
         self.seen.clear()
         self.connections = 0
 
     def fault_for(self, method: str, path: str, wanted: str | None) -> Fault | None:
-        """What is to go wrong with a request."""
+        """The fault that applies to a request."""
         with self.guard:
             return next((each for each in self.faults if each.meets(method, path, wanted)), None)
 
     def hold(self) -> None:
-        """Return when requests are let go of."""
+        """Wait until held requests are released."""
         self.held.release()
         if not self._freed.wait(HANG):
             self.free()
@@ -156,24 +141,22 @@ class Front(ThreadingHTTPServer):
         assert self.held.acquire(timeout=HANG), "no such request came"
 
     def free(self) -> None:
-        """Let go of all requests that are held, and hold none any more."""
+        """Release all held requests, and hold no more."""
         self._freed.set()
 
     @property
     def still_holds(self) -> bool:
-        """Whether no request was let go of: whatever ended did so without an answer to them."""
+        """Whether no held request was released: what ended did so without their answers."""
         return not self._freed.is_set()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news; all else fails the test."""
+        """Ignore that a client went away; any other error fails the test."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.errors.append(error)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     server: Front
 
@@ -257,19 +240,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
 
     def _see(self, wanted: str | None, nbytes: int) -> bool:
-        """Count a request, before who asked can know that it was answered."""
+        """Count a request, before the client can know that it was answered."""
         self.server.seen.append(Seen(self.command, self.path, wanted, nbytes))
         return True
 
     def _reset(self) -> None:
-        """Close so that the other end is told of an error."""
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
 
 
 class Proxy(Front):
-    """In front of another server."""
+    """A server in front of another one."""
 
     def __init__(self, behind: str) -> None:
         super().__init__()
@@ -293,20 +275,13 @@ class Proxy(Front):
 
 
 class Files(Front):
-    """The files of a folder, as web servers give them.
-
-    Attributes:
-        folder: where they are.
-        ranges: whether parts of them are given.
-        etags: whether it tells what changes with their content.
-    """
+    """The files of a folder, as web servers serve them."""
 
     def __init__(self, folder: Path, *, ranges: bool = True, etags: bool = True) -> None:
         super().__init__()
         self.folder, self.ranges, self.etags = folder, ranges, etags
 
     def put(self, name: str) -> str:
-        """The URL of a file that is there."""
         return f"{self.url}/{quote(name)}"
 
     def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
@@ -339,7 +314,7 @@ def _read(path: Path, start: int, end: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def listening(front: Front) -> Iterator[Front]:
-    """A server that answers for as long as the context is."""
+    """Run a server while the context is open."""
     thread = threading.Thread(target=front.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

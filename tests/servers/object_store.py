@@ -1,10 +1,6 @@
-"""Object stores on loopback: S3, and the web; see `fronts` for what stands before them.
+"""Object stores on loopback: S3, and the web, each behind a front of `fronts`.
 
-    url = store.put("run.pt", path)
-    store.front.faults.append(Fault("reset", times=2))
-    ckptmove.inspect(url)
-
-The S3 server is moto's, in a process of its own.
+The S3 server is moto's, in its own process.
 """
 
 from __future__ import annotations
@@ -35,17 +31,10 @@ _SIGNED = (
 
 @dataclass
 class Store:
-    """A bucket of an S3 server, and what stands in front of that.
+    """A bucket of an S3 server, behind a front."""
 
-    Attributes:
-        server: the address of the server itself.
-        front: what clients are sent to.
-        bucket: its name; nobody else uses it.
-        env: how a process of its own finds it.
-    """
-
-    server: str
-    front: Proxy
+    server: str  #: the address of the server itself
+    front: Proxy  #: the server that clients connect to
     bucket: str = field(default_factory=lambda: f"b-{uuid.uuid4().hex[:12]}")
 
     @property
@@ -57,7 +46,7 @@ class Store:
         return f"s3://{self.bucket}/{key}"
 
     def put(self, key: str, content: bytes | Path) -> str:
-        """Put an object into the bucket, past what is in front; gives its URL."""
+        """Put an object into the bucket, not through the front; gives its URL."""
         data = content.read_bytes() if isinstance(content, Path) else content
         self.say("PUT", f"/{self.bucket}/{quote(key)}", data)
         return self.url(key)
@@ -70,7 +59,7 @@ class Store:
         return self.url(prefix)
 
     def say(self, method: str, path: str, data: bytes | None = None) -> bytes:
-        """Ask the server itself."""
+        """Send a request to the server itself."""
         connection = http.client.HTTPConnection(self.server, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path, data, {"Authorization": _SIGNED})
@@ -104,7 +93,6 @@ server.serve_forever()
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server."""
     pytest.importorskip("moto.server", reason="moto is not installed")
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     command = [sys.executable, "-c", _SERVER]
@@ -139,7 +127,6 @@ def store(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[Files]:
-    """A web server of the files in `tmp_path`."""
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     with listening(Files(tmp_path)) as front:
         assert isinstance(front, Files)
@@ -148,7 +135,7 @@ def web(tmp_path: Path) -> Iterator[Files]:
 
 
 def forget_clients() -> None:
-    """Have no client stay that was made for another server."""
+    """Drop cached clients of other servers."""
     import fsspec
 
     for protocol in ("s3", "http"):

@@ -1,7 +1,7 @@
 """Folders to read from and write to, one for each implementation of a place.
 
-A suite of tests that takes the fixture `root` holds for all of them: a folder here, fsspec's
-`memory://` and S3. What looks into them is pathlib and fsspec.
+Tests with the fixture `root` run with all of them: a local folder, fsspec's `memory://`, and S3.
+They check results with pathlib and fsspec.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ KINDS = ("local", "memory", "s3")
 
 
 class Root:
-    """An empty folder, or a prefix below which nothing is."""
+    """An empty folder or prefix."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def at(self, name: str) -> str:
-        """The path or URL of what has a name in it."""
+        """The path or URL of a name in it."""
         return f"{self.path}/{name}"
 
     def put(self, name: str, data: bytes) -> str:
@@ -45,8 +45,6 @@ class Root:
 
 
 class RemoteRoot(Root):
-    """A prefix in a store."""
-
     def __init__(self, path: str) -> None:
         import fsspec
 
@@ -67,7 +65,7 @@ class RemoteRoot(Root):
 
 @pytest.fixture(params=KINDS)
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Root]:
-    """One for each implementation; what is written by plans is beside a local one, not in it."""
+    """Each implementation in turn; plans write next to a local root, not into it."""
     if request.param == "local":
         (tmp_path / "root").mkdir()
         yield Root(str(tmp_path / "root"))

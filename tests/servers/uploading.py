@@ -17,17 +17,11 @@ _Answer = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class Asked(NamedTuple):
-    """A request.
+    """A request of a client."""
 
-    Attributes:
-        kind: `begin`, `part`, `complete`, `abort`, `put`, or else its method.
-        key: the object.
-        environ: as WSGI has it.
-    """
-
-    kind: str
-    key: str
-    environ: _Environ
+    kind: str  #: `begin`, `part`, `complete`, `abort`, `put`, or else its HTTP method
+    key: str  #: the object
+    environ: _Environ  #: of WSGI
 
 
 #: What becomes of a request: nothing, or the status to answer with instead.
@@ -35,16 +29,7 @@ Fault = Callable[[Asked], int | None]
 
 
 class Server:
-    """The server. Used as a context, it runs.
-
-    Attributes:
-        url: where it listens.
-        environment: what leads others there.
-        client: of boto3's.
-        asked: the requests so far, by kind and key.
-        fault: asked before each request.
-        after: asked once it was carried out, whose answer is lost if this gives a status.
-    """
+    """The server; use `running` to run it."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import (
@@ -80,14 +65,13 @@ class Server:
         self.reset()
 
     def reset(self) -> None:
-        """No faults any more, and nothing asked."""
+        """Forget faults and requests."""
         self.asked = list[tuple[str, str]]()
-        self.fault: Fault = lambda _: None
-        self.after: Fault = lambda _: None
+        self.fault: Fault = lambda _: None  #: called before each request
+        self.after: Fault = lambda _: None  #: called after each; with a status, the answer is lost
 
     @contextmanager
     def running(self) -> Iterator[Server]:
-        """Run it."""
         thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         thread.start()
         yield self
@@ -112,7 +96,7 @@ class Server:
 
 
 def read(request: Asked) -> bytes:
-    """The body of a request, which is there to be read again."""
+    """The body of a request, which can be read again."""
     data: bytes = request.environ["wsgi.input"].read(
         int(request.environ.get("CONTENT_LENGTH") or 0)
     )
@@ -121,7 +105,7 @@ def read(request: Asked) -> bytes:
 
 
 def damage(request: Asked) -> None:
-    """Have other bytes arrive."""
+    """Replace the body of a request with other bytes."""
     data = bytearray(read(request))
     data[len(data) // 2] ^= 1
     request.environ["wsgi.input"] = BytesIO(data)
@@ -147,43 +131,34 @@ def _refuse(status: int, answer: _Answer) -> list[bytes]:
 
 
 class Store(NamedTuple):
-    """A bucket on it.
-
-    Attributes:
-        server: which may be told to falter.
-        client: of boto3's.
-    """
+    """A bucket on the server."""
 
     server: Server
     client: Any
 
     def url(self, key: str) -> str:
-        """The URL of an object."""
         return f"s3://{BUCKET}/{key}"
 
     def get(self, key: str) -> bytes:
-        """The content of an object."""
         data: bytes = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Have an object there."""
         self.client.put_object(Bucket=BUCKET, Key=key, Body=data)
 
     def there(self) -> list[str]:
-        """The objects that are there."""
         found = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
         return [each["Key"] for each in found]
 
     def uploads(self) -> list[str]:
-        """The objects in the making."""
+        """The keys of unfinished uploads."""
         found = self.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
         return [each["Key"] for each in found]
 
 
 @contextmanager
 def bucket(server: Server, patched: pytest.MonkeyPatch) -> Iterator[Store]:
-    """An empty bucket, and the environment that leads there."""
+    """An empty bucket, and the environment with which clients find it."""
     stores: Any = pytest.importorskip("s3fs").S3FileSystem
     for name, value in server.environment.items():
         patched.setenv(name, value)

@@ -1,9 +1,8 @@
-"""Pythons that have something imported before they begin: forks of a process that did so once.
+"""Python processes with modules already imported: forks of a process that imported them once.
 
-To start Python and import torch takes two seconds of a processor, and for a command a third of one;
-to fork takes a moment. What runs in the fork is a process like any other: a child of the one that
-asked for it, with its own arguments, folder, environment, streams and session. What a fork can't
-have, such as another seed for hashes, gets a new Python.
+Starting Python and importing torch takes two seconds; a fork takes a moment. The fork is a process
+like any other: a child of the caller, with its own arguments, folder, environment, streams and
+session. What a fork can't have, such as another hash seed, starts a new Python.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _new_python = subprocess.Popen
 
 
 class WarmPopen(subprocess.Popen[Any]):
-    """As `subprocess.Popen`, but what would start this Python gets a fork that has torch."""
+    """`subprocess.Popen`, but a start of this Python becomes a fork with torch imported."""
 
     preloaded: tuple[str, ...] = _WITH_TORCH
 
@@ -68,13 +67,13 @@ class WarmPopen(subprocess.Popen[Any]):
 
 
 class WarmCommand(WarmPopen):
-    """The same for commands, which have imported what they are made of."""
+    """The same for commands, with the modules of the command line imported."""
 
     preloaded = _WITH_COMMANDS
 
 
 def _asked(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the fork has to do; None if that takes a new Python."""
+    """The request for the fork; None if it takes a new Python."""
     refused = ("executable", "preexec_fn", "pass_fds", "shell")
     words = [] if isinstance(said["args"], (str, bytes)) else [os.fspath(a) for a in said["args"]]
     if not sys.platform.startswith("linux") or any(said[name] for name in refused):
@@ -126,9 +125,10 @@ class _Server:
         atexit.register(self.stop)
 
     def fork(self, asked: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """Have it fork, and give the number of the process.
+        """Fork a process, and give its number.
 
-        It forks twice and the one between ends, so the process becomes that of a subreaper: us.
+        It forks twice and the first child ends, so the process becomes a child of the subreaper:
+        us.
         """
         prctl, data = ctypes.CDLL(None).prctl, json.dumps(asked).encode()
         self.lock.acquire()
@@ -142,7 +142,6 @@ class _Server:
             self.lock.release()
 
     def stop(self) -> None:
-        """End it."""
         if os.getpid() == self.owner:
             self.ours.close()
             self.process.wait()
@@ -152,7 +151,7 @@ _servers: dict[tuple[int, tuple[str, ...]], _Server] = {}
 
 
 def _server(preloaded: tuple[str, ...]) -> _Server:
-    """That of this process which has so much imported, begun when it is first needed."""
+    """The server of this process with these imports; started when it is first needed."""
     key = os.getpid(), preloaded
     if key not in _servers:
         _servers[key] = _Server(preloaded)
@@ -173,7 +172,7 @@ def _exactly(link: socket.socket, nbytes: int) -> bytes:
 
 
 def _serve(link: socket.socket) -> dict[str, Any]:
-    """Fork as often as asked; returns in the fork, with what it has to do."""
+    """Fork for each request; returns in the fork, with its request."""
     while True:
         header, streams, _, _ = socket.recv_fds(link, 8, 3)
         if not header:
@@ -206,7 +205,7 @@ def _serve(link: socket.socket) -> dict[str, Any]:
 
 
 def _become(asked: Mapping[str, Any]) -> None:
-    """Have the folder, environment, streams and paths that Python would begin with."""
+    """Set the folder, environment, streams and paths that Python would start with."""
     if asked["session"]:
         os.setsid()
     for kind, limits in asked["limits"].items():
@@ -240,7 +239,7 @@ def _become(asked: Mapping[str, Any]) -> None:
 
 
 def _run() -> None:
-    """Run what the arguments name, as Python does."""
+    """Run the program that the arguments name, as Python does."""
     first = sys.argv[0]
     names = vars(sys.modules["__main__"])
     if first == "-m":
@@ -253,9 +252,9 @@ def _run() -> None:
 
 
 def _end() -> int:
-    """Run it to its end, as Python does, and give the exit code; Ctrl-C is left to Python.
+    """End the process as Python does, and give the exit code; Ctrl-C is left to Python.
 
-    Only the modules are not taken down: for those of torch that takes longer than most programs.
+    Only modules are not torn down: with torch that takes longer than most programs.
     """
     code: Any = 0
     try:

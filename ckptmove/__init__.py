@@ -7,6 +7,16 @@ ckptmove.relocate("in.pt", "out.pt", to="cuda:0")
 ckptmove.convert("in.pt", "out.safetensors")
 """
 
+import _signal  # type: ignore[import-not-found, unused-ignore]
+import sys
+
+if (  # we are the command: until it handles Ctrl-C, that ends the process without a word
+    sys.argv[:1] in (["-m"], sys.orig_argv[-len(sys.argv) :][:1])
+    and sys.orig_argv[-len(sys.argv)].rpartition("/")[2] in ("ckptmove", "-mckptmove")
+    and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+):
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 from importlib import import_module
 
 from .version import __version__

@@ -48,11 +48,15 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        try:
-            command: click.Command = getattr(import_module(f".{cmd_name}", __name__), cmd_name)
-        except KeyboardInterrupt:  # of which click says more than during the rest of the start
-            raise Signalled(signal.SIGINT) from None
+        command: click.Command = getattr(import_module(f".{cmd_name}", __name__), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        found = super().resolve_command(ctx, args)
+        ctx.with_resource(_signals())  # only now: while so much is imported, there is no undoing
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -96,9 +100,8 @@ def run(args: list[str]) -> int:
     """
     gc.disable()  # the process keeps all that it builds, and then ends
     try:
-        with _signals():
-            code = cli.main(args, prog_name="ckptmove", standalone_mode=False)
-            sys.stdout.flush()
+        code = cli.main(args, prog_name="ckptmove", standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
         return _say(UsageError(error.format_message(), hint=_help_of(error.ctx)))

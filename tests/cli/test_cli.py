@@ -274,37 +274,73 @@ def test_a_signal_ends_it_as_that_signal(number: signal.Signals, many: Path) -> 
     assert process.returncode == -number
 
 
+#: Interrupts at a call of a Python function, counted from the first statement of the package on.
 INTERRUPTED = """
 import os, signal, sys
 
-class Interrupting:
-    count = 0
+name, at = os.environ["INTERRUPTED_AT"].split()
+count = -1
 
-    def find_spec(self, name, path=None, target=None):
-        self.count += self.count > 0 or name == "ckptmove.cli"
-        if self.count == int(os.environ["INTERRUPTED_AT"]):
+def traced(frame, event, arg):
+    global count
+    code = frame.f_code
+    if count < 0:
+        count += code.co_filename.endswith("ckptmove/__init__.py")
+    elif name in ("any", code.co_name):
+        count += 1
+        if count == int(at):
+            sys.settrace(None)
             os.kill(os.getpid(), signal.SIGINT)
 
-sys.meta_path.insert(0, Interrupting())
+sys.settrace(traced)
 """
+#: `cb` is what the import system has called back: Python prints what is raised there, and goes on.
+POINTS = [
+    *(f"any {each}" for each in (1, 2, 30, 100, 1000, 3000, 6000, 10000, 20000)),
+    *(f"cb {each}" for each in (1, 2, 10, 30, 60, 70, 80, 90, 100, 110, 120)),
+]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5, 9, 17, 33, 65, 129, 180])
-def test_an_interrupt_during_the_start_is_quiet(number: int, run_pt: Path, tmp_path: Path) -> None:
-    """At the import of so many modules."""
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("as_script", [True, False])
+@pytest.mark.parametrize("point", POINTS)
+def test_an_interrupt_during_the_start_is_quiet(
+    point: str, as_script: bool, run_pt: Path, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    script = tmp_path / "ckptmove"
+    script.write_text("from ckptmove.__main__ import main\n\nmain()\n")
     done = subprocess.run(
-        [*CLI, "inspect", run_pt],
+        [*([sys.executable, script] if as_script else CLI), "inspect", run_pt],
         env={
             **os.environ,
             "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
-            "INTERRUPTED_AT": str(number),
+            "INTERRUPTED_AT": point,
         },
         capture_output=True,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("how", ["-c", "-m", "script"])
+def test_ctrl_c_stays_as_it_is_where_the_package_is_a_library(how: str, tmp_path: Path) -> None:
+    code = (
+        "import signal, ckptmove\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "__init__.py").write_text(code)
+    (tmp_path / "user" / "__main__.py").write_text("")
+    call = {"-c": ["-c", code], "-m": ["-m", "user"], "script": ["user/__init__.py"]}[how]
+    subprocess.run(
+        [sys.executable, *call, "ckptmove", "-m", "ckptmove"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def test_nothing_is_imported_before_ctrl_c_is_minded() -> None:

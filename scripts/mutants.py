@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "renamed before it is verified",
         "api/relocate.py",
-        "            self._verify(made.reopen())\n            made.commit()\n",
-        "            made.commit()\n            self._verify(made.reopen())\n",
+        "            self._verify(made.open_written())\n            made.commit()\n",
+        "            made.commit()\n            self._verify(made.open_written())\n",
         "tests/writing/test_staged_file_faults.py tests/api/test_relocate.py",
     ),
     Mutant(

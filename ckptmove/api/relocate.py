@@ -191,7 +191,7 @@ class _Change(NamedTuple):
         recover_if_interrupted(target)
         with destination_of(target).new_file([self.source], force=self.force) as made:
             copied = made.write(self.plan, progress)
-            self._verify(made.reopen())
+            self._verify(made.open_written())
             made.commit()
         return copied, self.plan.nbytes
 
@@ -199,7 +199,7 @@ class _Change(NamedTuple):
         """Change in place, verify, commit; gives how many bytes were written."""
         with InPlace(self._file(), self.plan, force=self.force) as changed:
             bytes_written = changed.write()
-            self._verify(changed.reopen())
+            self._verify(changed.open_written())
             changed.commit()
         return bytes_written
 

@@ -104,7 +104,7 @@ class Target(NamedTuple):
         if not self.is_folder:
             with destination.new_file(sources, force=force) as made:
                 made.write(writing.files[""], progress)
-                with made.reopen() as written:
+                with made.open_written() as written:
                     _check(writing, {"": written})
                 made.commit()
             return
@@ -114,7 +114,7 @@ class Target(NamedTuple):
             for name, plan in writing.files.items():
                 with folder.file(name) as file:
                     file.write(plan, progress)
-                    files[name] = stack.enter_context(file.reopen())
+                    files[name] = stack.enter_context(file.open_written())
             _check(writing, files)
             for each in companions:
                 each.copy_into(folder, progress)

@@ -286,14 +286,14 @@ def _local_path(against: StrPath | None, copies: Downloads) -> str | None:
 
 def _error_about_source(error: InputError, copies: Downloads) -> InputError:
     """The same error, about what was copied."""
-    path = None if error.path is None else copies.told(error.path)
-    return type(error)(copies.told(str(error)), path=path, hint=error.hint)
+    path = None if error.path is None else copies.with_original_names(error.path)
+    return type(error)(copies.with_original_names(str(error)), path=path, hint=error.hint)
 
 
 def _about_source(finding: Finding, copies: Downloads) -> Finding:
     """The same finding, about what was copied."""
-    details = [copies.told(each) for each in finding.details]
-    return replace(finding, title=copies.told(finding.title), details=details)
+    details = [copies.with_original_names(each) for each in finding.details]
+    return replace(finding, title=copies.with_original_names(finding.title), details=details)
 
 
 def _library_faults(path: str) -> list[str]:

@@ -30,12 +30,8 @@ def obstacles(outputs: Iterable[str]) -> list[str]:
     return found
 
 
-def refuse_if_full(
-    source: str,
-    dst: str,
-    tasks: Sequence[Task],
-    free: int | None,
-    written: Callable[[Task], int],
+def check_outputs_fit(
+    source: str, dst: str, tasks: Sequence[Task], free: int | None, written: Callable[[Task], int]
 ) -> None:
     """Raises RefusedError if the outputs that are missing do not fit into `free` bytes.
 

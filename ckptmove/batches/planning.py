@@ -14,7 +14,7 @@ from ..sources import place_of
 from ..writing.final_name import failure_of
 from .discovery import Discovery, dedupe_hard_links, discover
 from .fingerprints import is_done, is_ours, key_of, request_of
-from .free_space import obstacles, refuse_if_full
+from .free_space import check_outputs_fit, obstacles
 from .options import ReferenceTree, resolve_options
 from .outputs import output_namer, refuse_clashes
 from .run_item import output_nbytes
@@ -89,7 +89,7 @@ def plan_batch(
     if dst is not None:
         free = tree_at(os.fspath(dst)).free_nbytes()
         if verb != "validate":
-            refuse_if_full(source, os.fspath(dst), tasks, free, output_nbytes)
+            check_outputs_fit(source, os.fspath(dst), tasks, free, output_nbytes)
         if not dry_run:
             _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
     nbytes = sum(task.item.nbytes for task in tasks)

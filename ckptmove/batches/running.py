@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CkptmoveError
 from ..reports.batch import BatchPlan, BatchReport
-from ..reports.batch_items import (
-    BUSY,
-    FAILED,
-    OUTCOMES,
-    SKIPPED,
-    Result,
-    Task,
-    result_of,
-)
+from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of
 from ..writing.final_name import sync_folder
 from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress

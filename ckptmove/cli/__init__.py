@@ -167,9 +167,9 @@ def _say(error: CkptmoveError) -> int:
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
     from ..reports.text import LONGEST_REASON, one_line, printable
-    from ..sources import masked
+    from ..sources import mask_secrets
 
-    where, message, hint = (masked(printable(each)) for each in (where, message, hint))
+    where, message, hint = (mask_secrets(printable(each)) for each in (where, message, hint))
     line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))
     with contextlib.suppress(OSError):
         click.echo(_OURS + line, err=True)

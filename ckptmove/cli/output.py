@@ -13,7 +13,7 @@ import click
 from ..reports.plain import json_text
 from ..reports.report import Report
 from ..reports.text import printable
-from ..sources import masked, place_of
+from ..sources import mask_secrets, place_of
 from ..writing.verify import Progress
 from .declare import Function, option, with_options
 
@@ -38,7 +38,7 @@ class Output(NamedTuple):
         """Print warnings to stderr, about a file if one is named."""
         about = "" if path is None else f"{path}: "
         for message in () if self.quiet else messages:
-            click.echo(masked(printable(f"ckptmove: {about}{message}")), err=True)
+            click.echo(mask_secrets(printable(f"ckptmove: {about}{message}")), err=True)
 
     @contextlib.contextmanager
     def progress_bar(
@@ -96,7 +96,7 @@ def needs_source(src: str | None) -> str:
 def emit(lines: Iterable[str]) -> None:
     """Print a result."""
     for line in lines:
-        click.echo(masked(line))
+        click.echo(mask_secrets(line))
 
 
 def emit_json(value: object) -> None:

@@ -256,7 +256,7 @@ def _joined(outer: Plan, inner: Sequence[Plan]) -> Plan:
         writes=tuple(sorted((e for plan in plans for e in plan.writes), key=lambda e: e.at)),
         checksums=tuple(sorted(e for plan in plans for e in plan.checksums)),
         gathers=tuple(sorted((e for plan in plans for e in plan.gathers), key=lambda e: e.at)),
-        proofs=tuple(e for plan in plans for e in plan.proofs),
+        source_checksums=tuple(e for plan in plans for e in plan.source_checksums),
     )
 
 

@@ -56,7 +56,7 @@ def assemble(nbytes: int, pieces: Pieces) -> Plan:
         writes=tuple(sorted(pieces.writes, key=lambda write: write.at)),
         checksums=tuple(sorted(pieces.checksums)),
         gathers=tuple(sorted(pieces.gathers, key=lambda gather: gather.at)),
-        proofs=tuple(pieces.proofs),
+        source_checksums=tuple(pieces.source_checksums),
     )
 
 

@@ -139,7 +139,7 @@ class Pieces:
         )
 
     @property
-    def proofs(self) -> list[SourceChecksum]:
+    def source_checksums(self) -> list[SourceChecksum]:
         """The checksums that the sources have of what is not copied as a whole."""
         return [
             SourceChecksum(each.start, each.nbytes_before, each.crc32, key, each.source)

@@ -97,7 +97,7 @@ class Plan(NamedTuple):
     #: CRC-32s of the measures → the last writes, outside of all measures, in places where nothing
     #: else is
     seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
-    proofs: tuple[SourceChecksum, ...] = ()  #: what sources must hold besides
+    source_checksums: tuple[SourceChecksum, ...] = ()  #: of what no copy has
 
     @property
     def keeps_length(self) -> bool:

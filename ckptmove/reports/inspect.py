@@ -24,7 +24,7 @@ from ..pickles.nodes import (
     Text,
     Tuple,
 )
-from ..sources.urls import masked
+from ..sources.urls import mask_secrets
 from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
@@ -77,7 +77,7 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     """The verdict, totals by section, device and dtype, the tensors by layer, and what else."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
     yield manifest.verdict
-    yield masked(f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}")
+    yield mask_secrets(f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}")
     if manifest.fetched is not None:
         count = plural(manifest.fetched.requests, "request")
         yield f"fetched {size(manifest.fetched.nbytes)} of {size(manifest.nbytes)} in {count}"

@@ -6,9 +6,9 @@ from ..errors import StrPath
 from .filesystem import Missing
 from .place import LocalPlace, Place, choose
 from .source import Source
-from .urls import masked
+from .urls import mask_secrets
 
-__all__ = ["Missing", "Place", "choose", "masked", "open_source", "place_of"]
+__all__ = ["Missing", "Place", "choose", "mask_secrets", "open_source", "place_of"]
 
 
 def place_of(path: StrPath) -> Place:

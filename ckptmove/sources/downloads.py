@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from types import TracebackType
 
 from ..errors import InputError, RefusedError, StrPath
 from .place import EntryKind
@@ -27,12 +26,7 @@ class Downloads:
     def __enter__(self) -> Downloads:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._room is not None:
             self._room.cleanup()
 
@@ -40,8 +34,8 @@ class Downloads:
         """What stands for a path or URL here."""
         return self._here.get(os.fspath(path), os.fspath(path))
 
-    def told(self, text: str) -> str:
-        """A text in which copies are called what they are copies of."""
+    def with_original_names(self, text: str) -> str:
+        """The text with the paths of copies replaced by what they are copies of."""
         for folder, origin in self._origins.items():
             text = text.replace(folder, origin)
         return text

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
 from ..phrases import format_error
-from .urls import masked
+from .urls import mask_secrets
 
 _T = TypeVar("_T")
 _PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before it is asked again, or up to half as much more
@@ -202,7 +202,7 @@ def read_error(error: BaseException, url: str) -> InputError:
     """What a store said, as an error of ours."""
     status = status_of(error)
     strerror = getattr(error, "strerror", None)
-    said = masked(strerror if strerror and type(error) is OSError else format_error(error))
+    said = mask_secrets(strerror if strerror and type(error) is OSError else format_error(error))
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         what = "bucket" if "bucket does not exist" in said else "object"
         return Missing(f"can't be read: there is no such {what}", path=url)

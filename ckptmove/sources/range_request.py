@@ -18,7 +18,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 CHANGED = "the object was changed while it was read"
 
 
-def part_of(place: StorePath, start: int, nbytes: int, total: int, etag: str) -> bytes:
+def fetch_range(place: StorePath, start: int, nbytes: int, total: int, etag: str) -> bytes:
     """Fetch at least one byte of an object of `total` bytes.
 
     `etag` is what it was known by when its size was told; it may be empty. Raises CorruptError if

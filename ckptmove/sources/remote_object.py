@@ -13,7 +13,7 @@ from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from .cache import Spans, SparseCopy
 from .fetch_pool import FetchPool, result_of
 from .filesystem import Missing, info_of, open_store, stamp_of, with_retries
-from .range_request import CHANGED, part_of
+from .range_request import CHANGED, fetch_range
 from .source import FetchStats, Source, check_range
 
 _LEAST = 1 << 15  # bytes fetched at once: an answer takes longer than they do
@@ -50,9 +50,7 @@ class RemoteObject(Source):
         about = info_of(self.place)
         if about.get("type") == "directory":
             raise UnsupportedError(
-                "is a folder; a single file is needed",
-                path=url,
-                hint="give one file in it",
+                "is a folder; a single file is needed", path=url, hint="give one file in it"
             )
         size = about.get("size")
         if type(size) is not int or size < 0:
@@ -183,7 +181,7 @@ class RemoteObject(Source):
             return b""
         try:
             data = with_retries(
-                lambda: part_of(self.place, start, nbytes, self.nbytes, self._etag),
+                lambda: fetch_range(self.place, start, nbytes, self.nbytes, self._etag),
                 self.path,
                 stopped=self._stopped,
             )

@@ -12,7 +12,6 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from traceback import clear_frames
-from types import TracebackType
 from typing import NamedTuple, Protocol, TypeVar
 
 from ..errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
@@ -126,12 +125,7 @@ class Source(ABC):
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, InputError):
                 self._blame_changes(error)
@@ -139,8 +133,8 @@ class Source(ABC):
             self.close()
             if isinstance(error, CkptmoveError):
                 error.about(self.path)
-            elif isinstance(error, MemoryError) and trace is not None:
-                clear_frames(trace)  # what was built is not needed any more
+            elif isinstance(error, MemoryError):
+                clear_frames(error.__traceback__)  # what was built is not needed any more
                 raise CorruptError(NO_MEMORY, path=self.path) from None
 
     def _blame_changes(self, error: InputError) -> None:
@@ -241,9 +235,7 @@ class File(Source):
             mode = os.fstat(fd).st_mode
             if stat.S_ISDIR(mode):
                 raise UnsupportedError(
-                    "is a directory; a single file is needed",
-                    path=path,
-                    hint="give one file in it",
+                    "is a directory; a single file is needed", path=path, hint="give one file in it"
                 )
             if not stat.S_ISREG(mode):
                 raise InputError("is not a regular file", path=path)
@@ -307,8 +299,10 @@ class File(Source):
         return self._stat.st_blocks * 512
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """As `Source.data_ranges`, if the file system tells; it is asked once for each, as it is
-        slow."""
+        """As `Source.data_ranges`, if the file system tells.
+
+        Its last answer is kept: it may look through the whole rest of the file for a hole.
+        """
         at = start
         while at < end:
             since, data, hole = self._seen

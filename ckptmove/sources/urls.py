@@ -29,6 +29,6 @@ def looks_like_url(path: StrPath) -> bool:
     return re.match(rf"{_PROTOCOL}:/", os.fspath(path)) is not None
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """A text to be shown, without what is secret of the URLs in it."""
     return _SIGNED.sub(r"\1***", _USER.sub(r"\1***@", text))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from ..plans.plan import Plan
@@ -24,12 +23,7 @@ _Self = TypeVar("_Self")
 class _Context(Protocol):
     def __enter__(self: _Self) -> _Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
 
 
 class StagedPart(_Context, Protocol):
@@ -38,7 +32,7 @@ class StagedPart(_Context, Protocol):
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
         """Carry out the plan and verify every byte; see `execute.PlanFile.write`."""
 
-    def reopen(self) -> Source:
+    def open_written(self) -> Source:
         """Open what was written, to be read like any other file."""
 
 

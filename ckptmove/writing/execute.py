@@ -8,16 +8,17 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from types import TracebackType
+from typing import TypeVar
 
 from ..errors import UnsupportedError, WriteError
 from ..plans.plan import Copy, Gather, Plan
 from ..sources.source import File, Source
 from .copy import Copier, put, start_writeback
-from .final_name import failure_of, mode_from, refuse_if_full
+from .final_name import check_free_space, failure_of, mode_from
 from .verify import Progress, Verifier
 
 FICLONE = 0x40049409  # linux/fs.h
+_Self = TypeVar("_Self", bound="PlanFile")
 
 
 class PlanFile:
@@ -30,15 +31,10 @@ class PlanFile:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
         self.fd = os.open(name, flags, mode_from(sources) | 0o200, dir_fd=folder)
 
-    def __enter__(self) -> PlanFile:
+    def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except OSError as error_at_end:
@@ -67,7 +63,7 @@ class PlanFile:
             if self._reflink(plan):
                 crcs = self._carry_out(plan, None, report)
             else:
-                refuse_if_full(os.fstatvfs(self.fd), [plan], self.sources, self.path)
+                check_free_space(os.fstatvfs(self.fd), [plan], self.sources, self.path)
                 os.ftruncate(self.fd, plan.nbytes)
                 copier = Copier(self.sources, self.fd)
                 crcs = self._carry_out(plan, copier, report)
@@ -130,7 +126,7 @@ class PlanFile:
             report(len(data))
             yield at + len(data)
 
-    def reopen(self) -> File:
+    def open_written(self) -> File:
         """Open what was written, to be read like any other file."""
         try:
             return File(os.dup(self.fd), self.path)

@@ -155,7 +155,7 @@ def check_room(
     folder = os.path.dirname(path.rstrip("/")) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RefusedError("can't be written: no file can be created in the directory", path=path)
-    refuse_if_full(os.statvfs(folder), plans, sources, path, besides)
+    check_free_space(os.statvfs(folder), plans, sources, path, besides)
 
 
 def free_nbytes(room: os.statvfs_result) -> int:
@@ -163,7 +163,7 @@ def free_nbytes(room: os.statvfs_result) -> int:
     return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
 
 
-def refuse_if_full(
+def check_free_space(
     room: os.statvfs_result,
     plans: Iterable[Plan],
     sources: Sequence[Source],

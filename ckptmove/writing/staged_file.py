@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Sequence
-from types import TracebackType
 
 from ..errors import StrPath, WriteError
 from ..sources.source import Source
@@ -42,15 +41,7 @@ class LocalFile(PlanFile):
         with contextlib.suppress(OSError):
             os.unlink(self._name.hidden, dir_fd=self._name.folder)
 
-    def __enter__(self) -> LocalFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.committed:
             self._remove()
         super().__exit__(kind, error, trace)
@@ -81,11 +72,7 @@ class LocalFile(PlanFile):
 
     def _link(self) -> None:
         """Give the file its final name only if that name is free, which a rename cannot ensure."""
-        hidden, name, folder = (
-            self._name.hidden,
-            self._name.name,
-            self._name.folder,
-        )
+        hidden, name, folder = (self._name.hidden, self._name.name, self._name.folder)
         try:
             os.link(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:

@@ -13,7 +13,6 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from types import TracebackType
 
 from ..errors import RefusedError, StrPath, WriteError
 from ..sources.source import Source
@@ -61,12 +60,7 @@ class LocalFolder:
     def __enter__(self) -> LocalFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             for file in self._files:
                 with contextlib.suppress(OSError):

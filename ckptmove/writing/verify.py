@@ -13,7 +13,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from types import TracebackType
 
 from ..errors import CorruptError, WriteError
 from ..plans.plan import Check, Checksum, CrcRange, Plan
@@ -51,12 +50,7 @@ class Verifier:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._stopped = True
         self._marks.put(None)
         if self._thread is not None:
@@ -97,7 +91,7 @@ class Verifier:
                 self._verify(check)
                 done = check.at + check.nbytes
             self._measure(done, self._plan.nbytes)
-            for proof in self._plan.proofs:
+            for proof in self._plan.source_checksums:
                 source = self._sources[proof.source]
                 if self._sum(source, proof.source_at, proof.nbytes) != proof.crc32:
                     raise damage_error(proof.name, source)

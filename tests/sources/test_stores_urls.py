@@ -11,7 +11,7 @@ import torch
 
 import ckptmove
 from ckptmove import InputError, UsageError
-from ckptmove.sources import masked, place_of
+from ckptmove.sources import mask_secrets, place_of
 from ckptmove.sources.urls import is_url
 from tests.conftest import RunCli
 from tests.servers.object_store import Fault, Files, Store
@@ -69,7 +69,7 @@ MASKED = {
 
 @pytest.mark.parametrize(("text", "expected"), MASKED.items())
 def test_secrets_are_masked(text: str, expected: str) -> None:
-    assert masked(text) == expected
+    assert mask_secrets(text) == expected
 
 
 @pytest.mark.parametrize("verb", ["inspect", "validate", "relocate"])

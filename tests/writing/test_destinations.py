@@ -25,7 +25,7 @@ def test_a_file_appears_when_it_is_committed(root: Root, tmp_path: Path) -> None
         destination.check_file(sources, force=False)
         with destination.new_file(sources, force=False) as file:
             file.write(PLAN, steps.append)
-            with file.reopen() as again:
+            with file.open_written() as again:
                 assert again.read(0, again.nbytes) == DATA
             assert "x" not in root.files()
             file.commit()
@@ -101,7 +101,7 @@ def test_a_folder_appears_with_all_that_is_in_it(root: Root, tmp_path: Path) -> 
             for name, plan in {"first": PLAN, "a/b/second": TEXT}.items():
                 with folder.file(name) as file:
                     file.write(plan)
-                    with file.reopen() as again:
+                    with file.open_written() as again:
                         assert again.nbytes == plan.nbytes
             folder.make("empty")
             assert not any(name.startswith("out/") for name in root.files())

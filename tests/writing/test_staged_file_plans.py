@@ -37,7 +37,7 @@ def test_each_byte_is_as_the_model_has_it(case: Case) -> None:
         out = Path(name, "out")
         with LocalFile(out, sources, force=False) as staged:
             staged.write(case.plan, steps.append)
-            with staged.reopen() as again:
+            with staged.open_written() as again:
                 assert again.read(0, again.nbytes) == case.expected
             assert not out.exists()
             staged.commit()

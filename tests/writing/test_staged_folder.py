@@ -47,7 +47,7 @@ def staged(
         for name, plan in {"first": cloned(0), "a/b/second": cloned(1)}.items():
             with folder.file(name) as file:
                 file.write(plan)
-                with file.reopen() as again:
+                with file.open_written() as again:
                     assert again.nbytes == plan.nbytes
             assert Path(folder.hidden, name).read_bytes() == BOTH["second" in name]
         if meanwhile is not None:

@@ -22,7 +22,7 @@ from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, SourceCh
 from ckptmove.runtime import gather as gathering
 from ckptmove.writing.execute import ProgressCounter
 from ckptmove.writing.upload.parts import part_nbytes_for, send
-from ckptmove.writing.upload.readahead import Proofs
+from ckptmove.writing.upload.readahead import RunningChecksums
 from ckptmove.writing.upload.stream_plan import PlanSource
 from tests.conftest import examples
 from tests.making.plans import Case, cases, content, opened
@@ -112,7 +112,7 @@ def test_proofs_may_overlap(ranges: list[tuple[int, int]], read: list[int]) -> N
             SourceChecksum(start, nbytes, zlib.crc32(BOTH[1][start : start + nbytes]), "proved", 1)
             for start, nbytes in ranges
         ]
-        proofs, at = Proofs(given_, sources), 0
+        proofs, at = RunningChecksums(given_, sources), 0
         for nbytes in read:
             proofs.bytes_read(1, at, memoryview(BOTH[1])[at : at + nbytes])
             proofs.bytes_read(0, at, memoryview(b"of another source"))
@@ -126,7 +126,9 @@ def test_proofs_may_overlap(ranges: list[tuple[int, int]], read: list[int]) -> N
 
 def test_what_is_read_is_heard_by_those_it_concerns() -> None:
     def taken(count: int) -> int:
-        proofs = Proofs([SourceChecksum(10 * n, 10, 0, "proved") for n in range(count)], [])
+        proofs = RunningChecksums(
+            [SourceChecksum(10 * n, 10, 0, "proved") for n in range(count)], []
+        )
         data = memoryview(bytes(10))
         return sum(steps(partial(proofs.bytes_read, 0, 10 * n, data)) for n in range(count))
 
@@ -181,7 +183,7 @@ def test_proofs_hold_and_cost_nothing_where_it_was_read_anyway(
 ) -> None:
     crc32 = zlib.crc32(BOTH[1][start : start + nbytes]) ^ (not right)
     plan = Plan("relay", 200_010, (), (), gathers=(gather,))
-    plan = plan._replace(proofs=(SourceChecksum(start, nbytes, crc32, "proved", 1),))
+    plan = plan._replace(source_checksums=(SourceChecksum(start, nbytes, crc32, "proved", 1),))
     with opened(tmp_path, BOTH) as sources:
         read = list[int]()
         chunks = type(sources[1]).chunks

@@ -171,7 +171,7 @@ def test_what_is_sealed_too_early_is_sent_twice(url: str, tmp_path: Path) -> Non
         destination_of(url).new_file(sources, force=False) as file,
     ):
         file.write(plan, told.append)
-        with file.reopen() as again:
+        with file.open_written() as again:
             head = again.read(0, 10)
         file.commit()
     with (

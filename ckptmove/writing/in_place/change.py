@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from types import TracebackType
 
 from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
@@ -59,12 +58,7 @@ class InPlace:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._held as held:
             if self._journal is None:
                 return
@@ -122,7 +116,7 @@ class InPlace:
         if not os.path.samestat(held, source) or not self.source.same_file(self.path):
             raise CorruptError("the file was replaced while it was read", path=self.path)
 
-    def reopen(self) -> File:
+    def open_written(self) -> File:
         """The file as it stands, to be read like any other."""
         try:
             return File(os.dup(self._held.fd), self.path)

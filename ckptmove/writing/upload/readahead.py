@@ -16,13 +16,12 @@ from ...sources.source import Source
 from ..verify import crc32_of, damage_error
 
 
-class Proofs:
-    """What sources must add up to, from what is read of them anyway; the rest is read for it."""
+class RunningChecksums:
+    """Checksums of sources, computed while a plan reads them; `check` reads the rest."""
 
-    def __init__(self, proofs: Sequence[SourceChecksum], sources: Sequence[Source]) -> None:
-        self._proofs = proofs
+    def __init__(self, checksums: Sequence[SourceChecksum], sources: Sequence[Source]) -> None:
         self._sources = sources
-        self._sums = {each: [each.source_at, 0] for each in proofs}  # up to where; so far
+        self._sums = {each: [each.source_at, 0] for each in checksums}  # up to where; so far
         self._of = dict[int, list[SourceChecksum]]()  # in the order of their source
         for each in sorted(self._sums, key=attrgetter("source_at")):
             self._of.setdefault(each.source, []).append(each)
@@ -37,34 +36,34 @@ class Proofs:
             return
         end, those = start + len(data), self._of[source]
         for n in range(bisect_right(self._ends[source], start), len(those)):
-            proof = those[n]
-            if proof.source_at >= end:
+            each = those[n]
+            if each.source_at >= end:
                 return
-            so_far = self._sums[proof]
-            if start <= so_far[0] < min(end, proof.source_at + proof.nbytes):
-                stop = min(end, proof.source_at + proof.nbytes)
+            so_far = self._sums[each]
+            if start <= so_far[0] < min(end, each.source_at + each.nbytes):
+                stop = min(end, each.source_at + each.nbytes)
                 so_far[1] = zlib.crc32(data[so_far[0] - start : stop - start], so_far[1])
                 so_far[0] = stop
 
     def check(self) -> None:
         """Read what was not read to its end. Raises CorruptError if a source is damaged."""
-        for proof, (at, crc32) in self._sums.items():
-            source = self._sources[proof.source]
-            left = proof.source_at + proof.nbytes - at
-            if crc32_of(source, at, left, crc32) != proof.crc32:
-                raise damage_error(proof.name, source)
+        for each, (at, crc32) in self._sums.items():
+            source = self._sources[each.source]
+            left = each.source_at + each.nbytes - at
+            if crc32_of(source, at, left, crc32) != each.crc32:
+                raise damage_error(each.name, source)
 
 
 class ReadaheadSource(Source):
     """A source as one gather reads it: what it reads in a row is asked for at once."""
 
-    __slots__ = ("_at", "_coming", "_gather", "_held", "_proofs", "_source")
+    __slots__ = ("_at", "_coming", "_gather", "_held", "_running", "_source")
 
-    def __init__(self, source: Source, gather: Gather, proofs: Proofs) -> None:
+    def __init__(self, source: Source, gather: Gather, running: RunningChecksums) -> None:
         self.path, self.nbytes = source.path, source.nbytes
         self._source = source
         self._gather = gather
-        self._proofs = proofs
+        self._running = running
         self._coming: Iterator[tuple[int, bytes]] | None = None
         self._at, self._held = 0, memoryview(b"")  # where the next byte lies; what came of it
 
@@ -91,7 +90,7 @@ class ReadaheadSource(Source):
             view[done : done + len(taken)] = taken
             self._held = self._held[len(taken) :]
             done += len(taken)
-        self._proofs.bytes_read(self._gather.source, start, view)
+        self._running.bytes_read(self._gather.source, start, view)
 
     def read(self, start: int, nbytes: int) -> bytes:
         return self._source.read(start, nbytes)

@@ -7,7 +7,7 @@ sees the object until it is committed; if it is not, its parts are removed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
+from typing import TypeVar
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
@@ -22,6 +22,8 @@ from .fsspec import TransactedUpload, check_writable
 from .parts import PART_NBYTES, Upload, send
 from .s3 import MultipartUpload, SingleUpload
 from .stream_plan import PlanSource
+
+_Self = TypeVar("_Self", bound="StagedUpload")
 
 
 class MemoryAllowance:
@@ -46,15 +48,10 @@ class StagedUpload:
         self._upload: Upload | None = None
         self._assembled: PlanSource | None = None
 
-    def __enter__(self) -> StagedUpload:
+    def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Nothing ends with it."""
 
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
@@ -84,7 +81,7 @@ class StagedUpload:
             return SingleUpload(self.place, nbytes)
         return MultipartUpload(self.place, nbytes)
 
-    def reopen(self) -> Source:
+    def open_written(self) -> Source:
         """What was uploaded, to be read like any other: assembled again, where it is read."""
         assert self._assembled is not None
         return self._assembled
@@ -122,15 +119,7 @@ class StagedObject(StagedUpload):
         place = check_object(str(destination), sources, force=force)
         super().__init__(place, sources, MemoryAllowance(PART_NBYTES), force=force)
 
-    def __enter__(self) -> StagedObject:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.abort(error)
 
     def commit(self) -> None:

@@ -10,7 +10,6 @@ must be run again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
@@ -42,12 +41,7 @@ class StagedPrefix:
     def __enter__(self) -> StagedPrefix:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         failed: CkptmoveError | None = None
         for file in self._files.values():
             try:

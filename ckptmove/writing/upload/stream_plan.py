@@ -18,7 +18,7 @@ from ...plans.plan import Copy, Gather, Plan, Write
 from ...sources.source import Source, check_range
 from ..execute import read_gather
 from ..verify import Measured, crc32_of, damage_error
-from .readahead import Proofs, ReadaheadSource
+from .readahead import ReadaheadSource, RunningChecksums
 
 
 class PlanSource(Source):
@@ -62,10 +62,10 @@ class PlanSource(Source):
         other sizes than planned.
         """
         self.settled = False
-        plan, proofs = self._plan, Proofs(self._plan.proofs, self._sources)
+        plan, running = self._plan, RunningChecksums(self._plan.source_checksums, self._sources)
         measured, summed = Measured(plan.measures), Measured(plan.checksums)
         sealed = list[tuple[int, bytes]]()
-        for at, part in self._filled(nbytes, proofs):
+        for at, part in self._filled(nbytes, running):
             view = part.getbuffer()
             self._writes.paint(at, view)
             measured.add(at, view)
@@ -80,7 +80,7 @@ class PlanSource(Source):
             view.release()
             yield part
             del part  # who took it may be done with it before there is another
-        proofs.check()
+        running.check()
         seals = self._sealed_with(measured.crcs)
         if self._sealed is not None and seals != self._sealed:
             raise CorruptError("a source changed while it was read", path=self.path)
@@ -93,10 +93,10 @@ class PlanSource(Source):
             return []
         return sorted(self._plan.seal(crcs), key=attrgetter("at"))
 
-    def _filled(self, nbytes: int, proofs: Proofs) -> Iterator[tuple[int, BytesIO]]:
+    def _filled(self, nbytes: int, running: RunningChecksums) -> Iterator[tuple[int, BytesIO]]:
         """Parts with what is copied and gathered, and zeros between."""
         start, end, part = 0, min(nbytes, self.nbytes), _zeros(min(nbytes, self.nbytes))
-        for at, data in self._made(proofs):
+        for at, data in self._made(running):
             while data:
                 while at >= end:
                     yield start, part
@@ -110,7 +110,7 @@ class PlanSource(Source):
             start, end = end, min(end + nbytes, self.nbytes)
             part = _zeros(end - start)
 
-    def _made(self, proofs: Proofs) -> Iterator[tuple[int, memoryview]]:
+    def _made(self, running: RunningChecksums) -> Iterator[tuple[int, memoryview]]:
         for piece in self._pieces:
             if isinstance(piece, Copy):
                 shift = piece.at - piece.source_at
@@ -118,12 +118,14 @@ class PlanSource(Source):
                 for start, data in source.chunks(piece.source_at, piece.nbytes):
                     yield start + shift, memoryview(data)
             else:
-                yield from self._gathered(piece, proofs)
+                yield from self._gathered(piece, running)
 
-    def _gathered(self, gather: Gather, proofs: Proofs) -> Iterator[tuple[int, memoryview]]:
+    def _gathered(
+        self, gather: Gather, running: RunningChecksums
+    ) -> Iterator[tuple[int, memoryview]]:
         sources = list(self._sources)
         if gather.content is None:
-            sources[gather.source] = ReadaheadSource(sources[gather.source], gather, proofs)
+            sources[gather.source] = ReadaheadSource(sources[gather.source], gather, running)
         yield from read_gather(sources, gather, self.path)
 
     def _check_sums(self, crcs: Sequence[int], start: int, end: int) -> None:

@@ -42,7 +42,6 @@ _MOST_LISTED = 6  # losses
 _WITHOUT_STRICT = "without --strict it is converted all the same"
 _MOST_TIMES = 8  # as long as the source, unless somebody insists
 _MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
-_WHAT, _KEYS, _TYPES = "What to write", "Keys of state dicts", "Dtype and device"
 
 
 @declare_options
@@ -56,7 +55,7 @@ def convert(
         Option(
             "Write only entries whose name matches GLOB, and everything below them.",
             "GLOB",
-            _WHAT,
+            "What to write",
             value="GLOB matches dotted names as `inspect` lists them, and everything below a "
             "match. If no name matches, it may be the name of a section: `model`, `ema`, "
             "`optimizer`, `scheduler`, `rng`. A key that contains a dot is quoted where its name "
@@ -68,22 +67,18 @@ def convert(
         Option(
             "Exclude entries whose name matches GLOB, and everything below them.",
             "GLOB",
-            _WHAT,
             former="exclude",
         ),
     ] = (),
     root: Annotated[
         str | None,
-        Option(
-            "Write only the entry with this name, as the top of the new checkpoint.", "NAME", _WHAT
-        ),
+        Option("Write only the entry with this name, as the top of the new checkpoint.", "NAME"),
     ] = None,
     weights: Annotated[
         Literal["model", "ema"] | None,
         Option(
             "Write only the state dict of one model, or its averaged weights (EMA, SWA) under the "
-            "names that the model uses.",
-            group=_WHAT,
+            "names that the model uses."
         ),
     ] = None,
     preset: Annotated[
@@ -92,7 +87,6 @@ def convert(
             f"Use a set of options: {', '.join(PRESETS)}. Your own options are added to it; "
             "--weights replaces its --root.",
             "NAME",
-            _WHAT,
         ),
     ] = None,
     format: Format = None,
@@ -105,32 +99,29 @@ def convert(
         Option(
             "Substitute in keys, in the given order. OLD is a regular expression.",
             "s/OLD/NEW/",
-            _KEYS,
+            "Keys of state dicts",
         ),
     ] = (),
     strip_prefix: Annotated[
         str | None,
-        Option("Remove this prefix from keys; a dot at its end may be left out.", "PREFIX", _KEYS),
+        Option("Remove this prefix from keys; a dot at its end may be left out.", "PREFIX"),
     ] = None,
     add_prefix: Annotated[
-        str | None,
-        Option("Add this prefix to keys; a dot at its end may be left out.", "PREFIX", _KEYS),
+        str | None, Option("Add this prefix to keys; a dot at its end may be left out.", "PREFIX")
     ] = None,
     dtype: Annotated[
         Mapping[str, Dtype] | Dtype | None,
         Option(
             "Cast the model's floating-point tensors, or those whose name matches GLOB.",
             "[GLOB=]DTYPE",
-            _TYPES,
+            "Dtype and device",
         ),
     ] = None,
     keep_dtype: Annotated[
-        str | Iterable[str],
-        Option("Do not cast tensors whose name matches GLOB.", "GLOB", _TYPES),
+        str | Iterable[str], Option("Do not cast tensors whose name matches GLOB.", "GLOB")
     ] = (),
     to: Annotated[
-        Device | None,
-        Option("Tag the tensors with this device, as relocate does.", "DEVICE", _TYPES),
+        Device | None, Option("Tag the tensors with this device, as relocate does.", "DEVICE")
     ] = None,
     drop: Annotated[
         str | Iterable[str],
@@ -146,8 +137,7 @@ def convert(
         bool,
         Option(
             "Allow the new pickle to name callables not known to be harmless, such as your own "
-            "classes, when SRC is a format that runs nothing.",
-            group="Safety",
+            "classes, when SRC is a format that runs nothing."
         ),
     ] = False,
     follow_links: FollowLinks = False,

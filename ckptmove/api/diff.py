@@ -28,7 +28,6 @@ from ..writing.verify import Progress
 from .options import FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown
 
-_COMPARISON = "Comparison"
 _WITHOUT_STRICT = "without --strict it is compared all the same"
 
 
@@ -43,7 +42,7 @@ def diff(
         Option(
             "Compare only entries whose name matches GLOB, and everything below them.",
             "GLOB",
-            _COMPARISON,
+            "Comparison",
         ),
     ] = (),
     atol: Annotated[
@@ -51,7 +50,6 @@ def diff(
         Option(
             "Accept floating-point values that differ by at most X; two NaNs are then equal too.",
             "X",
-            _COMPARISON,
         ),
     ] = 0.0,
     rtol: Annotated[
@@ -60,25 +58,16 @@ def diff(
             "Accept floating-point values that differ by at most X times the value in A, in "
             "addition to --atol.",
             "X",
-            _COMPARISON,
         ),
     ] = 0.0,
     ignore_devices: Annotated[
-        bool,
-        Option("Accept other devices of tensors, of values and in code.", group=_COMPARISON),
+        bool, Option("Accept other devices of tensors, of values and in code.")
     ] = False,
     ignore_code: Annotated[
-        bool,
-        Option(
-            "Accept other code and classes of programs, and what cannot be compared.",
-            group=_COMPARISON,
-        ),
+        bool, Option("Accept other code and classes of programs, and what cannot be compared.")
     ] = False,
     cast: Annotated[
-        bool,
-        Option(
-            "Cast floating-point tensors of A to the dtype of B, then compare.", group=_COMPARISON
-        ),
+        bool, Option("Cast floating-point tensors of A to the dtype of B, then compare.")
     ] = False,
     strict: Strict = False,
     follow_links: FollowLinks = False,

@@ -49,7 +49,6 @@ def doctor(
         Option(
             "Train the model with this optimizer, package.module:Class.",
             "CLASS",
-            _MODEL,
             default="torch.optim:AdamW",
         ),
     ] = None,
@@ -57,8 +56,7 @@ def doctor(
         StrPath | None, Option("Run this training script and watch it.", "FILE", _SCRIPT)
     ] = None,
     steps: Annotated[
-        int | None,
-        Option("Watch this many optimizer steps of the script.", "N", _SCRIPT, default="2"),
+        int | None, Option("Watch this many optimizer steps of the script.", "N", default="2")
     ] = None,
     args: Sequence[str] = (),
     device: Annotated[

@@ -10,7 +10,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, cleandoc, signature
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
@@ -40,8 +40,9 @@ class Option:
     help: str
     #: What stands for its value. `KEY=VALUE` makes it a mapping, where `[KEY=]` may be missing.
     metavar: str = ""
-    #: The heading above it in the help of a command that has many options.
-    group: str = "General"
+    #: The heading above it in the help of a command that has many options; that of the option
+    #: before it if empty.
+    group: str = ""
     #: What a default of None comes to.
     default: str = ""
     #: Its parameter in an earlier version, still accepted.
@@ -103,8 +104,7 @@ def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Its signature then shows plain types.
     """
     written = signature(function, eval_str=True)
-    parameters = [_declaration_of(each) for each in written.parameters.values()]
-    options = {each.name: each for each, _ in parameters if each is not None}
+    options = _declarations(written.parameters.values())
     current = former_names(options)
 
     @functools.wraps(function)
@@ -112,7 +112,7 @@ def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
         with_current_names(kwargs, current)
         return function(*args, **kwargs)
 
-    plain = written.replace(parameters=[each for _, each in parameters])
+    plain = written.replace(parameters=[_without_option(p) for p in written.parameters.values()])
     verb.options = MappingProxyType(options)  # type: ignore[attr-defined]
     verb.__signature__ = plain  # type: ignore[attr-defined]
     verb.__annotations__ = {
@@ -138,17 +138,22 @@ def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) ->
         warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
 
 
-def _declaration_of(parameter: Parameter) -> tuple[Declaration | None, Parameter]:
-    """What a parameter declares, if it does; and the parameter with its plain type."""
-    annotation = parameter.annotation
-    for option in getattr(annotation, "__metadata__", ()):
-        if isinstance(option, Option):
-            plain = annotation.__origin__
+def _declarations(parameters: Iterable[Parameter]) -> dict[str, Declaration]:
+    """What these parameters declare, by name."""
+    declared, group = dict[str, Declaration](), "General"
+    for each in parameters:
+        for option in getattr(each.annotation, "__metadata__", ()):
+            plain, group = each.annotation.__origin__, option.group or group
             either = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
-            types = tuple(each for each in either if each is not NoneType)
-            found = Declaration(parameter.name, option, types, parameter.default)
-            return found, parameter.replace(annotation=plain)
-    return None, parameter
+            types = tuple(kind for kind in either if kind is not NoneType)
+            option = replace(option, group=group)
+            declared[each.name] = Declaration(each.name, option, types, each.default)
+    return declared
+
+
+def _without_option(parameter: Parameter) -> Parameter:
+    annotation = parameter.annotation
+    return parameter.replace(annotation=getattr(annotation, "__origin__", annotation))
 
 
 def _docs_with_options(

@@ -24,8 +24,6 @@ from ..writing.verify import Progress
 from .options import DryRun, Option, Strict, declare_options
 from .strict import refuse_unknown
 
-_DEVICES = "Devices"
-
 
 @declare_options
 @formats.uncollected()
@@ -38,20 +36,18 @@ def relocate(
         Option(
             "Put every tensor on this device, for example cuda:0 or cpu.",
             "DEVICE",
-            _DEVICES,
+            "Devices",
             python="It may be an object such as `torch.device` whose `str()` is a device.",
         ),
     ] = None,
     map: Annotated[
         Mapping[str, Device] | None,
-        Option("Move tensors from device A to device B. A may be cuda:* or *.", "A=B", _DEVICES),
+        Option("Move tensors from device A to device B. A may be cuda:* or *.", "A=B"),
     ] = None,
     place: Annotated[
         Mapping[str, Device] | None,
         Option(
-            "Put tensors whose name matches GLOB on DEVICE; the last match wins.",
-            "GLOB=DEVICE",
-            _DEVICES,
+            "Put tensors whose name matches GLOB on DEVICE; the last match wins.", "GLOB=DEVICE"
         ),
     ] = None,
     device_map: Annotated[
@@ -60,18 +56,14 @@ def relocate(
             "A JSON file with a device for each module name, as accelerate writes it; the longest "
             "matching name wins.",
             "FILE",
-            _DEVICES,
             python="Or a mapping of that form. A number n means `cuda:n`.",
         ),
     ] = None,
-    all: Annotated[
-        bool, Option("Also move tensors that torch keeps on the CPU.", group=_DEVICES)
-    ] = False,
+    all: Annotated[bool, Option("Also move tensors that torch keeps on the CPU.")] = False,
     values: Annotated[
         bool,
         Option(
             "Also rewrite your own values that name a moved device.",
-            group=_DEVICES,
             python="These are `torch.device` objects, and strings that equal one.",
         ),
     ] = False,
@@ -90,8 +82,7 @@ def relocate(
         bool,
         Option(
             "Replace an existing destination. With --in-place: also change a symbolic link, a file "
-            "with several hard links, or a file that another process has open for writing.",
-            group="Destination",
+            "with several hard links, or a file that another process has open for writing."
         ),
     ] = False,
     dry_run: DryRun = False,

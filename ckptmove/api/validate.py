@@ -9,13 +9,7 @@ from typing import Annotated, Any, Literal
 
 from .. import formats
 from ..device import numbered
-from ..errors import (
-    CorruptError,
-    InputError,
-    RefusedError,
-    StrPath,
-    UntrustedError,
-)
+from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..manifest.manifest import Manifest
 from ..phrases import plural
 from ..reports.validate import FAILED, PASSED, SKIPPED, Finding, TrialResult, ValidationReport
@@ -30,7 +24,6 @@ from .strict import refuse_unknown
 CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
-_COMPARISON, _MODEL = "Comparison", "Model"
 _NO_TORCH = "torch is not installed"
 
 
@@ -44,7 +37,7 @@ def validate(
             "Require that SRC equals this checkpoint; devices may differ, and floating-point "
             "tensors may have been cast.",
             "OTHER",
-            _COMPARISON,
+            "Comparison",
         ),
     ] = None,
     subset: Annotated[
@@ -52,15 +45,13 @@ def validate(
         Option(
             "Allow SRC to hold only a part of the other checkpoint, under other names, as convert "
             "--select or --preset hf write it.",
-            group=_COMPARISON,
             former="part",
         ),
     ] = False,
     ignore_code: Annotated[
         bool,
         Option(
-            "Allow the code in SRC to differ from that of the other checkpoint, or to be missing.",
-            group=_COMPARISON,
+            "Allow the code in SRC to differ from that of the other checkpoint, or to be missing."
         ),
     ] = False,
     model: Annotated[
@@ -68,7 +59,7 @@ def validate(
         Option(
             "Load the weights into the model that FACTORY makes.",
             "FACTORY",
-            _MODEL,
+            "Model",
             python="FACTORY may be a callable.",
             value="FACTORY is `package.module:name`, `path/to/file.py:name`, a Hugging Face "
             "folder, a TorchScript file or a `.pt2` file.",
@@ -76,8 +67,7 @@ def validate(
     ] = None,
     input: Input = (),
     step: Annotated[
-        Literal["forward", "train"] | None,
-        Option("Run one step of this kind.", group=_MODEL),
+        Literal["forward", "train"] | None, Option("Run one step of this kind.")
     ] = None,
     optimizer: Annotated[
         str | None,
@@ -85,7 +75,6 @@ def validate(
             "The class of the optimizer, package.module:Class, if it cannot be recognized from its "
             "state.",
             "CLASS",
-            _MODEL,
         ),
     ] = None,
     device: Annotated[
@@ -101,7 +90,7 @@ def validate(
     timeout: Annotated[
         float,
         Option(
-            "Stop a model made from a file, or a simulation, after this time.", "SECONDS", _MODEL
+            "Stop a model made from a file, or a simulation, after this time.", "SECONDS", "Model"
         ),
     ] = 600,
     trust_pickle: Annotated[

@@ -18,8 +18,6 @@ from .running import Batch
 if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
 
-_ITEMS, _RUN = "Which items", "How to run"
-
 
 @declare_options
 def batch(
@@ -32,7 +30,7 @@ def batch(
         Option(
             "Do only items whose name matches GLOB.",
             "GLOB",
-            _ITEMS,
+            "Which items",
             value="GLOB matches names in the tree, such as `runs/1/last.ckpt`. `*` matches slashes "
             "too. A GLOB without a slash may also match the last part of a name alone. A GLOB that "
             "starts with a slash must match the whole name, or that of a folder above it: "
@@ -40,14 +38,11 @@ def batch(
         ),
     ] = (),
     exclude: Annotated[
-        str | Iterable[str],
-        Option("Leave out items and folders whose name matches GLOB.", "GLOB", _ITEMS),
+        str | Iterable[str], Option("Leave out items and folders whose name matches GLOB.", "GLOB")
     ] = (),
     shard_of: Annotated[
         str | None,
-        Option(
-            "Divide the items into N shares and do only share I; I counts from 1.", "I/N", _ITEMS
-        ),
+        Option("Divide the items into N shares and do only share I; I counts from 1.", "I/N"),
     ] = None,
     retry: Annotated[
         StrPath | None,
@@ -55,19 +50,17 @@ def batch(
             "Do only the items that failed or were refused in this log, which ckptmove batch --log "
             "wrote.",
             "FILE",
-            _ITEMS,
         ),
     ] = None,
     verify: Annotated[
-        bool,
-        Option("Read finished outputs again, to check that they have not changed.", group=_ITEMS),
+        bool, Option("Read finished outputs again, to check that they have not changed.")
     ] = False,
     copy_rest: Annotated[
-        bool,
-        Option("Also copy files that are not checkpoints.", group=_ITEMS, former="copy_others"),
+        bool, Option("Also copy files that are not checkpoints.", former="copy_others")
     ] = False,
     jobs: Annotated[
-        int | None, Option("Number of processes.", "N", _RUN, default="one per core", short="j")
+        int | None,
+        Option("Number of processes.", "N", "How to run", default="one per core", short="j"),
     ] = None,
     executor: Executor | None = None,
     ray: Annotated[
@@ -75,17 +68,13 @@ def batch(
         Option(
             "Run on a Ray cluster. auto is the cluster that this machine belongs to.",
             "ADDRESS",
-            _RUN,
             python="All its nodes must see the tree and the destination under the same paths, and "
             "have the same version of ckptmove. Each item takes one CPU, however large it is. If a "
             "node dies, others do its items.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool,
-        Option(
-            "Show the plan and do nothing. Each item is checked only when it is done.", group=_RUN
-        ),
+        bool, Option("Show the plan and do nothing. Each item is checked only when it is done.")
     ] = False,
     progress: Progress | None = None,
     **options: Any,

@@ -31,10 +31,7 @@ class _Remarks(io.TextIOWrapper):
     def __init__(self, fd: int, stream: IO[str] | None) -> None:
         encoding = getattr(stream, "encoding", None) or "utf-8"
         super().__init__(
-            os.fdopen(fd, "wb", closefd=False),
-            encoding,
-            "backslashreplace",
-            line_buffering=fd == 2,
+            os.fdopen(fd, "wb", closefd=False), encoding, "backslashreplace", line_buffering=fd == 2
         )
 
     def write(self, text: str) -> int:

@@ -2,8 +2,8 @@
 
 In a file, the last index of a tensor runs fastest, and bytes are little-endian. Arrays in Fortran
 order and big-endian arrays are converted, so that any reader finds the right values under the right
-shape. The tree records the old order, and the arrays come back in it. This holds one whole array in
-memory at a time; very large arrays are not converted.
+shape. The tree records the old order, and the arrays come back in it. One whole array is in memory
+at a time; very large arrays are not converted.
 """
 
 from __future__ import annotations
@@ -26,16 +26,11 @@ _MOST_LISTED = 4096  # offsets
 
 
 class Order(NamedTuple):
-    """How the elements of an array lie.
-
-    Attributes:
-        dtype, shape: of the array.
-        fortran: whether the first index runs fastest, and that makes a difference.
-        big_endian: whether the elements are, and that makes a difference.
-    """
+    """How the elements of an array lie; a flag is set only where it makes a difference."""
 
     dtype: str
     shape: tuple[int, ...]
+    #: whether the first index runs fastest
     fortran: bool
     big_endian: bool
 
@@ -50,12 +45,9 @@ def order_of(array: Array) -> Order | None:
 
 
 class Latest:
-    """The array of a file that is held in memory; there is one at a time.
+    """The array of a file that is held in memory; there is one at a time."""
 
-    Attributes:
-        held: what it was made by, and its bytes.
-    """
-
+    #: what it was made by, and its bytes
     held: tuple[Reordered, memoryview] | None = None
 
 
@@ -63,11 +55,6 @@ class Reordered:
     """The bytes of an array, which a tensor in a file has in the order of tensors.
 
     All are held from when they are read first until the last of them are, or others are read.
-
-    Attributes:
-        tensor: what has them.
-        order: the order to bring them into.
-        path, nbytes, start: as `Readable` has them.
     """
 
     start = None

@@ -57,23 +57,19 @@ class StorageSlice(NamedTuple):
 
 
 class Graph:
-    """A graph in canonical form.
-
-    Attributes:
-        root: what was saved.
-        ids: what each persistent id of a storage says, by `id()` of its node.
-        storages: the one node that stands for each storage, by its id.
-        cut: id of a storage that is but a part of one in the file → which part.
-        sections: name of a tensor at the top → what it serves, where the tree doesn't tell.
-        within: `id()` of bytes, or of what stands for them → what is saved in them.
-    """
+    """A graph in canonical form."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
+        #: what each persistent id of a storage says, by `id()` of its node
         self.ids: dict[int, StorageId] = {}
+        #: the one node that stands for each storage
         self.storages: dict[str, Persistent] = {}
+        #: id of a storage that is but a part of one in the file → which part
         self.cut: dict[str, StorageSlice] = {}
+        #: name of a tensor at the top → what it serves, where the tree doesn't tell
         self.sections: dict[str, Section] = {}
+        #: `id()` of bytes, or of what stands for them → what is saved in them
         self.within: dict[int, Node] = {}
         self._at = 0
         self._locations: dict[str, Text] = {}
@@ -123,14 +119,9 @@ class Graph:
         requires_grad: bool = False,
         flags: Mapping[str, bool] | None = None,
     ) -> Call:
-        """A plain tensor.
+        """A plain tensor on the node of a storage, with those set of the flags `conj` and `neg`.
 
-        Args:
-            storage: the node of its storage.
-            dtype: its own.
-            shape, stride, offset: in elements, the latter from the start of the storage.
-            requires_grad: as saved.
-            flags: of `conj` and `neg` those that are set.
+        Strides and offset are in elements, the latter from the start of the storage.
         """
         node = Call(None, None, "REDUCE", 0)
         self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks())
@@ -214,18 +205,10 @@ def canonical(
 ) -> Graph:
     """Bring a graph into canonical form; its nodes are changed, not copied.
 
-    Args:
-        root: what was saved.
-        ids: what each node says that stands for a storage, by its `id()`.
-        tensors: what each persistent id of a tensor says, likewise.
-        storages: by id.
-        blobs: `id()` of bytes that were passed over → what holds them.
-        within: `id()` of what stands for bytes → what is saved in them, to be in that form too.
-
-    Raises:
-        CorruptError: a tensor makes no sense.
-        UnsupportedError: part of a storage is used in a way that has no canonical form, or text
-            is too long.
+    By the `id()` of nodes: `ids` and `tensors` tell what those say that stand for storages and
+    tensors, `blobs` what holds bytes that were passed over, and `within` what is saved in bytes,
+    which shall have that form too. UnsupportedError if part of a storage is used in a way that has
+    no canonical form, or text is too long.
     """
     return _Canoniser(root, ids, tensors, storages, blobs or {}).run(within or {})
 
@@ -401,11 +384,9 @@ def nodes_of(
 ) -> Iterator[Composite]:
     """Every composite node that can be reached, each once, in the order of a pickle.
 
-    Args:
-        root: where to begin.
-        enter: called with each before what it holds is looked at.
-        skip: `id()` of nodes that are not to be looked into; asked after a node was given.
-        met: `id()` of nodes that were reached before and are left out; the others are added.
+    `enter` is called with each before what it holds is looked at. `skip` has the `id()` of nodes
+    not to be looked into; it is asked after a node was given. `met` has the `id()` of nodes that
+    were reached before and are left out; the others are added.
     """
     met = set() if met is None else met
     todo: list[Any] = [root] if type(root) in _COMPOSITE else []

@@ -21,30 +21,25 @@ _NBYTES_EACH = 8  # of a pickle, for each thing that another holds
 
 
 class StorageBytes(NamedTuple):
-    """The bytes of a storage, as they shall be, and where they come from.
-
-    Attributes:
-        id: of the storage.
-        location: where it is tagged to be.
-        dtype: of its elements, or None for an untyped storage.
-        nbytes: its size.
-        source: which of the sources has its bytes.
-        start: where they begin there, in bytes.
-        crc32: their checksum, if the source has one; 0 if not.
-        content: the bytes themselves, where no source has them as they are.
-        big_endian: whether the source has them in that order.
-        cast_from: the dtype that they have in the source, where that is another.
-    """
+    """The bytes of a storage, as they shall be, and where they come from."""
 
     id: str
+    #: where it is tagged to be
     location: str
+    #: None for an untyped storage
     dtype: str | None
     nbytes: int
+    #: which of the sources has its bytes
     source: int = 0
+    #: where they begin there
     start: int = 0
+    #: their checksum, if the source has one; 0 if not
     crc32: int = 0
+    #: the bytes themselves, where no source has them as they are
     content: bytes | memoryview | None = None
+    #: whether the source has them in that order
     big_endian: bool = False
+    #: the dtype that they have in the source, where that is another
     cast_from: str | None = None
 
     @property
@@ -88,13 +83,9 @@ class Pieces:
             self.writes.append(Write(at, data))
 
     def put(self, stored: StorageBytes, start: int, nbytes: int, at: int, dtype: str) -> None:
-        """Have a range of a storage at an offset of the destination.
+        """Have a range of a storage, as it shall be, at an offset of the destination.
 
-        Args:
-            stored: the storage.
-            start, nbytes: the range, as it shall be.
-            at: the offset.
-            dtype: what its bytes are, if they have to be swapped.
+        `dtype` is what its bytes are, if they have to be swapped.
         """
         if not nbytes:
             return
@@ -160,40 +151,30 @@ class _Graph(Container):
 
 @dataclass
 class CheckpointGraph:
-    """A checkpoint about to be written.
-
-    Attributes:
-        path: where it comes from.
-        format: the format it comes from.
-        graph: what is saved.
-        stored: the bytes of each storage, by its id.
-        sources: the files that hold them.
-        section: what its tensors serve where nothing else tells.
-        blobs: `id()` of bytes in the graph that were passed over → what holds them.
-        metadata: what is said of the whole, as text.
-        losses: what the graph does not hold of the source.
-        records: what else the source holds besides what the graph shows, to be compared.
-        beside: what of the source is nowhere in here, in a few words each.
-        warnings: what the user should know.
-        inert: whether the loaders of its format run nothing that it names.
-        bytecode: as `streams.Container` has it.
-        origin: the checkpoint that it was taken from, which is of no use any more.
-    """
+    """A checkpoint about to be written."""
 
     path: str
     format: str
     graph: Graph
     stored: dict[str, StorageBytes]
     sources: Sequence[Source]
+    #: what its tensors serve where nothing else tells
     section: Section = Section.OTHER
+    #: `id()` of bytes in the graph that were passed over → what holds them
     blobs: dict[int, Readable] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    #: what the graph does not hold of the source
     losses: list[Loss] = field(default_factory=list)
+    #: what else the source holds besides what the graph shows, to be compared
     records: Sequence[HeldRecord] = ()
+    #: what of the source is nowhere in here, in a few words each
     beside: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
+    #: whether the loaders of its format run nothing that it names
     inert: bool = False
+    #: as `streams.Container` has it
     bytecode: str = ""
+    #: the checkpoint that it was taken from, which is of no use any more
     origin: object = None
 
     def release(self) -> None:
@@ -221,11 +202,7 @@ class CheckpointGraph:
         )
 
     def move(self, locations: Mapping[str, str]) -> None:
-        """Have storages be tagged to be elsewhere.
-
-        Args:
-            locations: id of a storage → device.
-        """
+        """Have storages be tagged with other devices: id → device."""
         for key, location in locations.items():
             stored = self.stored[key]._replace(location=location)
             self.stored[key] = stored

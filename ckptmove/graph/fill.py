@@ -10,11 +10,7 @@ from .draft import CheckpointGraph, StorageBytes
 
 
 def fill(draft: CheckpointGraph) -> None:
-    """Read the bytes within the tree of a draft that were passed over.
-
-    Raises:
-        UnsupportedError: they are too many.
-    """
+    """Read the bytes in the tree of a draft that were passed over; UnsupportedError if too many."""
     if not draft.blobs:
         return
     room = MAX_NBYTES

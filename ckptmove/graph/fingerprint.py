@@ -16,11 +16,7 @@ _PART = 1 << 20  # characters that are hashed at once
 
 
 def fingerprint(graph: Graph) -> bytes:
-    """The hash of a graph as terms, with each plain tensor by its dtype, shape and device alone.
-
-    Raises:
-        UnsupportedError: the graph is nested too deeply.
-    """
+    """The hash of a graph as terms, with each plain tensor by its dtype, shape and device alone."""
     from hashlib import sha256  # here, since only conversions need it
 
     def leaf(node: Node) -> dict[str, Any] | None:

@@ -27,10 +27,7 @@ def names_of(
 ) -> list[tuple[str, Node]]:
     """Each tensor and storage under each of its names, in order; then other long arrays and bytes.
 
-    Args:
-        contents: what the graph holds.
-        draft: the draft.
-        arrays: `id()` of an array → its bytes, which have its name.
+    `arrays`: `id()` of an array → its bytes, which have its name.
     """
     nodes = [arrays[id(node)].blob if id(node) in arrays else node for node in contents.nodes]
     listed = list(zip(contents.tensors, nodes, strict=True))
@@ -48,12 +45,10 @@ def names_of(
 
 
 def _own_names(listed: Sequence[tuple[TensorEntry, Node]]) -> tuple[list[str], str] | None:
-    """The names within the one state dict that all tensors belong to, or None if there is none.
+    """The names within the one state dict that all tensors belong to, if there is one.
 
-    Where it is there twice, it is still one: the same tensors under the same names.
-
-    Returns:
-        The names, and what the names of the tensors begin with besides.
+    Where it is there twice, it is still one: the same tensors under the same names. With the names
+    is what those of the tensors begin with besides.
     """
     names: list[str] = []
     own: dict[str, int] = {}

@@ -14,11 +14,9 @@ from .draft import CheckpointGraph
 
 
 def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
-    """Replace bytes that hold checkpoints by what these hold.
+    """Replace bytes that hold checkpoints, and have a wanted name, by what these hold.
 
-    Args:
-        draft: the draft, made with `nested`; it is changed.
-        wanted: whether to replace the bytes that have this name.
+    The draft is one made with `nested`.
     """
     within = draft.graph.within
     new = {id(node): within[id(node)] for name, node in _places(draft, wanted) if wanted(name)}

@@ -25,9 +25,7 @@ _ENCODINGS = ("latin1", "latin-1")
 def raised(node: Node, is_only_here: Callable[[List], bool]) -> Node:
     """What a node stands for, or the node itself, which may be changed.
 
-    Args:
-        node: the node.
-        is_only_here: whether nothing but one tuple of arguments holds a list.
+    `is_only_here` says whether nothing but one tuple of arguments holds a list.
     """
     if isinstance(node, bytes):
         return _held(node)
@@ -67,12 +65,7 @@ def _held(content: bytes) -> bytes | Blob:
 def text_of(blob: Blob, window: Readable | None) -> str | None:
     """The text that long bytes are, as Python 2 kept it; None where they are no UTF-8.
 
-    Args:
-        blob: the bytes.
-        window: what holds them, where they were passed over.
-
-    Raises:
-        UnsupportedError: it is too long to be held.
+    `window` holds bytes that were passed over. UnsupportedError if they are too many.
     """
     if not blob.string:
         return None

@@ -4,8 +4,7 @@ Tensors of one storage that have bytes in common form a cluster. If one contiguo
 cluster, that tensor is written and the others are views of it. A tensor alone in its cluster is
 written by itself, its elements one after the other. For other clusters, and for storages that
 something else than a plain tensor refers to, the bytes of the cluster are written as a flat tensor,
-and all are views of it. Bytes of a storage that no tensor uses are not written. Tensors of one
-storage without common bytes become separate tensors.
+and all are views of it. Bytes of a storage that no tensor uses are not written.
 """
 
 from __future__ import annotations
@@ -32,58 +31,47 @@ _WIDEST = 16  # bytes of the largest element
 
 
 class Part(NamedTuple):
-    """A tensor of the target file.
-
-    Attributes:
-        name: under which it is written.
-        dtype, shape: as written: some dtypes are carried by others.
-        nbytes: its size.
-        stored: what has its bytes.
-        start: where in the storage they begin, if they follow each other there.
-        view: what to gather from the storage, if they do not.
-    """
+    """A tensor of the target file."""
 
     name: str
+    #: as written: some dtypes, and so shapes, are carried by others
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    #: what has its bytes
     stored: StorageBytes
+    #: where in the storage they begin, if they follow each other there
     start: int = 0
+    #: what to gather from the storage, if they do not
     view: View | None = None
 
 
 class TensorView(NamedTuple):
-    """How a plain tensor is seen in a part: the whole of it, or a view of its bytes.
+    """How a plain tensor is seen in a part: the whole of it, or a view of its bytes."""
 
-    Attributes:
-        part: the name of the part.
-        view: what it shows, counted from the start of the part; None for all of it.
-    """
-
+    #: the name of the part
     part: str
+    #: what it shows, counted from the start of the part; None for all of it
     view: View | None
 
 
 @dataclass
 class Parts:
-    """What a file of tensors holds of a draft.
+    """What a file of tensors holds of a draft."""
 
-    Attributes:
-        parts: the tensors to be written.
-        shown: `id()` of the node of a plain tensor → how it is seen.
-        whole: id of a storage that is referred to as such → the part that holds it.
-        blobs: `id()` of bytes within the graph → the part that holds them.
-        orders: of these, the bytes of arrays that the part has in another order → their own.
-        duplicates: parts that repeat what others hold.
-        shared: names of tensors that share bytes with one that is written → its name.
-    """
-
+    #: the tensors to be written
     parts: list[Part] = field(default_factory=list)
+    #: `id()` of the node of a plain tensor → how it is seen
     shown: dict[int, TensorView] = field(default_factory=dict)
+    #: id of a storage that is referred to as such → the part that holds it
     whole: dict[str, str] = field(default_factory=dict)
+    #: `id()` of bytes within the graph → the part that holds them
     blobs: dict[int, str] = field(default_factory=dict)
+    #: of these, the bytes of arrays that the part has in another order → their own
     orders: dict[int, Order] = field(default_factory=dict)
+    #: parts that repeat what others hold
     duplicates: list[str] = field(default_factory=list)
+    #: names of tensors that share bytes with one that is written → its name
     shared: dict[str, str] = field(default_factory=dict)
 
 
@@ -108,17 +96,10 @@ def parts_of(
 ) -> Parts:
     """Divide the storages of a draft.
 
-    Args:
-        draft: the draft.
-        names: of each tensor and bare storage, in order; a node may come under several.
-        shared: `keep` to write shared bytes once, `duplicate` to write them under each name too,
-            `error` to refuse them.
-        bare: whether nothing will tell of views: then each that differs is a tensor of its own.
-        blob: where the bytes of a blob come from.
-        arrays: those of arrays, which become tensors as others are.
-
-    Raises:
-        RefusedError: bytes are shared and must not be.
+    `names` has each tensor and bare storage, in order; a node may come under several. `shared` is
+    `keep` to write shared bytes once, `duplicate` to write them under each name too, or `error` to
+    refuse them. `bare` says that nothing will tell of views: then each that differs is a tensor of
+    its own. `blob` tells where the bytes of a blob come from.
     """
     return _Division(draft, shared, bare, blob, arrays).run(names)
 

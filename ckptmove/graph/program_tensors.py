@@ -19,12 +19,8 @@ def state_dict(
 ) -> Graph:
     """The tensors of a program as a state dict: what a module of the same parts would give.
 
-    Tensors without bytes, which example inputs are, are left out.
-
-    Args:
-        manifest: what the program holds.
-        nodes: of the last of its tensors; those before have none.
-        ids, tensors: as `canonical` takes them.
+    Those without bytes, which example inputs are, are left out. `nodes` are of the last of the
+    tensors; those before have none.
     """
     root = Call(Global("collections", "OrderedDict", 0), Tuple([], 0), "REDUCE", 0)
     root.pairs = []

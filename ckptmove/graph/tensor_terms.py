@@ -132,24 +132,18 @@ class MissingTensor(CorruptError):
 
 
 class Reader:
-    """Builds the nodes of what a file of tensors holds.
-
-    Attributes:
-        graph: where the nodes of storages are kept.
-        used: the names of tensors that terms refer to.
-        blobs: `id()` of long bytes in the graph → the name of the tensor that holds them, and the
-            order that they have where that is not the tensor's.
-        terms: whether the file tells of a tree.
-    """
+    """Builds the nodes of what a file of tensors holds."""
 
     def __init__(self, entries: Mapping[str, Held]) -> None:
-        """Args:
-        entries: the tensors of the file by name.
-        """
+        """`entries` are the tensors of the file by name."""
+        #: where the nodes of storages are kept
         self.graph = Graph(None)
         self.entries = entries
+        #: the names of tensors that terms refer to
         self.used: set[str] = set()
+        #: `id()` of long bytes → their tensor, and their order, where that is not the tensor's
         self.blobs: dict[int, tuple[str, Order | None]] = {}
+        #: whether the file tells of a tree
         self.terms = False
         self._again = 0
         self._dtypes: dict[str, str | None] = {}
@@ -157,9 +151,7 @@ class Reader:
     def leaf(self, term: dict[str, Any]) -> Node:
         """The node of a term that `Speller.leaf` gave.
 
-        Raises:
-            MissingTensor: the file doesn't have the tensor.
-            CorruptError: the term is malformed, or contradicts the file.
+        MissingTensor if the file doesn't have the tensor, CorruptError if the term contradicts it.
         """
         kind, name = term.get("$"), term.get("of")
         if not isinstance(name, str):
@@ -200,9 +192,8 @@ class Reader:
     def check_arrays(self, root: Node) -> None:
         """Compare numpy's arrays with the tensors whose bytes they are made of.
 
-        Raises:
-            CorruptError: they are of other dtypes or shapes; or what is made of a tensor's bytes is
-                no array, though the tensor is more than a row of bytes.
+        CorruptError if dtypes or shapes differ, or what is made of a tensor's bytes is no array,
+        though the tensor is more than a row of bytes.
         """
         typed = {known: name for known, (name, order) in self.blobs.items() if order is not None}
         for known, (name, _) in self.blobs.items():

@@ -26,14 +26,7 @@ _VERSION = 1
 def tree_text(graph: Graph, parts: Parts, most_characters: int | None = None) -> str:
     """The tree of a graph whose tensors are written as these parts.
 
-    Args:
-        graph: the graph.
-        parts: what is written of its tensors.
-        most_characters: how much text it may hold, or None.
-
-    Raises:
-        TooLong: it would hold more.
-        UnsupportedError: it is nested too deeply.
+    TooLong if it has more characters than it may.
     """
     root = to_terms(graph.root, Speller(graph, parts).leaf, most_characters)
     said = {"version": _VERSION, "root": root}
@@ -48,20 +41,11 @@ def read_tree(
     warnings: list[str],
     others: Mapping[str, str] | None = None,
 ) -> tuple[Reader, Node]:
-    """What was saved in a file of tensors.
+    """What read the tree of a file of tensors, and the root: without a tree, a dict of the tensors.
 
-    Args:
-        entries: the tensors by name, in order.
-        text: what its metadata tells of their tree, if it does.
-        warnings: what is odd about it is added to these.
-        others: further names of tensors → their name; a tree says such things itself.
-
-    Returns:
-        What read it, and the root: without a tree, a dict of the tensors.
-
-    Raises:
-        CorruptError: the tree is malformed.
-        UnsupportedError: it was written by a newer version.
+    `text` is what the metadata tell of the tree. `others`: further names of tensors → their name; a
+    tree says such things itself. Warnings are added. UnsupportedError if the tree was written by a
+    newer version.
     """
     if text is not None:
         try:

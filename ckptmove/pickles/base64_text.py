@@ -29,9 +29,6 @@ def pickles_in(source: Readable) -> Iterator[bytes]:
     """The pickles that a JSON text keeps as base64; none where it is no JSON object or list.
 
     No tree is made of the text: it may be written to take much memory.
-
-    Raises:
-        UnsupportedError: the text is too long to be looked into.
     """
     if not _is_json_like(source):
         return

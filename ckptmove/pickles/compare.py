@@ -24,12 +24,9 @@ def difference(
     Values are compared by their bits, objects by their structure and by which of them are one and
     the same. What a pickle builds and drops again counts too, since unpickling runs it.
 
-    Args:
-        old, new: the pickles.
-        texts: offset of a use of a string in the old one → what the new one shall say there.
-        devices: `id()` of a `torch.device` call in the old one → what the new one shall make.
-        nested: `id()` of bytes, or text, in the old one → those in the new one that stand for the
-            same; what is in them is not compared.
+    Of the old pickle, `texts` has the offset of a use of a string → what the new one shall say
+    there; `devices` the `id()` of a `torch.device` call → what the new one shall make; `nested` the
+    `id()` of bytes, or text → those in the new one that stand for the same, and are not compared.
     """
     comparison = _Comparison(texts, devices, nested or {})
     made: tuple[tuple[str, Sequence[Node], Sequence[Node]], ...] = (

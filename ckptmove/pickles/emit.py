@@ -39,37 +39,31 @@ def emit(root: Node) -> bytes:
     A node that is met again is recalled from the memo. Cycles may lead through what was appended
     to, set on or given as a state to a list, a dict or an object that a call made.
 
-    Raises:
-        UnsupportedError: protocol 2 can't say it, at least without POP, which torch refuses: a
-            cycle through a tuple, a set, a persistent id or the arguments of a call; bytes that
-            were passed over; a name that has a newline, stands in a registry of the process that
-            wrote it, or would be read as another; a string of 4 GiB.
+    UnsupportedError if protocol 2 can't say it, at least without POP, which torch refuses: a cycle
+    through a tuple, a set, a persistent id or the arguments of a call; bytes that were passed over;
+    a name that has a newline, stands in a registry of the process that wrote it, or would be read
+    as another; a string of 4 GiB.
     """
     return _Emitter().run(root)
 
 
 class _Emitter:
-    """One pickle in the making.
-
-    Attributes:
-        out: its bytes.
-        filled: how many slots of the memo were filled.
-        slots: `id()` of a node → its slot.
-        texts, contents, names: the slots of what is shared by value. A name in a module stands
-            under both, a name in a class under the slot of the class and itself.
-        resolved: `id()` of a Persistent, or of a long integer → the offset after it. CPython
-            memoizes none of them, so one gets its PUT when it is met again.
-        late: those PUTs: their offsets in `out`, and what to insert there.
-    """
+    """One pickle in the making."""
 
     def __init__(self) -> None:
         self.out = bytearray(b"\x80\2")
+        #: how many slots of the memo were filled
         self.filled = 0
+        #: `id()` of a node → its slot
         self.slots: dict[int, int] = {}
+        #: the slots of what is shared by value
         self.texts: dict[str, int] = {}
         self.contents: dict[bytes, int] = {}
+        #: a name in a module stands under both, one in a class under its slot and the name
         self.names: dict[tuple[str | int, str], int] = {}
+        #: `id()` of a Persistent or long integer (CPython memoizes none) → the offset after it
         self.resolved: dict[int, int] = {}
+        #: the PUTs of those that are met again: their offsets in `out`, and what to insert there
         self.late: list[tuple[int, bytes]] = []
         self.scalars: dict[type, Callable[[Any], None]] = {
             type(None): self.spell_none,

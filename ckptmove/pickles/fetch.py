@@ -1,7 +1,7 @@
 """Read one pickle from a file, without the bytes of its long strings.
 
 The end of a pickle is known only after reading all its opcodes. Long byte strings (the tensors of a
-plainly pickled model) are skipped. The result is a pickle in which these are empty, and a list of
+plainly pickled model) are skipped: the result is a pickle in which these are empty, and a list of
 where they were.
 """
 
@@ -36,28 +36,18 @@ _FIXED = _fixed()
 
 
 class Gap(NamedTuple):
-    """Bytes that were passed over: `nbytes` from `start` in the file.
+    """Bytes that were passed over, `nbytes` from `start`: an offset from that of the pickle."""
 
-    Attributes:
-        at: the offset, in what was fetched, of the opcode that pushes them.
-        end: the offset, in what was fetched, where they would be.
-        start, nbytes: where they lie, counted from the start of the pickle in the file.
-    """
-
+    #: the offset, in what was fetched, of the opcode that pushes them
     at: int
+    #: the offset, in what was fetched, where they would be
     end: int
     start: int
     nbytes: int
 
 
 class Fetched:
-    """A pickle without its longest strings of bytes.
-
-    Attributes:
-        data: its bytes, up to and with STOP.
-        gaps: what was left out, in order.
-        nbytes: how many bytes the file has for it.
-    """
+    """A pickle without its longest strings of bytes, but with the number of bytes of all of it."""
 
     def __init__(self, data: bytes, gaps: list[Gap]) -> None:
         self.data = data
@@ -76,12 +66,7 @@ class Fetched:
 
 
 def fetch(source: Readable, start: int) -> Fetched:
-    """The pickle that starts there.
-
-    Raises:
-        CorruptError: it does not end, or is no pickle.
-        UnsupportedError: it is too long.
-    """
+    """The pickle that starts there; UnsupportedError if it is too long."""
     return _Fetcher(source, start).run()
 
 
@@ -89,9 +74,6 @@ def fetch_part(source: Readable, start: int) -> Fetched:
     """As `fetch`, but of what is no pickle, or breaks off, as much as has opcodes.
 
     All long strings are passed over, those that are text too, and frames don't count.
-
-    Raises:
-        UnsupportedError: it is too long.
     """
     fetcher = _PartFetcher(source, start)
     try:

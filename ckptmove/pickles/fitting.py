@@ -2,8 +2,8 @@
 
 There is nearly always room. Opcodes for numbers and for the memo have longer and shorter forms with
 the same meaning, and picklers memoize values that nothing uses, so unused PUTs can be removed. A
-small search chooses the changes. A removed PUT is lost, but a form can be changed back: so forms
-are tried first, and a file can be relocated back and forth many times.
+removed PUT is lost, but a form can be changed back: so forms are tried first, and a file can be
+relocated back and forth many times.
 """
 
 from __future__ import annotations
@@ -33,16 +33,10 @@ _NARROW = {LONG_BINGET: BINGET, LONG_BINPUT: BINPUT}
 
 
 def fit(scan: Scan, pieces: Pieces, unused_puts: list[int], excess: int) -> Pieces | None:
-    """Further changes that make up for those made.
+    """Further changes that make up for those made; None if the old length can't be had.
 
-    Args:
-        scan: the pickle.
-        pieces: what is changed in it.
-        unused_puts: PUTs outside of that which nobody recalls.
-        excess: by how many bytes the pickle has grown; negative if it shrank.
-
-    Returns:
-        The changes, or None where the old length can't be had.
+    `unused_puts` are outside of `pieces` and never recalled. `excess` is by how many bytes the
+    pickle has grown; negative if it shrank.
     """
     return _Fitting(scan, pieces, unused_puts).run(excess)
 
@@ -106,8 +100,8 @@ class _Fitting:
     def _growable(self) -> _Coins:
         """Opcodes outside what is replaced, by how many bytes longer they can be made.
 
-        A one-byte int can grow by 1 or by 3; half of them are counted for each. PUTs that nobody
-        recalls are left out: they may have to go.
+        A one-byte int can grow by 1 or by 3; half of them are counted for each. PUTs that are never
+        recalled are left out: they may have to go.
         """
         ints = [at for at in self.scan.ints if not self.covered(at)]
         one_byte = [at for at in ints if self._is(at, BININT1)]

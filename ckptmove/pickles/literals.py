@@ -33,26 +33,21 @@ def _literally(escape: re.Match[bytes]) -> bytes:
 
 
 class Literals(Reader, ABC):
-    """A reader that pushes what it reads on a stack.
-
-    Attributes:
-        gaps: offset of an opcode that pushes bytes → how many were left out of the data.
-        stack: what was pushed.
-        blobs: of that, what is a blob.
-        blob_nbytes: how many bytes these hold.
-        python2: whether there are strings that only Python 2 writes.
-        frame_end: where the frame ends; -1 outside of any.
-        longest_row: how long the stack may be before it is to be checked.
-    """
+    """A reader that pushes what it reads on a stack."""
 
     def __init__(self, data: bytes, base: int, gaps: Mapping[int, int]) -> None:
         super().__init__(data, base)
+        #: offset of an opcode that pushes bytes → how many were left out of the data
         self.gaps = gaps
         self.stack: list[Node] = []
+        #: of the stack, what is a blob
         self.blobs: list[Blob] = []
         self.blob_nbytes = 0
+        #: whether there are strings that only Python 2 writes
         self.python2 = False
+        #: -1 outside of any frame
         self.frame_end = -1
+        #: how long the stack may be before it is to be checked
         self.longest_row = 0
 
     def push(self, node: Node) -> None:

@@ -73,11 +73,7 @@ class Machine(Literals):
             self.budget.take(self.position - self.blob_nbytes, self.used)
 
     def count(self, kind: int, number: int = 1) -> None:
-        """Count what is built.
-
-        Raises:
-            CorruptError: it is more than so many bytes can need.
-        """
+        """Count what is built; CorruptError if it is more than so many bytes can need."""
         used = self.used[kind] = self.used[kind] + number
         if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
             raise excess(kind, self.position)
@@ -89,11 +85,7 @@ class Machine(Literals):
         return used <= room or used <= room + self.position // SHARES[kind]
 
     def check_row(self) -> None:
-        """Check what is on the stack before it is closed: many opcodes of a byte or two push.
-
-        Raises:
-            CorruptError: it is more than so many bytes can need.
-        """
+        """Check what is on the stack before it is closed: many opcodes of a byte or two push."""
         room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
         if len(self.stack) > room:
             raise excess(VALUES, self.position)

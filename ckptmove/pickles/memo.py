@@ -12,11 +12,7 @@ _SHARE = 5
 
 
 class Memo:
-    """Slots, most of which picklers number one by one: these take but a few bytes each.
-
-    Attributes:
-        filled: how many slots are.
-    """
+    """Slots, most of which picklers number one by one: these take but a few bytes each."""
 
     def __init__(self) -> None:
         self.filled = 0
@@ -29,11 +25,7 @@ class Memo:
         return row[slot] if slot < len(row) else self._others.get(slot, UNFILLED)
 
     def put(self, slot: int, node: Node, nbytes: int) -> bool:
-        """Fill a slot; gives whether it is in a row with the others, so that it takes little.
-
-        Args:
-            nbytes: how many bytes of the pickle came before.
-        """
+        """Fill a slot, `nbytes` into the pickle; True if it is in a row, and so takes little."""
         row, others = self._row, self._others
         if slot == len(row) and not others:
             self.filled += 1

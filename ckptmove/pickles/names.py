@@ -25,8 +25,7 @@ def from_python2(module: str, name: str) -> tuple[str, str]:
 def to_python2(module: str, name: str) -> tuple[str, str]:
     """What to write in a pickle of protocol 0 to 2, so that it means this module and name.
 
-    Raises:
-        UnsupportedError: whatever is written would be taken for another name.
+    UnsupportedError if whatever is written would be taken for another name.
     """
     for written in (
         REVERSE_NAME_MAPPING.get((module, name)),

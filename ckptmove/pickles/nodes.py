@@ -34,11 +34,7 @@ class Text(str):
 
 
 class Global:
-    """A name that unpickling would import. `at` is the offset of its opcode.
-
-    Attributes:
-        qualname: `module.name`.
-    """
+    """A name that unpickling would import. `at` is the offset of its opcode."""
 
     __slots__ = ("at", "module", "name", "qualname")
 
@@ -107,15 +103,7 @@ class Dict(Mapping):
 class Call(Mapping):
     """An object made by calling something: REDUCE, NEWOBJ, INST …, then filled and given a state.
 
-    Attributes:
-        function: what would be called.
-        args: the arguments, mostly a Tuple.
-        kwargs: NEWOBJ_EX's keyword arguments, or None.
-        opcode: the opcode that made it, e.g. "REDUCE".
-        items: what was appended to it.
-        pairs: what was set on it by key.
-        state: what BUILD gave it, or None; `built` says whether there was a BUILD.
-        at: the offset of the opcode that made it.
+    The arguments are mostly a Tuple; `opcode` and `at` are of what made it.
     """
 
     __slots__ = ("args", "at", "built", "function", "items", "kwargs", "opcode", "state")
@@ -126,10 +114,13 @@ class Call(Mapping):
         self.pairs = _EMPTY
         self.function = function
         self.args = args
+        #: NEWOBJ_EX's keyword arguments, or None
         self.kwargs = kwargs
         self.opcode = opcode
         self.at = at
+        #: what was appended to it; what was set on it by key are its `pairs`
         self.items: Items = _EMPTY
+        #: what BUILD gave it, or None; `built` says whether there was a BUILD
         self.state: Node = None
         self.built = False
 
@@ -143,14 +134,7 @@ class Call(Mapping):
 
 
 class Blob:
-    """Bytes that may be a checkpoint of their own, or were too many to be held.
-
-    Attributes:
-        at: the offset of the opcode that pushed them.
-        nbytes: how many there are.
-        content: the bytes, or None where they were passed over.
-        string: whether Python 2 wrote them, as a string: they are text if they are UTF-8.
-    """
+    """Bytes that may be a checkpoint of their own, or were too many to be held."""
 
     __slots__ = ("at", "content", "nbytes", "string")
 
@@ -159,7 +143,9 @@ class Blob:
     ) -> None:
         self.at = at
         self.nbytes = nbytes
+        #: the bytes, or None where they were passed over
         self.content = content
+        #: whether Python 2 wrote them, as a string: they are text if they are UTF-8
         self.string = string
 
     def __str__(self) -> str:
@@ -183,8 +169,8 @@ _EMPTY: Any = ()
 def named(node: Node) -> Node:
     """A class itself, where it is handed over with its source text, as torch did until 1.5.
 
-    That is the persistent id `('module', class, source file, source text)`; in torch 0.1 it did
-    without the first.
+    That is the persistent id `('module', class, source file, source text)`; torch 0.1 had no
+    'module'.
     """
     if isinstance(node, Persistent) and isinstance(node.pid, Tuple):
         items = node.pid.items

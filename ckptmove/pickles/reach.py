@@ -32,9 +32,7 @@ def globals_reached(source: Readable, start: int = 0) -> list[Global]:
     """What an unpickler that starts there would import before it fails, or to the end.
 
     Text that happens to start like a name, and leads to no call, counts for nothing.
-
-    Raises:
-        UnsupportedError: it can't be told, since that goes on for too long.
+    UnsupportedError if that goes on for too long.
     """
     fetched = fetch_part(source, start)
     gaps = {at: gap.nbytes for at, gap in fetched.gaps.items()}

@@ -11,18 +11,13 @@ _WORD = struct.Struct("<I").unpack_from
 
 
 class Reader:
-    """A position in a pickle.
-
-    Attributes:
-        data: the pickle.
-        position: of the next byte.
-        base: what nodes' offsets are counted from.
-        at: of the opcode at work, counted from there.
-    """
+    """A position in a pickle."""
 
     def __init__(self, data: bytes, base: int = 0) -> None:
         self.data = data
+        #: of the next byte
         self.position = 0
+        #: what nodes' offsets, and that of the opcode at work (`at`), are counted from
         self.base = self.at = base
 
     def fault(self, message: str) -> CorruptError:

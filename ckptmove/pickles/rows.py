@@ -29,13 +29,8 @@ _RANGES = ((_BININT1, 0, 1 << 8), (_BININT2, 1 << 8, 1 << 16), (_BININT, 1 << 16
 def repeats(data: bytes, at: int, end: int) -> Iterator[int]:
     """How many opcodes without an argument follow that are the same as the one before.
 
-    Args:
-        data: a pickle.
-        at: where the first would be that follows.
-        end: where they end at last, such as that of their frame.
-
-    Yields:
-        Counts, whose sum it is.
+    The first would be at `at`, and they end before `end`, such as that of their frame. The sum of
+    what is yielded is their number.
     """
     code, most = data[at - 1 : at], _SHORTEST
     while data[at : at + 1] == code:
@@ -48,15 +43,9 @@ def repeats(data: bytes, at: int, end: int) -> Iterator[int]:
 
 
 def numbers(data: bytes, at: int, end: int) -> Iterator[tuple[list[int] | list[float], int]]:
-    """The numbers that opcodes of one kind push which follow each other.
+    """The numbers that opcodes of one kind push which follow each other, the first at `at`.
 
-    Args:
-        data: a pickle.
-        at: where the first of them is.
-        end: where they end at last, such as that of their frame.
-
-    Yields:
-        Numbers, and where the opcode of the last of them ends.
+    With each row of numbers is where its last opcode ends; `end` is that of their frame.
     """
     code, most = data[at : at + 1], _SHORTEST
     width, kind = _NUMBERS[code[0]]

@@ -26,21 +26,14 @@ FRAME, STOP = 0x95, ord(".")
 
 
 class Scan:
-    """The offsets of what a splice may change.
-
-    Attributes:
-        puts, put_slots: each PUT, BINPUT, LONG_BINPUT and MEMOIZE, and the slot it fills.
-        gets, get_slots: each GET, BINGET and LONG_BINGET, and the slot it recalls.
-        ints: each BININT1, BININT2 and BININT.
-        frames: each FRAME.
-        numbered: slots are numbered by counting, so none may be dropped or added.
-    """
+    """The offsets of what a splice may change: PUTs, GETs and their slots, BININTs, and FRAMEs."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.puts, self.put_slots = array("Q"), array("Q")
         self.gets, self.get_slots = array("Q"), array("Q")
         self.ints, self.frames = array("Q"), array("Q")
+        #: slots are numbered by counting (MEMOIZE), so none may be dropped or added
         self.numbered = False
         counting = bytes([MEMOIZE]) in data  # if that is an opcode and not text, slots are counted
         filled: set[int] = set()

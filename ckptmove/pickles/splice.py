@@ -42,26 +42,19 @@ _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
 
 
 class Respelling:
-    """What a pickle shall say instead.
-
-    Attributes:
-        texts: offset of the opcode that pushes a string use → the new string.
-        spans: offset → (end offset, new bytes), for opcodes that are replaced as they are.
-        contents: offsets of strings that spell bytes, among the spans.
-        growths: offset → by how many bytes the content of that opcode will grow, which is not
-            among the replaced bytes.
-    """
+    """What a pickle shall say instead."""
 
     def __init__(self, base: int = 0, *, python2: bool = False) -> None:
-        """Args:
-        base: what the offsets of the pickle's nodes are counted from.
-        python2: whether its strings are those of Python 2, which had another kind of them.
-        """
+        """`base` is where offsets of nodes count from; `python2` if its strings are of Python 2."""
         self.base = base
         self.python2 = python2
+        #: offset of the opcode that pushes a string use → the new string
         self.texts: dict[int, str] = {}
+        #: offset → (end offset, new bytes), for opcodes that are replaced as they are
         self.spans: dict[int, tuple[int, bytes]] = {}
+        #: offset of an opcode → by how many bytes its content, not replaced here, will grow
         self.growths: dict[int, int] = {}
+        #: offsets of strings that spell bytes, among the spans
         self.contents: list[int] = []
 
     def __bool__(self) -> bool:
@@ -77,11 +70,7 @@ class Respelling:
         self.spans[at] = (end_of(data, at), _pushed(data[at], new))
 
     def length(self, data: bytes, at: int, old: int, new: int) -> None:
-        """Say that the opcode at `at` will push `new` instead of `old` bytes, which come otherwise.
-
-        Raises:
-            UnsupportedError: there is no opcode for so many.
-        """
+        """Say that the opcode at `at` will push `new` bytes, not `old`, which come otherwise."""
         code, width = data[at], count_nbytes(data[at])
         if new >= 1 << 8 * width:
             code, width = _WIDER.get(code, (code, width))
@@ -93,11 +82,7 @@ class Respelling:
             self.growths[at] = new - old
 
     def device(self, data: bytes, call: Call, new: str) -> None:
-        """Make `torch.device('cuda', 1)` a `torch.device(new)`.
-
-        Raises:
-            UnsupportedError: the call is spelled in a way that can't be rewritten.
-        """
+        """Make `torch.device('cuda', 1)` a `torch.device(new)`."""
         args, base = call.args, self.base
         kind = args.items[0] if isinstance(args, Tuple) and args.items else None
         if not isinstance(args, Tuple) or not isinstance(kind, Text):
@@ -125,18 +110,10 @@ def splice(data: bytes, new: Respelling, *, exact: bool) -> bytes | None:
 
 
 def edits(data: bytes, new: Respelling, *, exact: bool) -> list[Edit] | None:
-    """The changes that give a pickle its new spelling, in order.
+    """The changes, each of bytes, that give a walked pickle its new spelling, in order.
 
-    Args:
-        data: a pickle that has been walked; bytes after its STOP are kept.
-        new: what to spell differently.
-        exact: whether the result must have exactly the old length.
-
-    Returns:
-        The changes, each of bytes, or None where `exact` can't be had.
-
-    Raises:
-        UnsupportedError: a string to change is memoized in a way that can't be untangled.
+    Bytes after its STOP are kept. If `exact`, the result must have exactly the old length; None if
+    that can't be had. UnsupportedError if a string is memoized in a way that can't be untangled.
     """
     scan = Scan(data)
     for pooled in (False, True):
@@ -174,10 +151,8 @@ class _Edits:
     def respell(self, new: Respelling, *, pooled: bool) -> None:
         """Put every new spelling in its place.
 
-        Args:
-            new: the spellings.
-            pooled: memoize each new text once for all its uses, even where uses have literals of
-                their own; shorter, but further from what was there.
+        If `pooled`, memoize each new text once for all its uses, even where uses have literals of
+        their own: shorter, but further from what was there.
         """
         self.pieces.update(new.spans)
         self.growths = new.growths

@@ -12,32 +12,26 @@ from .nodes import Blob, Call, Global, Node, Persistent
 
 
 class Pickle(NamedTuple):
-    """One pickle, walked.
+    """One pickle, walked: its calls, names and ids in order, popped or not."""
 
-    Attributes:
-        root: the node on top of the stack at STOP.
-        globals: every name that unpickling would import, in order, popped or not.
-        persistents: every persistent id that unpickling would resolve, likewise.
-        calls: every call that unpickling would make, likewise.
-        blobs: the bytes that may be checkpoints of their own, or were passed over.
-        dropped: what was taken off the stack, or left on it; it may be reachable all the same.
-        protocol: as declared by PROTO, or 0.
-        python2: whether it has strings that only Python 2 writes.
-        shared_texts: offsets of strings that have several uses, which can't be told apart.
-        textual: whether a persistent id is a line of text, as in protocol 0.
-        nbytes: bytes up to and with STOP; what follows is never read by an unpickler.
-    """
-
+    #: the node on top of the stack at STOP
     root: Node
     globals: tuple[Global, ...]
     persistents: tuple[Persistent, ...]
     calls: tuple[Call, ...]
+    #: the bytes that may be checkpoints of their own, or were passed over
     blobs: tuple[Blob, ...]
+    #: what was taken off the stack, or left on it; it may be reachable all the same
     dropped: tuple[Node, ...]
+    #: as declared by PROTO, or 0
     protocol: int
+    #: whether it has strings that only Python 2 writes
     python2: bool
+    #: offsets of strings that have several uses, which can't be told apart
     shared_texts: frozenset[int]
+    #: whether a persistent id is a line of text, as in protocol 0
     textual: bool
+    #: bytes up to and with STOP; what follows is never read by an unpickler
     nbytes: int
 
 
@@ -47,17 +41,11 @@ def walk(
     gaps: Mapping[int, int] | None = None,
     budget: Budget | None = None,
 ) -> Pickle:
-    """Walk the pickle at the start of `data`.
+    """Walk the pickle at the start of `data`; what follows it is not looked at.
 
-    Args:
-        data: the pickle; what follows it is not looked at.
-        base: what the offsets of its nodes are counted from.
-        gaps: offset of an opcode that pushes bytes → how many were left out of `data`.
-        budget: of the file that the pickle is in; without one it has a budget of its own.
-
-    Raises:
-        CorruptError: the pickle is malformed, truncated, or would take absurd memory.
-        UnsupportedError: it is well-formed, but needs buffers from outside.
+    Offsets of nodes are counted from `base`. `gaps`: offset of an opcode that pushes bytes → how
+    many were left out of `data`. `budget` is of the file that the pickle is in; without one it has
+    a budget of its own. UnsupportedError if it needs buffers from outside.
     """
     machine = Machine(data, base, gaps or {}, budget)
     try:

@@ -24,19 +24,12 @@ class Shown(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A tensor that one of the checkpoints holds under a name.
-
-    Attributes:
-        name: the name.
-        node: its node.
-        tensor: what it is.
-        shown: its elements; None where it is made of other tensors, or has none.
-        draft: the checkpoint.
-    """
+    """A tensor that one of the checkpoints holds under a name."""
 
     name: str
     node: Node
     tensor: Tensor
+    #: its elements; None where it is made of other tensors, or has none
     shown: Shown | None
     draft: CheckpointGraph
 
@@ -106,11 +99,9 @@ def shared(pairs: Iterable[tuple[Held, Held]]) -> Iterator[Difference]:
 def regrouped(
     names: Sequence[str], old: Sequence[Hashable], new: Sequence[Hashable]
 ) -> Iterator[Difference]:
-    """What is no longer one and the same, and what has become so.
+    """Which of the things that both checkpoints have are no longer one and the same, or became so.
 
-    Args:
-        names: of things that both checkpoints have.
-        old, new: a label of each; things with equal labels are one and the same.
+    Each has a label in both; things with equal labels are one and the same there.
     """
     for kind, mine, others in ((Kind.UNSHARED, old, new), (Kind.SHARED, new, old)):
         groups: dict[Hashable, list[int]] = defaultdict(list)
@@ -123,10 +114,9 @@ def regrouped(
 
 
 def overlapping(ranges: Iterable[tuple[Hashable, int, int]]) -> list[int]:
-    """A number for each half-open range of something, the same for those that have bytes in common.
+    """A number for each half-open range of something, the same for those that share bytes.
 
-    Args:
-        ranges: of what, from where, to where.
+    A range is: of what, from where, to where.
     """
     listed = list(ranges)
     numbers = list(range(len(listed)))

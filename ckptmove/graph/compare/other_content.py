@@ -20,16 +20,12 @@ _OF_VALUES = (
 
 
 class Beside(NamedTuple):
-    """What came out of it.
-
-    Attributes:
-        differences: what differs, or can't be compared.
-        compared: how many records both have.
-        devices: how many differ in nothing but the devices that they name, and were let pass.
-    """
+    """What `compare_beside` found."""
 
     differences: list[Difference]
+    #: how many records both have
     compared: int
+    #: how many differ only in the devices that they name, and were let pass
     devices: int
 
 
@@ -39,11 +35,8 @@ def compare_beside(
     """Compare metadata and other records of two checkpoints; name what can't be compared.
 
     Records are compared by name where both checkpoints are of one format. A format that another is
-    converted to has no place for them: then each is named as not compared.
-
-    Args:
-        old, new: the checkpoints.
-        ignore_devices: whether to let pass that code names other devices.
+    converted to has no place for them: then each is named as not compared. `ignore_devices` lets
+    pass that code names other devices.
     """
     mine, others = _by_name(old), _by_name(new)
     found = list(_unlike_metadata(old, new))

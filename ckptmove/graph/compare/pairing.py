@@ -48,19 +48,14 @@ _Sides = tuple[Term, Term] | None
 
 
 class Pairs(NamedTuple):
-    """What two checkpoints have in common, and what not.
-
-    Attributes:
-        both: tensors under the same name.
-        old, new: tensors that only one of them has.
-        differences: all that is known without a look at the bytes of tensors.
-        passed: how many differences in devices were let pass.
-    """
+    """What two checkpoints have in common, and what not: all but the bytes of their tensors."""
 
     both: list[tuple[Held, Held]]
+    #: tensors that only the old one has, or only the new one
     old: list[Held]
     new: list[Held]
     differences: list[Difference]
+    #: how many differences in devices were let pass
     passed: int
 
 
@@ -74,14 +69,10 @@ def pair(
 ) -> Pairs:
     """Compare two checkpoints but for the bytes of their tensors.
 
-    Args:
-        old, new: the checkpoints.
-        chosen: names of what is to be compared, with all that is below; None for everything.
-        ignore_devices: whether to let pass that tensors, or values, name other devices.
-        cast: whether to let pass that tensors have other dtypes that they can be cast to.
-
-    Raises:
-        CorruptError: a tensor makes no sense, or one leads to the same things in too many ways.
+    `chosen` names what is to be compared, with all that is below; None for everything.
+    `ignore_devices` lets pass that tensors, or values, name other devices, and `cast` that tensors
+    have other dtypes that they can be cast to. CorruptError if a tensor leads to the same things in
+    too many ways.
     """
     return _Pairing(old, new, chosen, ignore_devices, cast).run()
 

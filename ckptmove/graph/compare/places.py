@@ -9,22 +9,18 @@ from ...manifest.paths import Path, spell, spell_apart
 
 
 class Where(NamedTuple):
-    """A place in a tree: the place of what holds it, and the keys from there.
-
-    Attributes:
-        within: the place of what holds it.
-        keys: from there; none at the root.
-        depth: how many keys lead to it.
-        chosen: whether it is to be compared.
-        rest: whether it only spells what a tensor is made of.
-        alike: names that several tensors would have, which quote their keys.
-    """
+    """A place in a tree: the place of what holds it, and the keys from there."""
 
     within: Where | None
+    #: none at the root
     keys: Path
+    #: how many keys lead to it
     depth: int
+    #: whether it is to be compared
     chosen: bool
+    #: whether it only spells what a tensor is made of
     rest: bool
+    #: names that several tensors would have, which quote their keys
     alike: Set[str]
 
     @property

@@ -38,17 +38,13 @@ _NODES = (Blob, Call, Dict, Global, List, Persistent, Set, Tuple)
 
 
 class Place(NamedTuple):
-    """A place where an unknown callable is.
+    """A place where an unknown callable is."""
 
-    Attributes:
-        name: of the place, as `--drop` takes it; empty if it is all there is.
-        callable: the name of the callable, or of one of them.
-        holder: what holds it: the items or pairs of a node; None if it is all there is.
-        slot: where in the holder.
-    """
-
+    #: as `--drop` takes it; empty if it is all there is
     name: str
+    #: the name of the callable, or of one of them
     callable: str
+    #: the items or pairs of what holds it; None if it is all there is
     holder: Items | list[tuple[Node, Node]] | None
     slot: int
 
@@ -68,8 +64,7 @@ def callables_in(root: Node, judge: Judge) -> tuple[str, ...]:
 def places_of(root: Node, judge: Judge) -> Iterator[Place]:
     """The places that unknown callables are in, none of them within another.
 
-    Raises:
-        RefusedError: their names are absurdly long together.
+    RefusedError if their names are absurdly long together.
     """
     own, tainted = _tainted(root, judge)
     if id(root) not in tainted:

@@ -28,16 +28,13 @@ _TARGETS = (*_FLOATING, "float8_e4m3fn", "float8_e5m2")
 
 
 class Casts(NamedTuple):
-    """Rules about dtypes, checked.
+    """Rules about dtypes, checked."""
 
-    Attributes:
-        model: of the model's floating tensors, or None to leave them.
-        named: (pattern, dtype); of several that speak of a tensor, the last.
-        keep: patterns of what is never cast.
-    """
-
+    #: of the model's floating tensors, or None to leave them
     model: str | None
+    #: (pattern, dtype); of several that speak of a tensor, the last counts
     named: tuple[tuple[str, str], ...]
+    #: patterns of what is never cast
     keep: tuple[str, ...]
 
     def __bool__(self) -> bool:
@@ -46,8 +43,7 @@ class Casts(NamedTuple):
     def sections(self, entries: Sequence[TensorEntry]) -> frozenset[str]:
         """The patterns that speak of a section, since no tensor is so called.
 
-        Raises:
-            RefusedError: a pattern speaks of nothing.
+        RefusedError if a pattern speaks of nothing.
         """
         found = set[str]()
         for pattern in (*(pattern for pattern, _ in self.named), *self.keep):
@@ -59,12 +55,7 @@ class Casts(NamedTuple):
         return frozenset(found)
 
     def wanted(self, entry: TensorEntry, sections: Collection[str]) -> str | None:
-        """The dtype that a tensor shall be cast to, or None.
-
-        Args:
-            entry: the tensor.
-            sections: patterns that speak of a section, as `sections` tells.
-        """
+        """The dtype to cast a tensor to, or None; `sections` has the patterns of that method."""
         if entry.dtype not in _FLOATING or entry.part_of is not None or entry.layout != "strided":
             return None
         if any(_speaks_of(pattern, entry, sections) for pattern in self.keep):
@@ -82,15 +73,9 @@ def _speaks_of(pattern: str, entry: TensorEntry, sections: Collection[str] = ())
 
 
 def casts_of(dtype: Mapping[str, Dtype] | Dtype | None, keep: Iterable[str]) -> Casts:
-    """Check the rules of a user.
+    """Check the rules of a user: patterns, and the dtype of each, with `""` for the model.
 
-    Args:
-        dtype: that of the model's floating tensors; or patterns and the dtype of each, with `""`
-            for the model.
-        keep: patterns.
-
-    Raises:
-        UsageError: a dtype is none that tensors can be cast to; or nothing is cast.
+    UsageError if a dtype is none that tensors can be cast to, or nothing is cast.
     """
     rules = dtype if isinstance(dtype, Mapping) else {} if dtype is None else {"": dtype}
     known = {pattern: _dtype(each) for pattern, each in rules.items()}
@@ -114,19 +99,10 @@ def _dtype(given: Dtype) -> str:
 def cast(
     draft: CheckpointGraph, tensors: Sequence[tuple[TensorEntry, Node]], casts: Casts
 ) -> dict[str, int]:
-    """Have storages of a draft be of other dtypes.
+    """Change the dtypes of storages in a draft; gives e.g. `float32→bfloat16` → how many tensors.
 
-    Args:
-        draft: the draft; it is changed.
-        tensors: what it holds, and the node of each.
-        casts: the rules.
-
-    Returns:
-        `float32→bfloat16` → how many tensors.
-
-    Raises:
-        RefusedError: tensors of one storage shall not all be cast alike, or can't be; or a pattern
-            speaks of nothing.
+    RefusedError if tensors of one storage shall not all be cast alike, or can't be; or a pattern
+    speaks of nothing.
     """
     recogniser = Recogniser(draft.graph.ids)
     wanted: dict[str, tuple[str | None, str]] = {}  # storage → dtype, and the name that says so

@@ -18,8 +18,7 @@ from ..draft import CheckpointGraph
 def flatten(draft: CheckpointGraph) -> list[str]:
     """Replace the outermost modules of a draft; gives the names of the tensors that are left out.
 
-    Raises:
-        RefusedError: a module has absurdly many names; or no tensor would be left.
+    RefusedError if a module has absurdly many names, or no tensor would be left.
     """
     if not any(is_module(node) for node in nodes_of(draft.graph.root)):
         return []

@@ -1,7 +1,7 @@
 """Find the models in a checkpoint, and their averaged weights (EMA, SWA).
 
 A model is found by evidence, as sections are (`sections.sections`, `sections.averages`). If there
-are several, the one at the top under a common name is taken. Otherwise nobody can tell which one is
+are several, the one at the top under a common name is taken. Otherwise it is unknown which one is
 meant (generator or discriminator?), and the error names them all.
 """
 
@@ -40,20 +40,17 @@ _WRAPPED = "module."
 
 @dataclass
 class Weights:
-    """Of a checkpoint the weights of one model, or their averages.
+    """Of a checkpoint the weights of one model, or their averages."""
 
-    Attributes:
-        path: of what holds them.
-        section: `Section.MODEL` or `Section.EMA`.
-        head: what their names begin with, where a state dict holds others beside them.
-        held: of each tensor its entry and its node.
-        names: of each what the model calls it; None for what is no weight.
-    """
-
+    #: of what holds them
     path: Path
+    #: `Section.MODEL` or `Section.EMA`
     section: Section
+    #: what their names begin with, where a state dict holds others beside them
     head: str = ""
+    #: of each tensor its entry and its node
     held: list[tuple[TensorEntry, Node]] = field(default_factory=list)
+    #: of each what the model calls it; None for what is no weight
     names: list[str | None] = field(default_factory=list)
 
     @property
@@ -151,15 +148,9 @@ def _names_of_averages(averages: Weights, models: dict[Path, Weights]) -> list[s
 
 
 def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
-    """The weights of the one model that is meant, or their averages.
+    """The weights of the one model that is meant, or their averages, in a part of the checkpoint.
 
-    Args:
-        contents: what the checkpoint holds.
-        section: `Section.MODEL` or `Section.EMA`.
-        within: what part of the checkpoint they are to be in.
-
-    Raises:
-        RefusedError: there are none, or it can't be told which are meant.
+    RefusedError if there are none, or it can't be told which are meant.
     """
     found = [each for each in weights_in(contents) if each.path[: len(within)] == within]
     wanted = [each for each in found if each.section is section]
@@ -181,8 +172,7 @@ def one_of(contents: Contents, section: Section, within: Path = ()) -> Weights:
 def one_called(contents: Contents, name: str) -> Weights | None:
     """The weights of the one model that has this name; None if several have it, or none.
 
-    Raises:
-        RefusedError: what is so called is a list of several models.
+    RefusedError if what is so called is a list of several models.
     """
     found = [
         each
@@ -220,11 +210,7 @@ def _is_same(one: Weights, other: Weights) -> bool:
 
 
 def _together(parts: Sequence[Weights], path: Path) -> Weights:
-    """Parts of one model, each in a dict of its own.
-
-    Raises:
-        RefusedError: they are the items of a list: these are several models.
-    """
+    """Parts of one model, each in a dict of its own; RefusedError if they are a list of models."""
     if any(isinstance(key, int) for part in parts for key in part.path[len(path) :]):
         raise _several(parts, parts[0].section)
     whole = Weights(path, parts[0].section)
@@ -239,16 +225,10 @@ def _together(parts: Sequence[Weights], path: Path) -> Weights:
 
 
 def state_of(weights: Weights, root: Node, left: Contents, within: Path) -> tuple[Node, list[str]]:
-    """The state dict of these weights alone, called as the model calls them.
+    """The state dict of these weights, called as the model calls them; and the names it lacks.
 
-    Args:
-        weights: what is wanted.
-        root: the tree, or what is left of it; nodes in it may be changed.
-        left: what it holds by now.
-        within: the path of the root.
-
-    Returns:
-        The state dict, and the names of what is not in it.
+    `root`, whose path is `within`, is what is left of the tree, and `left` lists what it holds; its
+    nodes may be changed.
     """
     wanted = {
         (_without_numbers(entry.path), id(node)): name
@@ -348,11 +328,7 @@ def places_of(found: Sequence[Weights]) -> str:
 
 
 def section_asked(weights: str) -> Section:
-    """The section that is asked for by name.
-
-    Raises:
-        UsageError: there is no such choice.
-    """
+    """The section that is asked for by name; UsageError if there is no such choice."""
     if weights not in WEIGHTS:
         raise UsageError(f"weights is one of {', '.join(WEIGHTS)}, not {weights!r}")
     return Section(weights)

@@ -30,16 +30,11 @@ from .subtree import subtree
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was left of a draft.
+    """What was left of a draft."""
 
-    Attributes:
-        left_out: names of what was not, not repeating what is below them.
-        weights: the one model's weights, or averages, that were asked for; or that are what is
-            left, where a part was asked for by its name.
-        others: the other weights that there are.
-    """
-
+    #: names of what was not, not repeating what is below them
     left_out: list[str] = field(default_factory=list)
+    #: those that were asked for; or that are what is left, where a part was asked for by name
     weights: Weights | None = None
     others: Sequence[Weights] = ()
 
@@ -62,18 +57,12 @@ def leave(
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> Wanted:
-    """Reduce a draft to what is wanted, in place.
+    """Reduce a draft in place to what is wanted.
 
-    Args:
-        draft: the draft.
-        root: the name of what shall be all there is.
-        weights: `model` or `ema`: the state dict of one model, or its averages, shall be.
-        select, exclude: patterns on names below the root; the latter win.
-
-    Raises:
-        UsageError: `weights` is neither.
-        RefusedError: there is nothing of that kind, it can't be told which is meant, or no tensor
-            would be left though that wasn't asked for.
+    That is what is below `root`; or the state dict of one model, or its averages, if `weights` is
+    `model` or `ema`. `select` and `exclude` are patterns on names below the root; the latter win.
+    RefusedError if there is nothing of that kind, it is unknown which is meant, or no tensor would
+    be left though that wasn't asked for.
     """
     if root is None and weights is None and not select and not exclude:
         return Wanted()

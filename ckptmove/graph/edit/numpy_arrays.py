@@ -38,18 +38,14 @@ def tensors_for_arrays(draft: CheckpointGraph) -> frozenset[str]:
 
 
 class ArrayBytes(NamedTuple):
-    """The bytes of an array, to be written as a tensor.
+    """The bytes of an array, to be written as a tensor."""
 
-    Attributes:
-        blob: what stands for them in the graph.
-        stored: where they come from.
-        view: the elements as the tensor has them.
-        order: that of the array, where it is another than the tensor's.
-    """
-
+    #: what stands for them in the graph
     blob: Blob
     stored: StorageBytes
+    #: the elements as the tensor has them
     view: View
+    #: that of the array, where it is another than the tensor's
     order: Order | None
 
 

@@ -25,28 +25,21 @@ _INNER = ("<args>", "<kwargs>", "<state>")
 
 
 class _Edge(NamedTuple):
-    """A place in the tree: of what lies in several places, one for each.
+    """A place in the tree: of what lies in several places, one for each."""
 
-    Attributes:
-        parent: index of the edge that leads to what holds it, or -1.
-        holder: what holds it.
-        slot: where in the holder.
-        node: what is there.
-        key: of the last step to it.
-        name: what it is called.
-        chosen: whether it is selected.
-        excluded: whether it is excluded, with all that is below it.
-        stays: whether it stays with what holds it, since without it a module would be none.
-    """
-
+    #: index of the edge that leads to what holds it, or -1
     parent: int
     holder: Items | list[tuple[Node, Node]]
     slot: int
     node: Node
+    #: of the last step to it
     key: Key
     name: str
+    #: whether it is selected
     chosen: bool
+    #: whether it is, with all that is below it
     excluded: bool
+    #: whether it stays with what holds it, since without it a module would be none
     stays: bool
 
 
@@ -59,20 +52,12 @@ def prune(
 ) -> tuple[list[str], Weights | None]:
     """Take everything out of a tree that is not selected, or that is excluded.
 
-    Args:
-        root: the tree; it is changed.
-        recogniser: tells what is a tensor.
-        select: patterns; without any, all is selected.
-        exclude: patterns; they win.
-        contents: what the tree holds.
+    Without patterns to select, all is selected; patterns to exclude win. Gives the names of what
+    was taken out, not repeating what was below them; and the one model that `model` speaks of,
+    where nothing is called so.
 
-    Returns:
-        The names of what was taken out, not repeating what was below them; and the one model that
-        `model` speaks of, where nothing is called so.
-
-    Raises:
-        RefusedError: a pattern speaks of nothing, or of an object in one of its places alone; or
-            nothing is left; or `model` is selected and it can't be told which.
+    RefusedError if a pattern speaks of nothing, or of an object in one of its places alone; if
+    nothing is left; or if `model` is selected and it is unknown which.
     """
     pruning = _Pruning(root, recogniser, select, exclude, contents)
     return pruning.run(), pruning.model
@@ -84,12 +69,9 @@ def named_by(
     select: Sequence[str],
     contents: Contents,
 ) -> tuple[set[str], list[str]]:
-    """The names that patterns speak of, with those below them; that of the root is empty.
+    """The names that patterns speak of, with those below them; and the patterns of nothing.
 
-    The arguments are those of `prune`; nothing is changed.
-
-    Returns:
-        The names, and the patterns that speak of nothing.
+    The name of the root is empty. Nothing is changed.
     """
     pruning = _Pruning(root, recogniser, select, (), contents)
     edges, silent = pruning.searched()
@@ -152,8 +134,7 @@ class _Pruning:
     def edges(self) -> list[_Edge]:
         """Every place in the tree that can be taken out, what holds it first.
 
-        Raises:
-            RefusedError: they are absurdly many.
+        RefusedError if they are absurdly many.
         """
         found: list[_Edge] = []
         met: set[int] = set()
@@ -251,22 +232,21 @@ class _Pruning:
 class _Pattern:
     """A glob, and whether it has matched anything.
 
-    Attributes:
-        text: the pattern.
-        section: the section that it speaks of too, if it is the name of one that has tensors.
-        by_name: whether it speaks of what is so called. The name of a section doesn't where the
-            whole checkpoint is that section, as the state dict of a Llama is, whose names begin
-            with `model.`; or where what is so called holds nothing of the model that it names.
-        within: the name of the one model that is meant, or None for all of the section.
-        heard: whether it spoke of something.
+    The name of a section is no pattern of names (`by_name`) where the whole checkpoint is that
+    section, as the state dict of a Llama is, whose names begin with `model.`; or where what is so
+    called holds nothing of the model that it names.
     """
 
     def __init__(self, text: str, contents: Contents, whole: Section) -> None:
         self.text = text
+        #: whether it spoke of something
         self.heard = False
+        #: the name of the one model that is meant, or None for all of the section
         self.within: str | None = None
+        #: whether it speaks of what is so called
         self.by_name = True
         found = [entry for entry in contents.tensors if entry.section.value == text]
+        #: that it speaks of too, if it is the name of one that has tensors
         self.section = found[0].section if found else None
         if self.section is not None and self.section is whole and whole is not Section.OTHER:
             self.by_name = False

@@ -34,10 +34,8 @@ _Rename = Callable[[str], str]
 def subtree(root: Node, name: str) -> tuple[Node, Path, list[str]]:
     """What is saved under a name, its path, and the names of all else that is beside it.
 
-    Keys may be quoted, as `paths.spell_apart` does.
-
-    Raises:
-        RefusedError: nothing is; or several things are, and their keys have to be quoted.
+    Keys may be quoted, as `paths.spell_apart` does. RefusedError if nothing has that name, or
+    several things have, so that their keys have to be quoted.
     """
     found: dict[int, Sequence[tuple[Node, Path]]] = {}
     todo: list[tuple[Node, str, tuple[tuple[Node, Path], ...]]] = [(root, name, ())]
@@ -108,9 +106,7 @@ def beside(way: Sequence[tuple[Node, Path]]) -> list[str]:
 def _shown(node: Node, taken: Path = ()) -> Iterator[Path]:
     """The keys in names of what a node holds; a module holds what its state dict does.
 
-    Args:
-        node: the node.
-        taken: the keys of what is not to be looked into.
+    What is under the `taken` keys is not looked into.
     """
     module = attributes_of(node) is not None
     for keys, child in _children(node):
@@ -140,13 +136,8 @@ def renaming(
 ) -> _Rename | None:
     """What the user wants keys to be called, or None if nothing.
 
-    Args:
-        rename: substitutions as sed spells them, `s/old/new/`, with `g` and `i`; in turn.
-        strip_prefix: what keys begin with, a dot or not, and shall no more.
-        add_prefix: what they shall begin with.
-
-    Raises:
-        UsageError: a substitution is malformed.
+    `rename`: substitutions as sed spells them, `s/old/new/`, with `g` and `i`; in turn. The prefix
+    to strip may lack its dot. UsageError if a substitution is malformed.
     """
     steps: list[_Rename] = [_substitution(text) for text in rename]
     if strip_prefix is not None:
@@ -184,17 +175,9 @@ def _substitution(text: str) -> _Rename:
 
 
 def rename_keys(dicts: Sequence[MappingNode], renamed: _Rename) -> int:
-    """Rename the keys of state dicts, and those of what they say about their modules.
+    """Rename the keys of state dicts, and of what they say about their modules; gives how many.
 
-    Args:
-        dicts: the state dicts.
-        renamed: gives the new key.
-
-    Returns:
-        How many keys changed.
-
-    Raises:
-        RefusedError: two keys would become one.
+    RefusedError if two keys would become one.
     """
     changed = 0
     told: dict[int, MappingNode] = {}  # which a copy of a state dict has in common with it

@@ -30,39 +30,30 @@ _ROWS = (list, array)  # what JSON has as a list
 def from_terms(term: Term, leaf: Callable[[dict[str, Any]], Node], base: int = 0) -> Node:
     """The graph of a term: of such nodes as `walk` makes, whose `at` count up from `base`.
 
-    Args:
-        term: plain JSON values, of any depth.
-        leaf: makes the node of an object whose "$" is not known here, or raises.
-        base: the first `at`.
-
-    Raises:
-        CorruptError: it is no term, or of a graph that no pickle can build.
+    The term may be of any depth; `leaf` makes the node of an object whose "$" is not known here, or
+    raises. CorruptError if it is no term, or of a graph that no pickle can build.
     """
     return _Reading(leaf, base).run(term)
 
 
 class _Reading:
-    """Terms on their way to a graph.
-
-    Attributes:
-        shared: the nodes that are met again, by their numbers.
-        open: the numbers of those that are not yet filled.
-        knots: those of them that were met again within themselves.
-        globals: "module:name" → the one node of that name.
-        texts: some of the strings that nobody rewrites: each is there once, as in a pickle.
-        todo: terms, and where their nodes go (a list and an index, or a node and an attribute); or
-            something to call when what stands behind it is done. The next one is at the end.
-    """
+    """Terms on their way to a graph."""
 
     def __init__(self, leaf: Callable[[dict[str, Any]], Node], base: int) -> None:
         self.leaf = leaf
         self.places = count(base)
         self.empty = Tuple([], next(self.places))
+        #: the nodes that are met again, by their numbers
         self.shared: list[Node] = []
+        #: the numbers of those that are not yet filled
         self.open: set[int] = set()
+        #: those of them that were met again within themselves
         self.knots: list[Node] = []
+        #: "module:name" → the one node of that name
         self.globals: dict[str, Global] = {}
+        #: some of the strings that nobody rewrites: each is there once, as in a pickle
         self.texts: dict[str, Text] = {}
+        #: terms, and where their nodes go; or what to call when what is behind is done; last first
         self.todo: list[tuple[Term, Any, Any]] = []
         self.kinds: dict[str, Callable[[dict[str, Term]], Node]] = {
             "again": self.again,

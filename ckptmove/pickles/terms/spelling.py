@@ -32,21 +32,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def to_terms(root: Node, leaf: Leaf, most_characters: int | None = None) -> Term:
-    """The term of a graph.
+    """The term of a graph, which may be cyclic, and of any depth.
 
-    Args:
-        root: the graph; it may be cyclic, and of any depth.
-        leaf: asked for each call, persistent id and blob, once and in order. What it gives is the
-            term, and what is below is left alone; at None it is spelled like everything else.
-        most_characters: how much text there may be in the term, or None.
+    It is only to be read: rows of numbers are those of the graph, not copies. `leaf` is asked for
+    each call, persistent id and blob, once and in order. What it gives is the term, and what is
+    below is left alone; at None it is spelled like everything else.
 
-    Returns:
-        The term. It is only to be read: rows of numbers are those of the graph, not copies.
-
-    Raises:
-        TooLong: there is more.
-        UnsupportedError: the graph has bytes that were passed over, or names or calls what no
-            pickle that can be loaded does.
+    TooLong if the term has more text than `most_characters`; UnsupportedError if the graph has
+    bytes that were passed over, or names or calls what no pickle that can be loaded does.
     """
     return _Spelling(root, leaf, most_characters).run()
 
@@ -102,24 +95,20 @@ class TooLong(Exception):
 
 
 class _Spelling:
-    """A graph on its way to terms.
-
-    Attributes:
-        leaves: `id()` of a node → the term that the caller gave for it.
-        many: `id()` of all that is used more than once.
-        numbers: of these, what was met → its number.
-        again: of these numbers, the term of what is met again.
-        todo: of each node on the way what of it is still to be spelled, and where that goes: of a
-            long row no list is made. The next one is at the end.
-    """
+    """A graph on its way to terms."""
 
     def __init__(self, root: Node, leaf: Leaf, most_characters: int | None) -> None:
         self.root = root
         self.room = most_characters
+        #: `id()` of a node → the term that the caller gave for it
         self.leaves: dict[int, Term] = {}
+        #: `id()` of all that is used more than once
         self.many: set[int] = set()
+        #: of these, what was met → its number
         self.numbers: dict[int, int] = {}
+        #: of these numbers, the term of what is met again
         self.again: dict[int, Term] = {}
+        #: of nodes on the way, what is still to be spelled, and where it goes; the next at the end
         self.todo: list[Iterator[_Step]] = []
         self.survey(leaf)
 

@@ -41,8 +41,7 @@ _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: do
 def spelled(term: Term) -> str:
     """A term as JSON: in ASCII, without white space, the same for the same term.
 
-    Raises:
-        UnsupportedError: it is too deep or too large.
+    UnsupportedError if it is too deep or too large.
     """
     text = "".join(spelled_parts(term))
     excess = _excess(_between(text, _rows_within(text)), len(text))
@@ -78,9 +77,8 @@ def spelled_parts(term: Term) -> Iterator[str]:
 def parsed(text: str) -> Term:
     """What JSON text says, if all readers agree on it; long rows of numbers as arrays.
 
-    Raises:
-        CorruptError: it is no JSON, says something twice, holds numbers that are none or that no
-            double or 64-bit integer holds, or is too deep or too large.
+    CorruptError if it says something twice, holds numbers that are none or that no double or 64-bit
+    integer holds, or is too deep or too large.
     """
     spans = _rows_within(text)
     others = _between(text, spans)
@@ -157,12 +155,7 @@ def _too_deep() -> str:
 
 
 def _excess(others: list[str], nbytes: int) -> str | None:
-    """What JSON text has too much of, or None.
-
-    Args:
-        others: its parts, but for the long rows of numbers between them.
-        nbytes: the length of all.
-    """
+    """What JSON text has too much of, or None: of its parts but for the long rows of numbers."""
     extent = extent_of("[]".join(others))
     if extent.quotes > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
         return "the saved tree has far more texts in JSON than its length can need"
@@ -228,7 +221,7 @@ def _integer_parser(parts: list[str]) -> Callable[[str], int] | None:
 class _ShortIntegers(dict[str, int]):
     """Integers by their digits; short ones are there once, however often the text says them.
 
-    A long row of them takes four characters each in the text, and would take thirty-six bytes.
+    In a long row each takes four characters of text, and would take thirty-six bytes.
     """
 
     def __missing__(self, digits: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..api.folder_files import check_apart
@@ -11,15 +12,16 @@ from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..reports.batch import BatchPlan
 from ..reports.batch_items import Item, Task
 from ..sources import place_of
-from ..writing.final_name import failure_of
+from ..writing.execute import FICLONE
+from ..writing.final_name import NO_ROOM, failure_of
 from .discovery import Discovery, dedupe_hard_links, discover
 from .fingerprints import is_done, is_ours, key_of, request_of
-from .free_space import check_outputs_fit, obstacles
 from .options import ReferenceTree, resolve_options
 from .outputs import output_namer, refuse_clashes
 from .run_item import output_nbytes
 from .selection import ItemFilter, is_below, is_in_share, names_to_retry, share_of
 from .trees import tree_at
+from .trees.local_tree import existing_parent
 
 
 def plan_batch(
@@ -79,7 +81,7 @@ def plan_batch(
             tasks.append(task)
     tasks.sort(key=lambda task: (-task.item.nbytes, task.item.name))
     if root is not None:
-        in_the_way = obstacles(task.item.output for task in tasks)
+        in_the_way = _obstacles(task.item.output for task in tasks)
         found_there = tree.map_items(_there, tasks)
         tasks = [
             task._replace(obstacle=obstacle, there=there)
@@ -89,7 +91,7 @@ def plan_batch(
     if dst is not None:
         free = tree_at(os.fspath(dst)).free_nbytes()
         if verb != "validate":
-            check_outputs_fit(source, os.fspath(dst), tasks, free, output_nbytes)
+            _check_outputs_fit(source, os.fspath(dst), tasks, free, output_nbytes)
         if not dry_run:
             _prepare(os.fspath(dst), [*(task.item for task in tasks), *done])
     nbytes = sum(task.item.nbytes for task in tasks)
@@ -148,3 +150,55 @@ def _prepare(dst: str, items: Iterable[Item]) -> None:
     except OSError as error:
         raise failure_of(error, dst) from error
     tree.remove_leftovers(items)
+
+
+def _obstacles(outputs: Iterable[str]) -> list[str]:
+    """Why outputs cannot be written, as far as known; empty if no reason is known."""
+    folders: dict[str, str] = {}
+    found = list[str]()
+    for output in outputs:
+        folder = os.path.dirname(output)
+        if folder not in folders:
+            folders[folder] = tree_at(folder).obstacle()
+        try:
+            tree_at(output).check_name()
+            found.append(folders[folder])
+        except RefusedError as error:
+            found.append(str(error))
+    return found
+
+
+def _check_outputs_fit(
+    source: str, dst: str, tasks: Sequence[Task], free: int | None, written: Callable[[Task], int]
+) -> None:
+    """Raises RefusedError if the outputs that are missing do not fit into `free` bytes.
+
+    `written` gives how much will be written for an item; it is asked where there may be too little.
+    """
+    if free is None:
+        return
+    new = [task for task in tasks if not task.there and not task.obstacle]
+    if sum(task.item.nbytes for task in new) <= free or _shares_blocks(source, dst):
+        return
+    nbytes = sum(map(written, new))
+    if nbytes > free:
+        raise RefusedError(f"{NO_ROOM}: {nbytes:,} bytes are needed, {free:,} are free", path=dst)
+
+
+def _shares_blocks(source: str, dst: str) -> bool:
+    """Whether files of one can share their blocks with those of the other; tried without names."""
+    folder = existing_parent(dst)
+    opened = list[int]()
+    try:
+        if os.stat(source).st_dev != os.stat(folder).st_dev:
+            return False
+        for _ in range(2):
+            opened.append(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
+        os.write(opened[0], bytes(1 << 16))
+        fcntl.ioctl(opened[1], FICLONE, opened[0])
+    except (OSError, AttributeError):  # O_TMPFILE is Linux's
+        return False
+    finally:
+        for fd in opened:
+            os.close(fd)
+    return True

@@ -342,7 +342,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "batches.trees.tree",
         "batches.trees.ledger",
-        "batches.trees.leftovers",
         "batches.trees.local_tree",
         "batches.trees.object_ledger",
         "batches.trees.remote_tree",
@@ -352,7 +351,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "batches.outputs",
         "batches.options",
         "batches.fingerprints",
-        "batches.free_space",
         "batches.run_item",
         "batches.executors.worker",
         "batches.executors.process_pool",

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 from ..run_item import LISTENER
 
@@ -179,12 +179,11 @@ class Workers(Executor):
         return code
 
 
-class _Job:
+class _Job(NamedTuple):
     """A call, and its future."""
 
-    def __init__(self, future: Future[Any], call: tuple[Callable[..., Any], Any, Any]) -> None:
-        self.future = future
-        self.call = call
+    future: Future[Any]
+    call: tuple[Callable[..., Any], Any, Any]
 
 
 def _put(stream: IO[bytes], data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A tree on the local disk."""
+"""A tree on the local disk, and the temporary files that killed runs left in it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -14,9 +15,9 @@ from ...errors import RefusedError
 from ...reports.batch_items import Item
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry
-from ...writing.final_name import failure_of, free_nbytes, hidden_name
+from ...writing.final_name import HIDDEN, failure_of, free_nbytes, hidden_name, is_hidden
+from ...writing.in_place.locked_file import is_open_for_writing
 from .ledger import FileLedger
-from .leftovers import remove_leftovers
 from .tree import LEDGER, Ledger, Tree, is_own_name
 
 _T = TypeVar("_T")
@@ -119,7 +120,15 @@ class LocalTree(Tree):
             shutil.rmtree(hidden, ignore_errors=True)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
-        remove_leftovers(self.path, items, ledger or os.path.join(self.path, LEDGER))
+        left = _leftovers(self.path)
+        if not left:
+            return
+        book = FileLedger(ledger or os.path.join(self.path, LEDGER))
+        for hidden, whose in _whose(left, items):
+            with contextlib.ExitStack() as locks:
+                held = [locks.enter_context(book.lock(each.name, patient=False)) for each in whose]
+                if all(held):
+                    _clear(hidden, whose[0].output)
 
     def open_ledger(self) -> Ledger:
         return FileLedger(os.path.join(self.path, LEDGER))
@@ -131,3 +140,50 @@ def existing_parent(path: str) -> str:
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
+
+
+def _leftovers(folder: str) -> list[str]:
+    """The temporary files and folders that are in a folder, however deep."""
+    found = list[str]()
+    for inside, folders, names in os.walk(folder):
+        hidden = [name for name in folders if name.endswith(HIDDEN)]
+        found += [os.path.join(inside, name) for name in (*names, *hidden) if name.endswith(HIDDEN)]
+        folders[:] = [name for name in folders if name not in hidden]
+    return found
+
+
+def _whose(left: Iterable[str], items: Iterable[Item]) -> Iterator[tuple[str, list[Item]]]:
+    """Of which items something may be left; of several, if their names are long and begin alike."""
+    inside: dict[str, list[Item]] = {}
+    for item in items:
+        inside.setdefault(os.path.dirname(item.output), []).append(item)
+    for hidden in left:
+        folder, name = os.path.split(hidden)
+        whose = [
+            item
+            for item in inside.get(folder, ())
+            if is_hidden(name, os.path.basename(item.output))
+        ]
+        if whose:
+            yield hidden, whose
+
+
+def _clear(hidden: str, output: str) -> None:
+    """Remove temporary files, unless another process still writes them.
+
+    A folder stays while there is no output: it may be what was there before.
+    """
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.lstat(hidden).st_mode):
+            if os.path.lexists(output):
+                shutil.rmtree(hidden)
+        elif not _is_written(hidden):
+            os.unlink(hidden)
+
+
+def _is_written(path: str) -> bool:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return is_open_for_writing(fd)
+    finally:
+        os.close(fd)

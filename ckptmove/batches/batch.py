@@ -162,7 +162,7 @@ def _joined(address: str) -> Cluster:
 
 
 def _cores() -> int:
-    """How many cores we may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -157,7 +157,7 @@ def checkpoint_files(path: str) -> tuple[str, ...]:
 
 
 def _kind_of(path: str) -> _Kind:
-    """What a file is, as `Item.kind` has it; of an index also its files, itself the last."""
+    """The kind of a file, as `Item.kind`; for an index also its files, itself the last."""
     named, head = path.endswith(_NAMED), b""
     try:
         with place_of(path).open() as source:

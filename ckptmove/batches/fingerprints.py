@@ -87,7 +87,7 @@ def _digest(said: object) -> str:
 
 
 def _spelled(value: object) -> str:
-    """What is no plain data, such as a function, as the same text in each process."""
+    """Text for a value that JSON has not, such as a function: the same in each process."""
     name = getattr(value, "__qualname__", None)
     return repr(value) if name is None else f"{getattr(value, '__module__', '')}.{name}"
 

@@ -67,7 +67,7 @@ def resolve_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) 
 
 
 def _plain(value: Any) -> Any:
-    """What an option says, such that it can be sent elsewhere without what it was made of."""
+    """The value of an option as plain data, so that another process can unpickle it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, os.PathLike):
@@ -110,7 +110,7 @@ class ReferenceTree:
         self._alike: dict[str, dict[str, list[str]]] = {}
 
     def of(self, name: str) -> str:
-        """What has the same name there, or else that with another suffix if it is the only one."""
+        """The checkpoint of the same name there, or the only one with another suffix."""
         place, last = place_of(self._root).child(name), name.rpartition("/")[2]
         folder = place.parent
         if folder.path not in self._alike:

@@ -18,7 +18,7 @@ _MOST_TOLD = 4  # clashes
 
 
 def output_namer(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[[Item], str]:
-    """What an item becomes."""
+    """A function that gives the path of an item's output, or nothing without a destination."""
     suffixes = next(
         each.suffixes
         for each in formats.WRITABLE

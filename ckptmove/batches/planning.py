@@ -128,7 +128,8 @@ def _is_done(task: Task) -> bool:
 
 
 def _there(task: Task) -> str:
-    """What becomes of an output that is there."""
+    """How an existing output is treated: `replaced`, `compared` or `checked`; empty if there is
+    none."""
     known, stamp, output = task.known, task.item.stamp, task.item.output
     try:
         if task.in_place or not tree_at(output).is_taken():

@@ -30,7 +30,7 @@ _ANOTHER = "the destination exists and differs from what would be written"
 
 
 class ItemOutcome(NamedTuple):
-    """What a verb did."""
+    """The outcome of a verb for one item."""
 
     report: Mapping[str, Any] | None  #: as plain data
     bytes_written: int  #: how much it wrote
@@ -114,7 +114,7 @@ def _other(task: Task) -> RefusedError:
 
 
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
-    """Have the verb do it."""
+    """Run the verb, or copy what is not a checkpoint."""
     kind = task.item.kind
     if kind == "unreadable":
         raise _unreadable(task.item)
@@ -145,7 +145,7 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
 
 
 def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
-    """Validate it, and have a report of that, which may replace only what is ours."""
+    """Validate an item, and write the report, which may replace only a report of ours."""
     if task.item.kind == "unreadable":
         raise _unreadable(task.item)
     options = {name: each for name, each in task.options.items() if name != "force"}
@@ -175,7 +175,7 @@ def _timeless(report: Mapping[str, Any]) -> bytes:
 
 
 def _copied(item: Item, output: str, force: bool) -> ItemOutcome:
-    """A file as it is."""
+    """Copy a file unchanged."""
     with place_of(item.path).open() as source:
         nbytes = source.nbytes
         copies = (Copy(0, nbytes, 0),) if nbytes else ()
@@ -186,7 +186,7 @@ def _copied(item: Item, output: str, force: bool) -> ItemOutcome:
 
 
 def _unreadable(item: Item) -> InputError:
-    """Why it can't be read."""
+    """The error of an item that can't be read."""
     try:
         if os.path.isdir(item.path):
             os.listdir(item.path)

@@ -137,7 +137,7 @@ class _Run:
         )
 
     def results(self) -> Iterator[Result]:
-        """What becomes of the items, as they finish."""
+        """The results of the items, as they finish."""
         for item in self.plan.done:
             yield self._counted(result_of(item, SKIPPED, "done before", output=item.output or None))
         workers = self._workers()
@@ -156,7 +156,7 @@ class _Run:
             self._tidy_up()
 
     def _workers(self) -> Workers | Cluster | None:
-        """Those that are ours."""
+        """Our own workers, unless the user has given an executor."""
         if self._cluster is not None:
             self._cluster.listener = self._heard
             return self._cluster
@@ -200,7 +200,7 @@ class _Run:
         future.add_done_callback(self._events.put)
 
     def _tell(self, task: Task, nbytes: int) -> None:
-        """Tell of progress: of each item its size in all, however much was written for it."""
+        """Report progress: for each item no more than its size, however much was written."""
         left = task.item.nbytes - self._told[task.item.name]
         nbytes = min(nbytes, left)
         self._told[task.item.name] += nbytes
@@ -254,7 +254,7 @@ class _Run:
                 self._folders.update(future.result().folders)
 
     def _tidy_up(self) -> None:
-        """Have all names on disk, and none for the time being left."""
+        """Sync the names of new files, and remove temporary files."""
         plan = self.plan
         for folder in sorted(_with_those_above(self._folders, plan.destination or "")):
             try:

@@ -37,8 +37,7 @@ class ItemFilter:
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    """Whether a glob matches a name: without a slash, also its last part; with one at the start,
-    also a folder above it."""
+    """Whether a name matches one of the globs, by the rules in the docstring of `batch`."""
     last = name.rpartition("/")[2]
     return any(
         _matches_from_root(name, glob[1:])

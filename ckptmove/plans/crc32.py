@@ -26,7 +26,7 @@ def combine_crc32(first: int, second: int, nbytes: int) -> int:
 
 @cache
 def _zeros(n: int) -> Sequence[int]:
-    """What 2**n zero bits do: a few matrices, that all sums are put together with."""
+    """The matrix that appends 2**n zero bits."""
     if not n:
         return [_POLYNOMIAL, *(1 << bit for bit in range(31))]
     return _squared(_zeros(n - 1))

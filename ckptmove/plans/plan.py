@@ -80,7 +80,7 @@ class Check(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a destination comes to be."""
+    """The operations that make a file."""
 
     #: `clone` (a copy of the source), `patch` (a copy with some bytes replaced) or `relay` (laid
     #: out anew)
@@ -110,7 +110,7 @@ class Plan(NamedTuple):
         return len(self.copies) == 1 and self.copies[0][:3] == (0, self.nbytes, 0)
 
     def checks(self) -> Iterator[Check]:
-        """How each copied byte that stays is verified, in the order of the destination."""
+        """The checks of all copied bytes that no write replaces, in order."""
         cuts: list[tuple[int, int, Checksum | None]] = [
             (write.at, write.at + len(write.data), None) for write in self.writes
         ]
@@ -145,7 +145,7 @@ class Edit(NamedTuple):
 
     @property
     def growth(self) -> int:
-        """How many bytes longer it makes the source."""
+        """How many bytes it adds to the source."""
         new = len(self.new) if isinstance(self.new, bytes) else self.new.nbytes
         return new - (self.end - self.start)
 
@@ -200,7 +200,7 @@ def _moved(start: int, nbytes: int, edits: list[Edit]) -> Plan:
 
 
 def apply_plan(plan: Plan, *contents: bytes) -> bytes:
-    """What a plan of copies and writes makes of sources that are in memory."""
+    """Execute a plan of copies and writes in memory."""
     made = bytearray(plan.nbytes)
     for source_at, nbytes, at, source in plan.copies:
         made[at : at + nbytes] = contents[source][source_at : source_at + nbytes]

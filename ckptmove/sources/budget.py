@@ -43,7 +43,7 @@ SHARES = [share for _, share, _ in _SHARES]
 
 
 class Budget:
-    """How much of everything a file may still have."""
+    """How many more things of each kind may be built of a file."""
 
     def __init__(self) -> None:
         self._walked = 0  # bytes of pickles
@@ -78,7 +78,7 @@ class Budget:
 
 
 class Boundless(Budget):
-    """For pickles that are our own: they may be whatever they are."""
+    """No limits, for pickles that are our own."""
 
     def rooms(self) -> list[int]:
         return [sys.maxsize] * len(_SHARES)
@@ -89,7 +89,7 @@ class Excess(CorruptError):
 
 
 def excess(kind: int, nbytes: int) -> Excess:
-    """What to say of a pickle that has too many of a kind within that many bytes."""
+    """The error for a pickle of `nbytes` that has too many things of a kind."""
     return Excess(
         f"the pickle has far more {_SHARES[kind][2]} than its {nbytes:,} bytes can "
         "need: it would take too much memory"

@@ -118,6 +118,6 @@ class SparseCopy:
         self._there[first:after] = [(start, at)]
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close and remove the copy."""
         with contextlib.suppress(OSError):
             os.close(self.fd)

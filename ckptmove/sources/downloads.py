@@ -16,7 +16,7 @@ _MOST_BESIDE = 16 << 20  # bytes of a file that is no weights, such as a model's
 
 
 class Downloads:
-    """What URLs stand for, on this machine. Used as a context, it is gone at the end."""
+    """Local copies of what URLs name. Used as a context, they are removed at the end."""
 
     def __init__(self) -> None:
         self._room: tempfile.TemporaryDirectory[str] | None = None
@@ -31,7 +31,7 @@ class Downloads:
             self._room.cleanup()
 
     def here(self, path: StrPath) -> str:
-        """What stands for a path or URL here."""
+        """The local copy of a URL; any other path is given back."""
         return self._here.get(os.fspath(path), os.fspath(path))
 
     def with_original_names(self, text: str) -> str:

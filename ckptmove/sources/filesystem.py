@@ -106,7 +106,7 @@ def open_store(url: str) -> StorePath:
 
 
 def _options(protocol: str) -> dict[str, Any]:
-    """How a file system is to be made: as the user has it, but to give up in time."""
+    """Options of a file system: the user's, and our time limits for S3."""
     if protocol not in ("s3", "s3a"):
         return {}
     from fsspec.config import conf
@@ -130,7 +130,7 @@ def is_web(fs: Any) -> bool:
 
 
 def protocols_of(fs: Any) -> set[str]:
-    """What URLs of a store begin with."""
+    """The protocols that URLs of a store begin with."""
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
@@ -166,7 +166,7 @@ def with_retries(call: Callable[[], _T], url: str, stopped: threading.Event | No
 
 
 def _reason(error: Exception) -> Exception:
-    """What an error came of: fsspec says of every failure of the web that there is no such file."""
+    """The cause of an error: fsspec says of every failure of the web that there is no such file."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and _is_of_net(cause):
         return cause
@@ -199,7 +199,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def read_error(error: BaseException, url: str) -> InputError:
-    """What a store said, as an error of ours."""
+    """The error of a store that was read, as one of ours."""
     status = status_of(error)
     strerror = getattr(error, "strerror", None)
     said = mask_secrets(strerror if strerror and type(error) is OSError else format_error(error))
@@ -214,7 +214,7 @@ def read_error(error: BaseException, url: str) -> InputError:
 
 
 def info_of(place: StorePath) -> Mapping[str, Any]:
-    """What the store says of an object now, past all caches. Raises InputError."""
+    """The store's entry of an object now, past all caches. Raises InputError."""
 
     def info() -> Mapping[str, Any]:
         place.fs.invalidate_cache()
@@ -238,7 +238,7 @@ def stamp_of(info: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same, whether it was listed or asked for by itself."""
+    """A value in one form, whether it comes from a listing or from a request for one object."""
     if hasattr(value, "timestamp"):
         return value.timestamp()
     return value.strip('"') if isinstance(value, str) else value

@@ -24,13 +24,12 @@ _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 def choose(path: StrPath, local: Callable[[str], _T], remote: Callable[[str], _T]) -> _T:
-    """Call `remote` for a URL, `local` for a path here. Nobody else asks which of them a path
-    is."""
+    """Call `remote` for a URL, `local` for a path here. Only here is asked which of them it is."""
     return remote(str(path)) if is_url(path) else local(os.fspath(path))
 
 
 class EntryKind(Enum):
-    """What an entry of a folder is."""
+    """The kind of an entry of a folder."""
 
     FILE = "file"  # links to files among them
     FOLDER = "folder"
@@ -42,7 +41,7 @@ class EntryKind(Enum):
 
 
 class FolderEntry(NamedTuple):
-    """What is in a folder."""
+    """An entry of a folder."""
 
     name: str  #: relative to the folder, with `/` between its parts
     path: str  #: a path, or a URL
@@ -75,7 +74,7 @@ class Place(ABC):
 
     @abstractmethod
     def child(self, name: str) -> Place:
-        """What has a name in this folder; the name may have several parts."""
+        """The entry of this name in the folder; the name may have several parts."""
 
     @abstractmethod
     def absolute(self) -> str:
@@ -87,8 +86,7 @@ class Place(ABC):
 
     @abstractmethod
     def open(self) -> Source:
-        """Open a file for reading. Raises InputError unless it is a regular file, even for a
-        FIFO."""
+        """Open a regular file for reading. Raises InputError; a FIFO does not block."""
 
     @abstractmethod
     def exists(self) -> bool:
@@ -115,7 +113,7 @@ class Place(ABC):
 
     @abstractmethod
     def entries(self) -> list[FolderEntry]:
-        """What is in a folder, in the order of names. Raises InputError if it can't be read."""
+        """The entries of a folder, sorted by name. Raises InputError if it can't be read."""
 
     @abstractmethod
     def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
@@ -228,7 +226,7 @@ def _unreadable(path: str, error: OSError) -> InputError:
 
 
 def _entry(entry: os.DirEntry[str]) -> FolderEntry | None:
-    """What an entry is; None if it has gone."""
+    """The entry with its kind; None if it has gone."""
     try:
         if entry.is_dir(follow_symlinks=False):
             return FolderEntry(entry.name, entry.path, EntryKind.FOLDER)

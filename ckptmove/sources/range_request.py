@@ -50,7 +50,7 @@ class _Wanted:
 
     @property
     def header(self) -> str:
-        """How HTTP asks for it."""
+        """The range as an HTTP header."""
         return f"bytes={self.start}-{self.start + self.nbytes - 1}"
 
     def check(self, content_range: str | None, etag: str | None) -> None:
@@ -72,7 +72,7 @@ class _Wanted:
             raise CorruptError(CHANGED, path=self.place.url)
 
     async def taken(self, read: Callable[[int], Awaitable[bytes]]) -> bytes:
-        """The body of an answer, which may be no longer."""
+        """Read the body of an answer. Raises ConnectionError if it is longer than the range."""
         pieces, count = list[bytes](), 0
         while piece := await read(_PIECE):
             pieces.append(piece)

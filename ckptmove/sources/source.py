@@ -27,7 +27,7 @@ _Self = TypeVar("_Self", bound="Source")
 
 
 class FetchStats(NamedTuple):
-    """What was fetched of a file that is not here."""
+    """How much of a remote file was fetched."""
 
     nbytes: int  #: bytes of it
     requests: int  #: how many it took, those that were answered
@@ -138,7 +138,7 @@ class Source(ABC):
                 raise CorruptError(NO_MEMORY, path=self.path) from None
 
     def _blame_changes(self, error: InputError) -> None:
-        """Raise what is true of a file that looks damaged since it is being written to."""
+        """Raise that the file was changed, if that may be why it looks damaged."""
         try:
             self.check_unchanged()
         except CorruptError as changed:
@@ -149,7 +149,7 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Close what it holds open."""
 
     @abstractmethod
     def read(self, start: int, nbytes: int) -> bytes:
@@ -186,7 +186,7 @@ class Source(ABC):
 
     @property
     def fetched(self) -> FetchStats | None:
-        """What was fetched of it so far; None of what is here."""
+        """How much of a remote file was fetched so far; None for a local one."""
         return None
 
     @property

@@ -20,7 +20,7 @@ _SIGNED = re.compile(
 
 
 def is_url(path: StrPath) -> bool:
-    """Whether this names something in a store, as `s3://bucket/run.pt` does, and no path here."""
+    """Whether this names an object in a store, as `s3://bucket/run.pt` does, not a path here."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
@@ -30,5 +30,5 @@ def looks_like_url(path: StrPath) -> bool:
 
 
 def mask_secrets(text: str) -> str:
-    """A text to be shown, without what is secret of the URLs in it."""
+    """The text with secrets in URLs (passwords, signatures, tokens) replaced by `***`."""
     return _SIGNED.sub(r"\1***", _USER.sub(r"\1***@", text))

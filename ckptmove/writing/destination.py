@@ -85,7 +85,7 @@ class Destination(ABC):
 
     @abstractmethod
     def names_below(self) -> list[str]:
-        """What is in a folder, however deep, by relative names; nothing if there is none."""
+        """The relative names of all files in a folder, however deep; nothing if there is none."""
 
     @abstractmethod
     def new_file(self, sources: Sequence[Source], *, force: bool) -> StagedFile:

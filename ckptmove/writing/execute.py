@@ -164,14 +164,14 @@ def read_gather(
 
 
 class ProgressCounter:
-    """Tells of progress, and knows how much it has told."""
+    """Passes progress on, and counts it."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.nbytes = 0
         self._progress = progress
 
     def __call__(self, nbytes: int) -> None:
-        """So many bytes more are there, and right."""
+        """Report bytes that are written and verified."""
         self.nbytes += nbytes
         if self._progress is not None:
             self._progress(nbytes)

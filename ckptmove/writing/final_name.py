@@ -51,7 +51,7 @@ class FinalName:
             ) from error
 
     def sync_in_time(self) -> None:
-        """The same, but where somebody gathers such directories, only tell which it is."""
+        """Sync the directory, or leave that to whoever called `syncing_later`."""
         later = _later.get()
         if later is None:
             self.sync()
@@ -59,7 +59,7 @@ class FinalName:
             later.add(os.path.dirname(os.path.abspath(self.path)))
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         folder, self.folder = self.folder, -1
         if folder >= 0:
             os.close(folder)
@@ -159,7 +159,7 @@ def check_room(
 
 
 def free_nbytes(room: os.statvfs_result) -> int:
-    """What we may still write to a file system."""
+    """How many bytes this user may still write to a file system."""
     return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
 
 
@@ -195,7 +195,7 @@ def exists_error(path: str) -> RefusedError:
 
 
 def failure_of(error: OSError | ValueError, path: str) -> RefusedError | WriteError:
-    """What the system said, as an error of ours."""
+    """An error of the system while writing, as one of ours."""
     if isinstance(error, ValueError):
         return RefusedError("the destination is not a path", path=path)
     if error.errno in _FORBIDDEN:

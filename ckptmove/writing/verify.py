@@ -121,7 +121,7 @@ class Verifier:
             self._blame(check)
 
     def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """What is there, piece by piece, as soon as it is; measured on the way."""
+        """Read what was written piece by piece, as soon as it is there, and measure it."""
         for at in range(start, end, _BUFFER):
             view = memoryview(self._buffer)[: min(_BUFFER, end - at)]
             self._wait_for(at + len(view))

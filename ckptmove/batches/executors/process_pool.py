@@ -37,7 +37,7 @@ Listener = Callable[[Any, int], object]
 
 
 class WorkerDied(Exception):
-    """The process that was at it ended."""
+    """The worker process ended while it made the call."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -208,7 +208,7 @@ def _take(stream: IO[bytes]) -> bytes:
 
 
 class _Ended(BaseException):
-    """We are to end; everything is unwound."""
+    """Raised when the process is to end, to unwind everything."""
 
 
 def serve() -> None:
@@ -233,7 +233,7 @@ def serve() -> None:
 
 
 class _Ending:
-    """What a signal does: what is being done is unwound, but if nothing is, we are gone."""
+    """Handles signals: what is being done is unwound; if nothing is, the process ends."""
 
     def __init__(self) -> None:
         self._doing = False
@@ -300,7 +300,7 @@ class ProgressReporter:
 
 
 def as_picklable(error: Exception) -> Exception:
-    """The same error, or one that says the same where it can't be sent."""
+    """The error, or one with the same message if it can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -41,7 +41,7 @@ _KNOCK = 5.0  # seconds for an answer from where a cluster should be
 
 
 class Call(NamedTuple):
-    """What a task is to do, as it is sent."""
+    """A call for a Ray task, as it is pickled."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -99,7 +99,7 @@ class _Tasks:
         self._under_way[task] = number, call, tries
 
     def ended(self, seconds: float) -> Iterator[tuple[Any, ...]]:
-        """What has, once anything has, or after some time: as `out` above."""
+        """The outcomes of ended tasks, as `out` above; waits `seconds` for the first."""
         if not self._under_way:
             return
         ready, rest = self._ray.wait(list(self._under_way), timeout=seconds)
@@ -148,7 +148,7 @@ class _Tasks:
 
 
 class _Driver:
-    """What goes in and out."""
+    """Takes calls from the pipe, and sends outcomes, progress and the size of the cluster."""
 
     def __init__(self, pipe: Connection, ray: Any) -> None:
         self._pipe = pipe

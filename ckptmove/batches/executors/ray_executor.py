@@ -34,7 +34,7 @@ _AHEAD = 2  # tasks handed out for each CPU
 
 
 class TaskLost(WorkerDied):
-    """What was at it died, and so it went again and again."""
+    """The Ray task of a call died, each time that it was tried."""
 
     def __init__(self, why: str, hint: str | None) -> None:
         super().__init__(0)
@@ -106,7 +106,7 @@ class Cluster(Executor):
         return future
 
     def _mark(self, task: Task) -> tuple[str, int, str]:
-        """What a node can tell by whether it sees the same destination as we."""
+        """An entry of the ledger, by which a node can tell that it sees the same destination."""
         path = task.ledger
         if not path or open_ledger(path).is_shared:  # whoever sees a store sees the same
             return "", 0, ""

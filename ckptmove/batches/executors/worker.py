@@ -72,7 +72,7 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 
 @lru_cache(_LEDGERS)
 def _ledger(path: str, since: int) -> Ledger:
-    """Shared by all items of a batch that this process does: none reads what another has read."""
+    """The ledger; all items of a batch that this process does share what was read of it."""
     return open_ledger(path, since)
 
 
@@ -143,7 +143,7 @@ def _add(ledger: Ledger, entry: Entry, notes: list[str]) -> None:
 
 
 def _entry(task: Task, key: str, outcome: str) -> Entry:
-    """What the ledger is to know of an item that is done."""
+    """The entry of the ledger for an item that is done."""
     if task.in_place:
         tags = tags_of(task.item.path) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
@@ -153,7 +153,7 @@ def _entry(task: Task, key: str, outcome: str) -> Entry:
 
 
 def _result(item: Item, made: ItemOutcome) -> Result:
-    """What became of an item that a verb came to an end with."""
+    """The result of an item whose verb returned."""
     output = item.output or None
     result = result_of(item, DONE, output=output, bytes_written=made.bytes_written)
     result = result._replace(report=made.report)

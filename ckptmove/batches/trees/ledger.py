@@ -177,7 +177,7 @@ def _lock(fd: int, at: int, *, wait: bool) -> bool:
 
 
 def entry_of(line: bytes) -> Entry | None:
-    """What a line says, or None where it says nothing of the kind."""
+    """Parse a line; None if it is no entry."""
     try:
         said = json.loads(line)
         if not isinstance(said, dict):
@@ -190,7 +190,7 @@ def entry_of(line: bytes) -> Entry | None:
 
 
 def _known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What we know of a line; a later version may say more."""
+    """The fields of a line that this version knows; a later one may write more."""
     return {key: value for key, value in said.items() if key in Entry._fields}
 
 

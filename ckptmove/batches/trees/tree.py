@@ -37,7 +37,7 @@ class Ledger(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """How much of it was read."""
+        """How many bytes of it were read."""
 
     def entry(self, name: str) -> Entry | None:
         """The entry of an item as it is now; None if there is none."""
@@ -50,7 +50,7 @@ class Ledger(Protocol):
 
 
 class Output(NamedTuple):
-    """What was written, as the ledger knows it."""
+    """An output as the ledger records it."""
 
     nbytes: int  #: of all files together
     stamp: str  #: changes with any file of it, or when it is moved; says nothing of the content
@@ -68,15 +68,15 @@ class Tree(ABC):
 
     @abstractmethod
     def map_items(self, call: Callable[[_T], _R], given: Iterable[_T]) -> Iterator[_R]:
-        """What a call gives for each, in their order; where answers take long, several at once."""
+        """Call a function for each, in order; where answers take long, several at once."""
 
     @abstractmethod
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        """The same call for these paths; where answers take long, it was made for all already."""
+        """The same function for these paths; where answers take long, it has called it already."""
 
     @abstractmethod
     def listings(self) -> Callable[[str], list[FolderEntry]]:
-        """What says what is in a folder of the tree, sorted. It raises InputError if it can't."""
+        """A function that lists a folder of the tree, sorted. It raises InputError."""
 
     @abstractmethod
     def files(self) -> list[FolderEntry]:
@@ -179,7 +179,7 @@ class Tree(ABC):
 
 
 def is_own_name(name: str) -> bool:
-    """Whether ckptmove has left something so called, and will mind it."""
+    """Whether a name is that of a ledger, a journal or a temporary file of ckptmove."""
     return name in (LEDGER, OBJECT_LEDGER) or (name.startswith(".") and name.endswith(_OWN))
 
 

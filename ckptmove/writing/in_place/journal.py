@@ -58,7 +58,7 @@ class Change(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What is to change in a file."""
+    """The changes to one file, with what identifies it."""
 
     nbytes: int  #: the size of the file, which stays
     inode: int  #: its number in its file system
@@ -75,7 +75,7 @@ class Journal(NamedTuple):
 
     @property
     def changed_nbytes(self) -> int:
-        """How many bytes the changes write."""
+        """How many bytes the changes replace."""
         return sum(len(change.new) for change in self.changes)
 
     def to_bytes(self) -> bytes:
@@ -175,7 +175,7 @@ def journal_name(name: str) -> str:
 
 
 def _changes(writes: Iterable[Write], read: Read) -> Iterator[Change]:
-    """What the writes change: neighbouring blocks that differ, without what is the same around."""
+    """The changes that writes make: runs of blocks that differ, trimmed at both ends."""
     for at, new in sorted(writes):
         old = read(at, len(new))
         blocks = range(0, len(new), _BLOCK)

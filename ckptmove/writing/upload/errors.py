@@ -15,7 +15,7 @@ _UNWRITABLE = (NotImplementedError, ValueError, TypeError, IsADirectoryError, No
 
 
 def failure(error: BaseException, url: str) -> CkptmoveError:
-    """What a store said of something to be written."""
+    """The error of a store that was written to, as one of ours."""
     status = status_of(error)
     if isinstance(error, PermissionError) or status in (401, 403):
         return RefusedError(f"can't be written: access is denied ({format_error(error)})", path=url)

@@ -94,8 +94,7 @@ class TransactedUpload:
         """As `Upload.stop`: what is on its way arrives."""
 
     def complete(self, *, exclusive: bool) -> None:
-        """As `Upload.complete`. A store that can promise that nothing is there did when it was
-        opened."""
+        """As `Upload.complete`; the few stores that can be exclusive were told so by `begin`."""
         del exclusive
         place = self._place
         try:

@@ -21,8 +21,7 @@ class Upload(Protocol):
     at_once: int  #: how many may be put at the same time, in any order; where it is one, in theirs
 
     def begin(self) -> None:
-        """Get ready for parts; earlier ones are forgotten. All methods raise as
-        `with_write_retries`."""
+        """Get ready for parts; forget earlier ones. All methods raise as `with_write_retries`."""
 
     def put(self, number: int, data: BytesIO) -> None:
         """Bring a part there; the first has the number 1. What had its number is replaced."""

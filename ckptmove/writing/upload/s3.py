@@ -247,7 +247,7 @@ def check_arrived(place: StorePath, nbytes: int, tag: str | None, made: str | No
 
 @contextlib.contextmanager
 def _digest_checked(number: int) -> Iterator[None]:
-    """What the server found to be damaged is worth another try."""
+    """Turn the server's report of a wrong digest into an error that is retried."""
     try:
         yield
     except OSError as error:
@@ -274,7 +274,7 @@ def _refused(error: CkptmoveError, url: str) -> CkptmoveError:
 
 
 def _code(error: BaseException | None) -> str | None:
-    """What S3 calls an error that s3fs made one of Python of."""
+    """The code that S3 gave an error which s3fs has turned into one of Python's."""
     response = getattr(getattr(error, "__cause__", None), "response", None)
     return response["Error"].get("Code") if isinstance(response, dict) else None
 
@@ -308,6 +308,6 @@ def _tag_of(tags: Sequence[str]) -> str | None:
 
 
 def _shape(tag: str) -> str:
-    """What kind of ETag it is; only those of a kind can be compared."""
+    """The kind of an ETag; only those of one kind can be compared."""
     found = _ETAG.fullmatch(tag)
     return "?" + tag if found is None else found[1]

@@ -82,7 +82,7 @@ class StagedUpload:
         return MultipartUpload(self.place, nbytes)
 
     def open_written(self) -> Source:
-        """What was uploaded, to be read like any other: assembled again, where it is read."""
+        """The uploaded object as a source, which is assembled again where it is read."""
         assert self._assembled is not None
         return self._assembled
 
@@ -96,8 +96,7 @@ class StagedUpload:
         self._upload = None
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Remove the parts unless it was completed; `error` is told if that fails, else it is
-        raised."""
+        """Remove the parts unless it was completed. A failure is raised, or added to `error`."""
         upload, self._upload = self._upload, None
         if upload is None:
             return
@@ -139,7 +138,7 @@ def open_to_write(url: str) -> StorePath:
 
 
 def kind_at(place: StorePath) -> str | None:
-    """What is at a place: `file`, `directory`, or None."""
+    """The kind of what is at a place: `file`, `directory`, or None."""
 
     def ask() -> str | None:
         place.fs.invalidate_cache()

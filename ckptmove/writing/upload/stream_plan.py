@@ -88,7 +88,7 @@ class PlanSource(Source):
         self._sealed, self._seals = seals, _Overlay(seals)
 
     def _sealed_with(self, crcs: Sequence[int]) -> list[Write]:
-        """What is put in last, in order, as far as checksums are known."""
+        """The last writes, in order, for these checksums."""
         if self._plan.seal is None:
             return []
         return sorted(self._plan.seal(crcs), key=attrgetter("at"))
@@ -236,7 +236,7 @@ class _Overlay:
             view[low - at : low - at + len(data)] = data
 
     def pieces(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """What lies in a range."""
+        """The pieces that lie in a range."""
         for at, data in self._within(start, end):
             low, high = max(start, at), min(end, at + len(data))
             yield low, memoryview(data)[low - at : high - at]

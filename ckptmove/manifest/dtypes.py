@@ -1,8 +1,7 @@
 """The table of all dtypes, by torch's names: sizes, storage classes, safetensors names.
 
-Sources: torch/storage.py (`_dtype_to_storage_type_map`, `_new_dtypes`) for the storage classes;
-c10/core/ScalarType.h for the sizes; safetensors/src/tensor.rs (`Dtype`) and bindings/python/src/
-lib.rs (`parse_dtype_str`) for the names in safetensors.
+Sources: torch/storage.py (`_dtype_to_storage_type_map`, `_new_dtypes`), c10/core/ScalarType.h,
+safetensors/src/tensor.rs (`Dtype`) and bindings/python/src/lib.rs (`parse_dtype_str`).
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ class Manifest(Report):
         return "mixed: " + ", ".join(shares)
 
     def _explained(self, device: str) -> str:
-        """The roles of what lies on a device, if everything there has one; what has no values."""
+        """The common roles of tensors on a device, or that they have no values."""
         if device == "meta" and not self.devices[device].nbytes:
             return f" ({plural(self.devices[device].tensors, 'tensor')} without values)"
         roles = self._roles.get(device, {})
@@ -338,7 +338,7 @@ class Manifest(Report):
 
     @cached_property
     def _roles(self) -> dict[str, dict[Role | None, int]]:
-        """By device: how many tensors play each role."""
+        """The number of tensors by device and role."""
         roles: dict[str, dict[Role | None, int]] = {}
         for entry in self.tensors:
             counts = roles.setdefault(entry.device, {})

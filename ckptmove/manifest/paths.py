@@ -18,16 +18,13 @@ _LIKE_A_SCALAR = re.compile(r"-?\d|b['\"]|(None|True|False|-?inf|nan)$")
 def spell(path: Path) -> str:
     """A path as a dotted name; that of the root is `(root)`.
 
-    Keys are not quoted: two paths may be spelled alike, and `spell_apart` tells them apart.
+    Keys are not quoted, so two paths may have one name: see `spell_apart`.
     """
     return ".".join([k if type(k) is str else _spell_key(k) for k in path]) if path else "(root)"
 
 
 def spell_apart(path: Path) -> str:
-    """A path as a dotted name that no other path has: strings are quoted where need be.
-
-    `("a.b", 0, "0")` is `"a.b".0."0"`.
-    """
+    """A path as a unique dotted name: `("a.b", 0, "0")` is `"a.b".0."0"`."""
     return ".".join(map(_spell_quoted, path)) if path else "(root)"
 
 

@@ -153,10 +153,8 @@ class BatchReport(Report):
     def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[str]:
         """Show the items that were refused or failed, and a summary.
 
-        Args:
-            full: whether to shorten nothing.
-            warned: the number of items with warnings.
-            told: whether every item was shown before.
+        `warned` is the number of items with warnings; `told` means that every item was shown
+        before.
         """
         for outcome in () if told else (REFUSED, FAILED):
             some = [each for each in self.failures if each.outcome == outcome]
@@ -215,10 +213,9 @@ class RetryCommand(NamedTuple):
         return " ".join(map(quoted, ("ckptmove", *self.verb, *more, *words)))
 
     def retry(self, report: BatchReport) -> str:
-        """The command that does just what was refused or failed.
+        """The command that does only what was refused or failed.
 
-        What is done is not done again where it was entered as such: there it is the same command,
-        unless there are few to be named.
+        If the ledger has the finished items, it is the same command, unless there are few names.
         """
         names = [each.name for each in report.failures]
         if report.destination is not None and len(names) > _MOST_NAMED:

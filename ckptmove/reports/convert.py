@@ -100,7 +100,7 @@ class ConvertReport(Report):
 
 
 def _weights(report: ConvertReport) -> Iterator[str]:
-    """Whose weights were taken, and whose are there too."""
+    """Whose weights were taken, and the other models in the file."""
     taken = report.weights
     if taken is None:
         return
@@ -132,7 +132,6 @@ def _listed(names: Sequence[str], full: bool) -> str:
 
 
 def _files(report: ConvertReport, full: bool) -> Iterator[Block]:
-    """The files of a folder, and their sizes."""
     files = [(name, size(nbytes)) for name, nbytes in report.files.items()]
     if len(files) > 1:
         shown = files if full else files[:_MOST_FILES]

@@ -278,7 +278,7 @@ def summary(diff: Diff) -> str:
 
 
 def _groups(found: Sequence[Difference], full: bool) -> list[list[Difference]]:
-    """Those that differ in the same way, and in whole numbers of their names only."""
+    """Differences of the same kind whose names differ only in whole numbers."""
     if full:
         return [[each] for each in found]
     groups: dict[object, list[Difference]] = {}
@@ -335,7 +335,7 @@ def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool
 
 
 def _record(difference: Difference) -> str:
-    """Of which kind it is, and its sizes; of bytes where they are first unlike."""
+    """The kind and sizes of a record; for bytes, where they first differ."""
     old, new = difference.old, difference.new
     said = old or new
     if old is None or new is None:
@@ -354,7 +354,7 @@ def _not_compared(difference: Difference) -> str:
 
 
 def _both(old: object, new: object, full: bool) -> str:
-    """Two values as text; long ones from the place where they differ."""
+    """Two values as text; long ones from where they differ."""
     mine, other = _value(old, full), _value(new, full)
     if mine == other and not full:
         texts = _value(old, True), _value(new, True)
@@ -369,7 +369,7 @@ def _dtype(difference: Difference) -> str:
 
 
 def _changed(values: Sequence[Values], difference: Difference) -> str:
-    """How many elements, by how much, and the first one."""
+    """How many elements changed, by how much, and the first one."""
     first = values[0]
     dtype = difference.new if difference.old == difference.new else f"as {difference.new}"
     differing, of = (sum(each[n] for each in values) for n in (0, 1))  # type: ignore[misc]

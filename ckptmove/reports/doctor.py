@@ -127,7 +127,7 @@ def _summary(found: Diagnosis) -> str:
 
 
 def _nothing(found: Diagnosis) -> str:
-    """That nothing is wrong, as far as that can be said."""
+    """The line for no problems, as far as that is certain."""
     trace = found.trace
     if found.complete:
         watched = f"; {_watched(trace.steps)}" if trace is not None and trace.steps else ""
@@ -145,7 +145,7 @@ def _watched(steps: int) -> str:
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
-    """Python, torch and what it can use."""
+    """Python, torch and its devices."""
     if not facts:
         return "torch is not installed"
     build = f"built for CUDA {facts['cuda']}" if facts.get("cuda") else "built for CPU only"
@@ -181,7 +181,7 @@ def _ran(trace: Trace, full: bool) -> Iterator[Block]:
 
 
 def _modules(trace: Trace) -> Table:
-    """Operations by module and device, those first that are not all where they should be."""
+    """Operations by module and device, first the modules with some on other devices."""
     rows = [
         (
             cut(name, _LONGEST_MODULE) or "(itself)",

@@ -1,7 +1,4 @@
-"""What was recorded of a run: operations by device and module, and events worth a look.
-
-Plain data that keeps no tensor alive.
-"""
+"""Records of a run: operations by device and module, and notable events. Keeps no tensor alive."""
 
 from __future__ import annotations
 

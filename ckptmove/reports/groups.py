@@ -45,7 +45,7 @@ class Group:
         return ".".join(_spans(next(numbers)) if p is None else p for p in self.parts)
 
     def _remark(self, manifest: Manifest) -> str:
-        """Where the bytes of the line are not bytes of the file."""
+        """A note if the bytes of the line are not bytes of the file."""
         sizes = [(e, manifest.storages[e.storage].nbytes) for e in self.entries if e.storage]
         if any(entry.nbytes > nbytes for entry, nbytes in sizes):
             return "expanded"
@@ -58,9 +58,9 @@ class Group:
 def groups_of(manifest: Manifest, *, full: bool = False) -> list[Group]:
     """The lines of a summary, in the order of the first tensor of each.
 
-    Tensors come together if their names differ in whole numbers only, and section, dtype and device
-    are the same; if that leaves too many lines and not `full`, then by block: by what comes before
-    the first number.
+    Tensors share a line if their names differ only in whole numbers, and section, dtype and device
+    are the same; if that makes too many lines and not `full`, by block: the name up to the first
+    number.
     """
     groups = _collapse(manifest.tensors, whole_names=True)
     if len(groups) > _MOST_GROUPS and not full:

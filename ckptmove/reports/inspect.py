@@ -103,7 +103,7 @@ def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
-    """What else there is to know."""
+    """Warnings and other remarks."""
 
     def some(names: Sequence[str]) -> str:
         return listed(names, len(names) if full else _MOST_VALUES)
@@ -129,7 +129,7 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
 
 
 def _records(manifest: Manifest, full: bool) -> Iterator[str]:
-    """Files in the checkpoint, each by its name; of code and the like, how much there is."""
+    """Files in the checkpoint by name; for code and the like, their total."""
     for kind in RecordKind:
         held = [record for record in manifest.records if record.kind is kind]
         if full or kind is RecordKind.DATA:
@@ -139,7 +139,7 @@ def _records(manifest: Manifest, full: bool) -> Iterator[str]:
 
 
 def _named_devices(manifest: Manifest, full: bool) -> Iterator[Block]:
-    """The user's own values that name a device; of a program, how often it names each."""
+    """The user's own values that name a device; for a program, how often each is named."""
     own = [v for v in manifest.values_naming_devices if not v.follows]
     if own:
         title = "values that name a device (loading never changes these):"
@@ -167,7 +167,7 @@ def _device_rows(values: Sequence[NamedDevice]) -> list[tuple[str, str, str]]:
 
 
 def _besides(manifest: Manifest) -> Iterator[str]:
-    """What lies at the top beside the tensors: `epoch 3`, `scheduler (dict of 8)`."""
+    """The top-level values beside the tensors: `epoch 3`, `scheduler (dict of 8)`."""
     root = manifest.tree
     if not isinstance(root, Mapping):
         if not manifest.tensors:
@@ -239,11 +239,9 @@ def _is_contiguous(entry: TensorEntry) -> bool:
 
 
 def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
-    """The saved object, a line a value, with each container shown once.
+    """The saved object, one line per value, with each container shown once.
 
-    Args:
-        manifest: the whole manifest.
-        select: globs on names, or sections; only what matches is shown, and what leads there.
+    `select` has globs on names, or sections; only matches are shown, and what leads there.
     """
     lines = _tree_lines(manifest)
     if select:
@@ -278,7 +276,7 @@ def _label(path: Path) -> str:
 
 
 def _tree_lines(manifest: Manifest) -> list[tuple[Path, str]]:
-    """Path and text of each line; what is saved as raw bytes has no node, but a line as well."""
+    """Path and text of each line; raw bytes have no node, but a line."""
     lines = list(_lines_of(manifest, manifest.tree))
     shown = {path for path, _ in lines}
     raw = [e.path for e in manifest.tensors if e.part_of is None and e.path not in shown]
@@ -312,7 +310,7 @@ def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
 
 
 def _attributes_of_tensors(manifest: Manifest) -> dict[Path, Node]:
-    """Path of a tensor → the tensors that hang on it, which are listed right after it."""
+    """Path of a tensor → tensors in its attributes, listed right after it."""
     found: dict[Path, list[tuple[Path, Node]]] = {}
     around: list[Path] = []
     for entry in manifest.tensors:
@@ -331,7 +329,7 @@ def _holds(node: Node) -> bool:
 
 
 def _shown_children(node: Node, path: Path) -> Iterator[tuple[Node, Path]]:
-    """What is worth lines of its own; a state dict's `_metadata` and lists of scalars are not."""
+    """Children with their own lines; not a state dict's `_metadata`, nor lists of scalars."""
     if not isinstance(node, (Tuple, List, Set, Dict, Call)) or device_text(node) is not None:
         return
     if isinstance(node, (Tuple, List, Set)) and all(map(_is_scalar, node.items)):
@@ -342,7 +340,7 @@ def _shown_children(node: Node, path: Path) -> Iterator[tuple[Node, Path]]:
 
 
 def _is_metadata(node: Call, child: Node) -> bool:
-    """Whether this is the attribute that torch gives a state dict, not a key of the user's."""
+    """Whether this is torch's attribute of a state dict, not the user's key."""
     return isinstance(node.state, Dict) and node.state.get("_metadata") is child
 
 
@@ -351,7 +349,6 @@ def _is_scalar(node: Node) -> bool:
 
 
 def _value(node: Node) -> str:
-    """A value in a few words."""
     if isinstance(node, Call):
         device = device_text(node)
         if device is not None:

@@ -85,7 +85,7 @@ class _Node:
     tied: list[str] = field(default_factory=list)
 
     def child(self, key: Key) -> _Node:
-        """What is held under a key; made if it isn't there."""
+        """The child under a key, made if missing."""
         found = self.children.get(key)
         if found is None:
             name = f"{self.name}.{spell((key,))}" if self.name else spell((key,))
@@ -95,12 +95,12 @@ class _Node:
 
 @dataclass
 class _Line:
-    """Nodes that are shown as one line."""
+    """Nodes shown as one line."""
 
     nodes: list[_Node]
 
     def row(self) -> tuple[str, str, str, str, str]:
-        """Name, device, tensors, bytes, and to what it is tied."""
+        """Name, device, tensors, bytes, and what it is tied to."""
         name = collapsed(each.name for each in self.nodes)
         tensors = sum(each.tensors for each in self.nodes)
         names = {each.name for each in self.nodes}
@@ -114,7 +114,7 @@ class _Line:
 
 
 def _placement(manifest: Manifest) -> list[_Line]:
-    """The largest modules that are on one device, repeated layers as one."""
+    """The largest modules on one device, with repeated layers as one."""
     root = _tree(manifest)
     while len(root.children) == 1:  # a wrapper
         (only,) = root.children.values()
@@ -160,7 +160,7 @@ def _tree(manifest: Manifest) -> _Node:
 
 
 def _placed(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
-    """What modules hold; a gradient is where its parameter is, or it is warned of."""
+    """Tensors of modules; gradients are with their parameter, or a warning says otherwise."""
     for entry in entries:
         model = entry.section is Section.MODEL and entry.held != "gradient"
         if model and entry.role is not Role.SHAPE:
@@ -168,14 +168,14 @@ def _placed(entries: Iterable[TensorEntry]) -> Iterator[TensorEntry]:
 
 
 class _Ties:
-    """Tensors that are the same as one before."""
+    """Tensors that are the same as an earlier one."""
 
     def __init__(self) -> None:
         self._groups: dict[str, str] = {}  # name → the first name of those that share
         self._first: dict[tuple[object, ...], str] = {}
 
     def of(self, entry: TensorEntry) -> str | None:
-        """The name of the same tensor before, if there is one."""
+        """The earlier name of the same tensor, if any."""
         if not entry.shared_with:
             return None
         group = self._groups.get(entry.shared_with[0], entry.name)
@@ -186,7 +186,7 @@ class _Ties:
 
 
 def _is_within(name: str, modules: Set[str]) -> bool:
-    """Whether a name is that of one of these modules, or of something in one."""
+    """Whether a name is one of these modules, or within one."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return bool(name)

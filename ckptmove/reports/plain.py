@@ -1,7 +1,7 @@
-"""Plain data for JSON from classes that declare it by their annotations, and back; and its schema.
+"""Convert between JSON and classes that declare it by their annotations; also its schema.
 
-Each field of a dataclass or named tuple is a key, in their order and by their names. `Key` in an
-annotation says otherwise, and `derived` adds keys that are computed. `Any` stays as it is.
+Each field of a dataclass or named tuple is a key, in order and by name. `Key` in an annotation
+changes that, and `derived` adds computed keys. `Any` stays as it is.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _item(value: object, line: str) -> str:
 
 
 class _Form(NamedTuple):
-    """What becomes of the values of a type."""
+    """The conversion of the values of a type."""
 
     plain: Callable[[Any], Any] | None  #: gives them for JSON; None where they stay as they are
     read: Callable[[Any], Any]  #: gives them from JSON; raises ValueError
@@ -163,7 +163,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _union(forms: Sequence[_Form]) -> _Form:
-    """A type or None; another union is of scalars, which stay as they are."""
+    """A type or None; other unions must be of scalars, which stay as they are."""
     schema = {"anyOf": [form.schema for form in forms]}
     rest = [form for form in forms if form.schema.get("type") != "null"]
     if len(rest) > 1 or len(rest) == len(forms):
@@ -201,7 +201,7 @@ def _mapping(name: _Form, item: _Form) -> _Form:
 
 
 class _Member(NamedTuple):
-    """What is a key in JSON: a field, or what is computed."""
+    """A key in JSON: a field, or a computed value."""
 
     attribute: str
     kind: Any
@@ -214,7 +214,7 @@ class _Member(NamedTuple):
 
 
 class _Object:
-    """The keys of a class in their order, and what becomes of their values."""
+    """The keys of a class in order, and their conversions."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -226,7 +226,6 @@ class _Object:
         self._shown = {e.name: e.key.shown for e in self._members if e.key.shown is not None}
 
     def plain(self, value: Any) -> dict[str, Any]:
-        """An object of the class as plain data."""
         said = dict(zip(self._names, self._get(value)))  # noqa: B905 one more is got, so always several
         for name, plain in self._plain:
             said[name] = plain(said[name])
@@ -236,7 +235,6 @@ class _Object:
         return said
 
     def read(self, data: Mapping[str, Any]) -> Any:
-        """The object of plain data."""
         fields_of = [each for each in self._members if each.is_field]
         return self._kind(
             **{
@@ -247,7 +245,6 @@ class _Object:
         )
 
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the plain data."""
         return {
             "type": "object",
             "properties": {name: form.schema for name, form in self._forms.items()},
@@ -257,7 +254,7 @@ class _Object:
 
 
 def _object(kind: Any) -> _Object:
-    """That of a class, which is looked at once."""
+    """The `_Object` of a class, cached."""
     if kind not in _OBJECTS:
         _OBJECTS[kind] = _Object(kind)
     return _OBJECTS[kind]
@@ -285,7 +282,7 @@ def _key_of(hint: Any) -> Key:
 
 
 def _in_order(members: Sequence[_Member]) -> list[_Member]:
-    """As declared, but for what comes after another key."""
+    """As declared, except keys that must follow another key."""
     found = [each for each in members if not each.key.after]
     for each in members:
         if each.key.after:

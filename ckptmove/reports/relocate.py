@@ -115,7 +115,7 @@ def _moved(moved: Moved) -> str:
 
 
 def _values(report: RelocateReport, full: bool) -> Iterator[str]:
-    """What else names a device: of a program how many places, of the user's values each."""
+    """Other values that name a device: a count for a program, otherwise each."""
     places: Counter[str] = Counter()
     rewritten = []
     for value, device in zip(report.values_rewritten, report.rewritten_to, strict=True):

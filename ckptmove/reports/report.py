@@ -11,8 +11,8 @@ from .plain import Plain
 class Report(Plain):
     """What a verb returns. `print` shows it as the command line does, and notebooks as HTML.
 
-    A report is a frozen dataclass. Its fields are the keys of its JSON (see `plain`), and `blocks`
-    says how it shows; all else follows.
+    A report is a frozen dataclass. Its fields are the keys of its JSON (see `plain`); `blocks` is
+    its text.
     """
 
     #: The version of the JSON. New keys do not change it.

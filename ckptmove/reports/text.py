@@ -1,7 +1,6 @@
 """Format sizes, tables and names from files as text.
 
-Text from a file is made printable first: a name may hold line breaks or escape sequences of a
-terminal.
+Text from a file is made printable: a name may hold line breaks or escape sequences.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ def cut_to_bytes(text: str, most: int) -> str:
 
 
 def one_line(where: str, what: str, hint: str, most: int) -> str:
-    """`where: what (hint)` in no more bytes than `most`.
+    """`where: what (hint)` in at most `most` bytes.
 
-    What is longest is shortened first, in its middle: names and paths, then the sentences.
+    The longest words are shortened first, in their middle: names and paths, then the sentences.
     """
     place, cause, remedy = where, what, hint
     for longest in (most, 120, 80, 60, 40):
@@ -76,7 +75,6 @@ def one_line(where: str, what: str, hint: str, most: int) -> str:
 
 
 def _shortened(text: str, longest: int) -> str:
-    """The text with long words shortened."""
     parts = re.split(r"(\s+)", text)
     return "".join(cut_to_bytes(part, longest) for part in parts)
 
@@ -98,11 +96,8 @@ def table(
 ) -> Iterator[str]:
     """Rows as aligned lines.
 
-    Args:
-        rows: of cells.
-        right: the columns that are flushed right.
-        gap: blanks between two columns.
-        widths: how wide the first columns are at least.
+    `right` are the columns that are flushed right, `gap` the blanks between columns, `widths` the
+    minimum widths of the first columns.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     needed = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -1,7 +1,7 @@
-"""Build numpy arrays and scalars of plain dtypes: never of objects, nor with fields.
+"""Build numpy arrays and scalars of plain dtypes: no objects, no fields.
 
 Sources: numpy/_core/src/multiarray/methods.c (`array_reduce`), descriptor.c (`arraydescr_reduce`),
-scalartypes.c.src (`gentype_reduce`). numpy is imported only if a checkpoint holds one of these.
+scalartypes.c.src (`gentype_reduce`). numpy is imported only if a checkpoint needs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build real objects from a graph of inert nodes, without running anything that the file names.
 
 Only functions of three short lists are called: torch's rebuild functions (`rebuild`), constructors
-of plain data (`plain`) and numpy arrays (`arrays`). A name becomes a value only if torch's own
+of plain data (`plain`) and numpy arrays (`arrays`). A name becomes a value only if torch's
 weights_only unpickler accepts it (torch/_weights_only_unpickler.py), or if it is a plain type of
 Python. Everything else becomes an `Opaque`. As in unpickling, an object is made from its arguments
 first, and filled afterwards.
@@ -49,15 +49,11 @@ def built(
     *,
     strict: bool = False,
 ) -> object:
-    """The object that a graph stands for.
+    """The object that a graph stands for; each node becomes one object.
 
-    A node becomes one object, wherever it is met. `storage_of` gives the storage that a persistent
-    id names; `strict` allows no `Opaque`.
-
-    Raises:
-        CorruptError: the graph is one that nothing can be made of.
-        UnsupportedError: it holds what isn't plain data, and that was to be an error; or what
-            this build of torch can't make.
+    `storage_of` gives the storage of a persistent id. Raises CorruptError if the graph is not
+    valid, UnsupportedError if this build of torch can't make a part, or if `strict` would need an
+    `Opaque`.
     """
     return _Builder(storage_of, strict).build(root)
 
@@ -81,7 +77,6 @@ class _Builder:
         self.fake = torch._guards.detect_fake_mode(None) is not None
 
     def build(self, root: Node) -> object:
-        """The object of the root."""
         self.todo.append((self.visit, root))
         while self.todo:
             step, node = self.todo.pop()
@@ -92,7 +87,7 @@ class _Builder:
         return self.value(root)
 
     def value(self, node: Node) -> object:
-        """What was made of a node; a CorruptError if it is not made yet, as part of itself."""
+        """The object made from a node; CorruptError if a part needs its unfinished whole."""
         if node is None or type(node) in (bool, int, float, bytes):
             return node
         if isinstance(node, str):
@@ -102,7 +97,7 @@ class _Builder:
         return self.made[id(node)]
 
     def text(self, node: str) -> str:
-        """A string; long ones may have many uses, which stay one string."""
+        """A string; a long one with many uses stays one string."""
         if len(node) <= _SHORT:
             return str(node)
         if id(node) not in self.made:
@@ -138,10 +133,7 @@ class _Builder:
             self.make(node)
 
     def plain_tensor(self, node: Call) -> object:
-        """A tensor of which nothing needs to be made but its storage, as of nearly all; else None.
-
-        It is what all the steps would make of it, at once. What is odd is left to them.
-        """
+        """A shortcut for ordinary tensors, nearly all there are; None for others."""
         if self.fake or not is_plain(node) or not isinstance(node.args, Tuple):
             return None
         assert isinstance(node.function, Global)
@@ -169,11 +161,11 @@ class _Builder:
                 self.todo.append((self.visit, node))
 
     def make(self, node: Node) -> None:
-        """Make an object, of its arguments if it has some."""
+        """Make an object, from its arguments if it has any."""
         self.made[id(node)] = self.object_of(node)
 
     def fill(self, node: Node) -> None:
-        """Fill an object, or have it wait for what is not made or filled yet."""
+        """Fill an object, or postpone it until its contents are made and filled."""
         if not isinstance(node, (List, Dict, Set, Call)):
             return
         children = _contents(node)
@@ -215,14 +207,13 @@ class _Builder:
         return self.storage(node)
 
     def made_outside(self, pid: Any) -> Opaque:
-        """What stands for an object of a package that says by what it is made."""
+        """A stand-in for an object that a class outside a package builds."""
         function = pid[-2] if isinstance(pid, tuple) and len(pid) in (3, 4) else None
         if not isinstance(function, Opaque):
             raise CorruptError("an object of the package is malformed")
         return self.opaque(function.qualname, pid[-1], module=function.module)
 
     def named(self, node: Global) -> object:
-        """A name as a value."""
         allowed = _get_allowed_globals()
         if node.qualname in allowed:
             return allowed[node.qualname]
@@ -271,7 +262,7 @@ class _Builder:
         return self.storages[key]
 
     def called(self, node: Call) -> object:
-        """What a call gives, if it is one of the lists; else what stands for it."""
+        """The result of a call on the lists, or an `Opaque` for it."""
         name, args, kwargs = node.qualname or "", self.value(node.args), self.value(node.kwargs)
         if not kwargs and isinstance(args, tuple):
             if name in rebuild.REBUILD and not rebuild.is_foreign(name, args):
@@ -296,7 +287,7 @@ class _Builder:
         )
 
     def charge(self, args: tuple[object, ...]) -> None:
-        """Bound what calls that share an argument copy of it."""
+        """Limit the total size that calls copy of a shared argument."""
         for each in args:
             if isinstance(each, (str, bytes, bytearray, list, tuple, dict)):
                 if id(each) in self.copied:
@@ -308,7 +299,7 @@ class _Builder:
     # -- filling -----------------------------------------------------------------------------------
 
     def put(self, node: Node) -> None:
-        """Put into an object what is its content."""
+        """Put the contents into an object."""
         made: Any = self.made[id(node)]
         if isinstance(node, (List, Set)):
             items = [self.value(each) for each in node.items]
@@ -368,7 +359,7 @@ def _kind(made: object) -> str:
 
 
 def _contents(node: List | Dict | Set | Call) -> Items:
-    """What an object is filled with, after it was made."""
+    """The contents that fill an object after it was made."""
     if isinstance(node, (List, Set)):
         return node.items
     pairs: list[Node] = [each for pair in node.pairs for each in pair]

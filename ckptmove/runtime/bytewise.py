@@ -1,8 +1,8 @@
 """Compare the elements of two tensors in their files, one chunk at a time.
 
-If both tensors have the same layout, they are read and compared as bytes; holes of sparse files are
-not even read. Elements are looked at only in chunks that differ. torch is needed only for views
-that must be gathered, byte-swapped or cast.
+Tensors with the same layout are compared as bytes; holes of sparse files are not even read.
+Elements are examined only in chunks that differ. torch is needed only for views that must be
+gathered, byte-swapped or cast.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ class Comparison:
     def __init__(
         self, nbytes: int, atol: float, rtol: float, progress: _Progress | None = None
     ) -> None:
-        """`nbytes` are the sizes of both checkpoints together; `progress` is called with the bytes
-        of the first one that were compared.
-        """
+        """`nbytes` counts both checkpoints; `progress` gets the bytes compared of the first one."""
         self.tolerance = atol, rtol
         self.room = _LEAST_ROOM + _TIMES * nbytes
         self.report = progress or (lambda nbytes: None)
@@ -78,11 +76,10 @@ class Comparison:
             source.close()
 
     def compare(self, old: Shown, new: Shown) -> Outcome:
-        """How two tensors of one shape differ, the old one as the new one's dtype has it.
+        """How two tensors of one shape differ, after a cast of the old one to the new dtype.
 
-        Raises:
-            CorruptError: the bytes are not all there.
-            UnsupportedError: torch is missing or can't cast, or the same bytes are seen too often.
+        Raises CorruptError if bytes are missing, UnsupportedError if torch is missing or can't
+        cast, or if many views share the same bytes.
         """
         key = (old.stored.id, old.view, new.stored.id, new.view)
         if key not in self.known:
@@ -211,7 +208,7 @@ class Comparison:
 
 
 def _lie_alike(old: Shown, new: Shown) -> bool:
-    """Whether the bytes are equal if the elements are."""
+    """Whether equal bytes mean equal elements."""
     mine, other = old.view, new.view
     if old.stored.is_made or new.stored.is_made or mine.dtype != other.dtype:
         return False
@@ -227,7 +224,7 @@ def _lie_alike(old: Shown, new: Shown) -> bool:
 
 
 def _is_same(old: Shown, new: Shown) -> bool:
-    """Whether two tensors are one: the same view of the same bytes of the same file."""
+    """Whether both are the same view of the same bytes of the same file."""
     mine, other = old.stored, new.stored
     if mine.content is not None or other.content is not None or old.view != new.view:
         return False
@@ -256,7 +253,7 @@ class _Tally:
         self.max_rel: float | None = None
 
     def add(self, at: int, old: memoryview, new: memoryview) -> None:
-        """Take two chunks into account that begin at an offset."""
+        """Count the differences of two chunks that begin at an offset."""
         found = self.unlike(old, new)
         self.count += found.far
         self.close += found.close
@@ -269,7 +266,6 @@ class _Tally:
             self.first = at // self.width + found.first, texts[0], texts[1]
 
     def unlike(self, old: memoryview, new: memoryview) -> Unlike | _Unlike:
-        """How two chunks differ."""
         dtype, first = self.view.dtype, self.first is None
         try:
             from .differing import unlike  # what is the same needs no torch
@@ -286,7 +282,6 @@ class _Tally:
 
     @property
     def outcome(self) -> Outcome:
-        """All of it."""
         if self.first is None:
             return Outcome(None, self.close)
         index, old, new = self.first
@@ -309,7 +304,7 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 class _Unlike(NamedTuple):
-    """As `differing.Unlike`, where torch is missing: bits alone."""
+    """Like `differing.Unlike`, but without torch: compares bits only."""
 
     far: int
     close: int
@@ -319,7 +314,7 @@ class _Unlike(NamedTuple):
 
 
 def _spelled(raw: bytes, dtype: str) -> str:
-    """One element as people write it."""
+    """One element as text."""
     if dtype in _WHOLE:
         return str(int.from_bytes(raw, "little", signed=_WHOLE[dtype]))
     if dtype == "bool" and raw in (b"\0", b"\1"):

@@ -35,11 +35,10 @@ class Unlike(NamedTuple):
 def unlike(
     old: memoryview, new: memoryview, dtype: str, atol: float, rtol: float, *, first: bool = True
 ) -> Unlike:
-    """Compare elements by their bits, and those that differ as numbers.
+    """Compare two buffers of contiguous little-endian elements by bits, then as numbers.
 
-    Both are contiguous little-endian elements, as many. Floating elements are close if their
-    difference is at most `atol` plus `rtol` times the old one, or if neither is a number; without
-    tolerance none are.
+    Floating elements are close if their difference is at most `atol` plus `rtol` times the old one,
+    or if both are NaN; without tolerance none are.
     """
     differs = _differs(old, new, max(1, BITS[dtype] // 8))
     total = int(differs.count_nonzero())
@@ -61,7 +60,7 @@ def unlike(
 
 
 def _differs(old: memoryview, new: memoryview, width: int) -> torch.Tensor:
-    """Which elements do, by their bits."""
+    """Which elements differ in their bits."""
     unit = min(width, 8)
     mine, other = (torch.frombuffer(raw, dtype=_INTEGERS[unit]) for raw in (old, new))
     differs = mine != other
@@ -78,7 +77,7 @@ def spelled(raw: bytes, dtype: str) -> str:
 
 
 def _numbers(raw: memoryview, dtype: str) -> torch.Tensor | None:
-    """Elements in the widest of floating dtypes, if they are floating."""
+    """Floating elements in the widest floating dtype; None for others."""
     if not dtype.startswith(_FLOATING) or dtype in _NO_NUMBERS:
         return None
     if dtype in _PARTS:
@@ -91,6 +90,6 @@ def _numbers(raw: memoryview, dtype: str) -> torch.Tensor | None:
 
 
 def _largest(numbers: torch.Tensor) -> float | None:
-    """The largest of those that are numbers, which are not negative."""
+    """The largest of these nonnegative values, without NaN."""
     largest = float(numbers.nan_to_num_(-1.0, posinf=inf).max())
     return None if largest < 0 else largest

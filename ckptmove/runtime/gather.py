@@ -1,8 +1,8 @@
 """Gather the elements of strided views in a file, in row-major order, and cast them if needed.
 
-Elements are moved as integers, so that NaN payloads and -0.0 survive; only a cast does arithmetic,
-with torch's own cast. Dense views are read; other views are memory-mapped, read-only, because their
-elements may be anywhere in a region. Both hold only a few chunks in memory.
+Elements are moved as integers, so that NaN payloads and -0.0 survive; only torch's own cast does
+arithmetic. Dense views are read; others are memory-mapped read-only, because their elements may be
+anywhere in a region. Both hold only a few chunks in memory.
 """
 
 from __future__ import annotations
@@ -37,12 +37,9 @@ _Dimensions = list[tuple[int, int]]  # how many, and how many elements apart
 def gathered(source: Source | None, gather: Gather) -> Iterator[bytearray]:
     """The elements of a view as contiguous little-endian bytes, in chunks of 8 MiB at most.
 
-    `source` is the file that `gather.source_at` is counted in, which must stay as it is; None if
-    the view is in memory.
-
-    Raises:
-        CorruptError: the view makes no sense, or reaches outside its region; nothing was read.
-        UnsupportedError: torch has no such dtype or cast.
+    `source` is the file that `gather.source_at` counts in, and must not change; None for a view in
+    memory. Raises CorruptError before it reads if the view is not valid or leaves its region,
+    UnsupportedError if torch lacks the dtype or the cast.
     """
     source = source if gather.content is None else None
     dimensions = _dimensions(gather)
@@ -56,7 +53,7 @@ def gathered(source: Source | None, gather: Gather) -> Iterator[bytearray]:
 
 
 def _dimensions(gather: Gather) -> _Dimensions:
-    """The dimensions of a view without those that are 1 long, and joined where that can be."""
+    """The dimensions of a view without those of size 1, and joined where possible."""
     joined: _Dimensions = []
     for n, step in zip(gather.shape, gather.stride, strict=True):
         if n == 1:
@@ -100,7 +97,7 @@ def _to(gather: Gather) -> str:
 
 
 def _read(source: Source | None, gather: Gather) -> Iterator[bytearray]:
-    """The bytes of a view whose elements lie side by side."""
+    """The bytes of a contiguous view."""
     bits = BITS[gather.dtype]
     at = gather.source_at + gather.offset * bits // 8
     end = at + nbytes_of(prod(gather.shape), gather.dtype)
@@ -118,7 +115,7 @@ def _read(source: Source | None, gather: Gather) -> Iterator[bytearray]:
 
 
 def _picked(source: Source | None, gather: Gather, dimensions: _Dimensions) -> Iterator[bytearray]:
-    """The bytes of a view whose elements lie here and there."""
+    """The bytes of a view that is not contiguous."""
     width = BITS[gather.dtype] // 8
     unit = gcd(width, 8, gather.source_at)  # in which elements are aligned, and can be moved
     region = _region(source, gather, unit)
@@ -137,7 +134,7 @@ def _picked(source: Source | None, gather: Gather, dimensions: _Dimensions) -> I
 
 
 def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dimensions]]:
-    """A view cut into pieces of at most so many elements, in row-major order, with offsets."""
+    """A view cut into pieces of at most `elements`, in row-major order, with offsets."""
     inner, cut = 1, len(dimensions) - 1
     while cut > 0 and inner * dimensions[cut][0] <= elements:
         inner *= dimensions[cut][0]
@@ -154,7 +151,7 @@ def _pieces(dimensions: _Dimensions, elements: int) -> Iterator[tuple[int, _Dime
 
 
 def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
-    """Where a view lies, as a tensor of integers of `unit` bytes, never to be written to."""
+    """The region of a view as a read-only tensor of integers of `unit` bytes."""
     at, nbytes = gather.source_at, gather.source_nbytes
     before = at % mmap.ALLOCATIONGRANULARITY if source is not None else at
     try:
@@ -179,7 +176,7 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
 
 
 def _finishing(gather: Gather) -> Callable[[bytearray], bytearray]:
-    """What turns elements of a view into those of the destination; raises as `gathered`."""
+    """The function that turns gathered elements into written ones; raises as `gathered`."""
     flips = _flips(gather)
     dtype, to = gather.dtype, _to(gather)
     cast = None if dtype == to else _checked_cast(dtype, to)
@@ -206,7 +203,7 @@ def _swap(raw: bytearray, dtype: str) -> None:
 
 
 def _flips(gather: Gather) -> list[Callable[[bytearray], None]]:
-    """What the conj and neg bits of a tensor ask for."""
+    """The functions for the conj and neg bits of a tensor."""
     dtype = gather.dtype
     if gather.conj and dtype not in _PARTS:
         raise CorruptError(f"a tensor of {dtype} is said to be conjugated")
@@ -240,7 +237,7 @@ def _negation(integer: torch.dtype) -> Callable[[bytearray], None]:
 
 
 def _checked_cast(dtype: str, to: str) -> Callable[[bytearray], bytearray]:
-    """What casts one dtype to the other, where torch can."""
+    """The cast from one dtype to another, if torch has it."""
     if dtype in _PARTS and to not in _PARTS:
         raise UnsupportedError(f"{dtype} can't be cast to {to}: the imaginary parts would be lost")
     widened = to in _PARTS and dtype not in _PARTS

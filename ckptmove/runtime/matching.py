@@ -14,9 +14,9 @@ _Key = tuple[str, tuple[int, ...]]
 def renamed(
     old: Sequence[Held], new: Sequence[Held], comparison: Comparison, *, cast: bool
 ) -> Iterator[tuple[Held, Held]]:
-    """Pairs of tensors of one dtype and shape, and with the same bytes, each in one pair at most.
+    """Pairs of tensors with the same dtype, shape and bytes; each is in one pair at most.
 
-    Tensors that are made of others are left out; `cast` as in `Comparison.compare`, which raises.
+    Composite tensors are left out; `cast` as in `Comparison.compare`, which raises.
     """
     groups: dict[_Key, tuple[list[Held], list[Held]]] = defaultdict(lambda: ([], []))
     for side, tensors in enumerate((old, new)):

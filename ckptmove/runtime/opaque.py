@@ -60,7 +60,7 @@ class Opaque:
         self.state: object = None
 
     def __repr__(self) -> str:
-        """Flat: what it holds may hold it."""
+        """Without its contents, since they may contain it."""
         what, args = shown(self.qualname), self.args
         empty = isinstance(args, tuple) and not args  # tensors among others have no truth
         told = [what if args is None else f"{what}({'' if empty else '...'})"]

@@ -29,8 +29,7 @@ class Pickled(NamedTuple):
 def pickled(obj: object) -> Pickled:
     """Pickle an object.
 
-    Raises:
-        UnsupportedError: it can't be, or a storage has no bytes that could be read.
+    Raises UnsupportedError if it can't be pickled, or a storage has no readable bytes.
     """
     output = io.BytesIO()
     pickler = _Pickler(output, protocol=2)
@@ -45,9 +44,8 @@ def pickled(obj: object) -> Pickled:
 def stand_in(*parts: object) -> None:
     """Never called: its calls are replaced before the pickle is written.
 
-    Args:
-        parts: the module and the name; for a call also what is called if it has no name, the
-            arguments, the keyword arguments, and the opcode.
+    `parts` are the module and the name; for a call also the callable if it has no name, the
+    arguments, the keyword arguments, and the opcode.
     """
     raise UnsupportedError("a stand-in was unpickled")
 
@@ -60,7 +58,7 @@ class _Pickler(pickle.Pickler):
         self._alive: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """What stands in for an `Opaque`; all else as Python has it."""
+        """A stand-in for an `Opaque`; other objects as usual."""
         if type(obj) is not Opaque:
             return NotImplemented
         names = (obj.module, obj.qualname[len(obj.module) :].removeprefix("."))
@@ -70,7 +68,7 @@ class _Pickler(pickle.Pickler):
         return stand_in, call, obj.state, iter(obj.items), iter(obj.pairs)
 
     def persistent_id(self, obj: Any) -> Any:
-        """What torch puts in the place of a storage."""
+        """The persistent id of a storage, as torch writes it."""
         storage: Any
         if isinstance(obj, torch.storage.TypedStorage):
             storage, kind, numel = obj._untyped_storage, obj._pickle_storage_type(), obj._size()

@@ -1,6 +1,6 @@
 """Build plain Python objects from arguments that are checked first.
 
-None of these constructors runs code of the file, opens a file, or takes more memory than its
+None of these constructors runs code of the file, opens a file, or uses more memory than its
 arguments. Arguments that do not fit raise TypeError or ValueError.
 """
 
@@ -41,17 +41,17 @@ _FACTORIES = (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
 def _need(value: object, *kinds: type) -> Any:
-    """The value, which is exactly of one of these types."""
+    """The value, if it is exactly of one of these types."""
     if type(value) not in kinds:
         raise TypeError(f"{type(value).__name__} is not expected here")
     return value
 
 
 def keys_of(values: Iterable[object]) -> list[object]:
-    """The values, which can be keys of one dict or items of one set.
+    """The values as keys of a dict or items of a set.
 
-    Raises:
-        CorruptError: one can't, or they would take for ever to be told apart.
+    Raises CorruptError if one can't be a key, or if their hashes collide so often that it would
+    take too long.
     """
     keys = [key_of(value) for value in values]
     if len(keys) > _MOST_ALIKE:
@@ -62,7 +62,7 @@ def keys_of(values: Iterable[object]) -> list[object]:
 
 
 def _differ(keys: Iterable[object]) -> bool:
-    """Whether there are too many different ones among keys of one hash."""
+    """Whether too many different keys have one hash."""
     found: list[object] = []
     for key in keys:
         if key not in found:

@@ -1,8 +1,8 @@
 """Build tensors with torch's own rebuild functions, after checks that torch does not make.
 
-torch/_utils.py trusts a checkpoint: a view that reaches outside its storage makes torch enlarge the
-storage, an expanded quantized tensor is allocated in full, the parts of a nested tensor may be
-anywhere, and any attribute may be set.
+torch/_utils.py trusts a checkpoint: a view that leaves its storage makes torch enlarge it, an
+expanded quantized tensor is allocated in full, the parts of a nested tensor may be anywhere, and
+any attribute may be set.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _check_rest(requires_grad: object, hooks: object, metadata: object = None) -
 
 
 def _check_state(state: object) -> None:
-    """Only plain attributes are set, never what changes a tensor itself."""
+    """Permit only plain attributes, which do not change the tensor itself."""
     parts = state if isinstance(state, tuple) else (state,)
     for part in parts:
         _check(part is None or isinstance(part, dict), "its attributes are malformed")
@@ -172,11 +172,9 @@ def is_foreign(name: str, args: _Args) -> bool:
 
 
 def rebuild(name: str, args: _Args) -> object:
-    """The tensor that the function of this name makes.
+    """The tensor that the function with this name makes.
 
-    Raises:
-        CorruptError: its arguments make no sense.
-        DeviceError: it says that it is on a device that is not there.
+    Raises CorruptError for arguments that are not valid, DeviceError for a missing device.
     """
     function, check = REBUILD[name]
     try:
@@ -196,7 +194,7 @@ def rebuild(name: str, args: _Args) -> object:
 
 
 def _unchecked_sparse_tensors() -> list[torch.Tensor]:
-    """Where torch notes the sparse tensors that it made and did not check: its state since 2.14."""
+    """torch's list of sparse tensors that it did not check (since 2.14)."""
     state: Any = getattr(torch.serialization, "_serialization_tls", None)
     if hasattr(state, "sparse_tensors_to_validate"):
         return list(state.sparse_tensors_to_validate)
@@ -211,7 +209,7 @@ def plain_tensor(
     stride: Sequence[Any],
     requires_grad: bool,
 ) -> torch.Tensor | None:
-    """What `_rebuild_tensor_v2` and `_v3` make, or None where the arguments may make no sense.
+    """The result of `_rebuild_tensor_v2` and `_v3`; None if the arguments may not be valid.
 
     The dtype is one of `WHOLE`; offset, shape and stride are in elements.
     """

@@ -1,7 +1,7 @@
 """Make torch storages: mapped from the file or read, and put on devices as `map_location` says.
 
-Source: torch/serialization.py (`_get_restore_location`, `_load`), torch/_utils.py (the function of
-the same name, for tensors that store their own device).
+Source: torch/serialization.py (`_get_restore_location`, `_load`); torch/_utils.py has
+`_get_restore_location` too, for tensors that store their own device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Restoring:
     """Puts storages where they belong."""
 
     def __init__(self, map_location: MapLocation) -> None:
-        """`map_location` is as torch.load takes it; a UsageError if it is nothing of the kind."""
+        """`map_location` is as in torch.load; UsageError for any other type."""
         known = isinstance(map_location, (str, bytes, torch.device, Mapping, type(None)))
         if not known and not callable(map_location):
             raise UsageError(
@@ -71,11 +71,9 @@ class Restoring:
         return storage
 
     def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """A storage where it belongs, by the location that it is tagged with.
+        """A storage on the device of its location.
 
-        Raises:
-            DeviceError: that is a device that is not there.
-            UsageError: the function of the user gave no storage.
+        Raises DeviceError if that is missing, UsageError if the user's function returns no storage.
         """
         placed: Any = None
         if isinstance(self._map, dict):
@@ -110,9 +108,8 @@ _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linu
 class Storages:
     """The storages of a checkpoint, each made once.
 
-    Mapped ones are private: writing to such a tensor changes memory, never the file. They are of
-    the file for as long as they live; who truncates it meanwhile ends the process, as with
-    `torch.load(mmap=True)`.
+    Mapped ones are private: writing to them changes memory, never the file. They need the file as
+    long as they live: truncating it kills the process, as with `torch.load(mmap=True)`.
     """
 
     def __init__(self, sources: Sequence[Source], restoring: Restoring) -> None:
@@ -124,9 +121,7 @@ class Storages:
     def storage(self, stored: StorageBytes) -> torch.UntypedStorage:
         """A storage, on the device that it is tagged with or mapped to.
 
-        Raises:
-            DeviceError: it is tagged with a device that is not there.
-            CorruptError: the file is not the one that was read.
+        Raises DeviceError if that is missing, CorruptError if the file has changed.
         """
         made = self._made.get(stored.id)
         if made is None:
@@ -175,7 +170,7 @@ class Storages:
 
 
 def _whole(source: Source) -> Any:
-    """A file, mapped so that writing changes memory alone."""
+    """The file, mapped so that writing changes memory only."""
     try:
         pages = mmap.mmap(
             source.mappable(0, 0),
@@ -189,7 +184,7 @@ def _whole(source: Source) -> Any:
 
 
 def _alignment(stored: StorageBytes) -> int:
-    """What the bytes of a storage must begin at a multiple of, to be used where they are."""
+    """The alignment that a storage needs to be used in place."""
     if stored.dtype is None:
         return _LARGEST_ALIGNMENT
     return min(storage_element_nbytes(stored.dtype), _LARGEST_ALIGNMENT)

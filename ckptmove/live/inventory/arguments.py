@@ -56,10 +56,7 @@ def are_optimizers(value: object) -> bool:
 def check_others(
     others: Mapping[str, object], taken: Collection[object], parameters: Sequence[str]
 ) -> None:
-    """Refuse keywords that the model has itself, and what can't be on a device.
-
-    `parameters` are what the user may have meant by a keyword.
-    """
+    """Refuse keywords that name a part of the model, and objects without tensor or module."""
     for name, value in others.items():
         if name in taken:
             raise UsageError(

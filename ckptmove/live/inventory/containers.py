@@ -1,8 +1,8 @@
 """Take objects of any kind apart, and build the same kind of object with other contents.
 
-No code of the object runs, neither `__init__` nor `__setitem__` nor a property: they may check,
-convert or refuse. Attributes and slots count as contents too, because some containers keep the same
-tensors in both (`ModelOutput` of transformers).
+No code of the object runs, because `__init__`, `__setitem__` or a property may check, convert or
+refuse. Attributes and slots count as contents too: some containers keep the same tensors in both
+(`ModelOutput` of transformers).
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class _FrozenSet(Kind):
 
 
 class _Proxy(Kind):
-    """It shows a mapping to which nothing but the garbage collector leads."""
+    """A view of a mapping that only the garbage collector can find."""
 
     fixed = complete = True
 
@@ -250,14 +250,14 @@ class Fields(Kind):
 
 
 class _Hashed(Fields):
-    """Such whose hash is that of what it holds: a frozen dataclass, say."""
+    """A container whose hash depends on its contents, such as a frozen dataclass."""
 
     fixed = True
     parts = needed = Kind.attributes
 
 
 class _Wrapper(Fields):
-    """What wraps a dict or list as `data`, which has no name of its own."""
+    """A class that wraps a dict or list as `data`, which adds nothing to names."""
 
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
         for name, value in self.attributes(whole):
@@ -274,7 +274,7 @@ class _Wrapper(Fields):
 
 
 class _Chain(Fields):
-    """Dicts one behind the other, whose names are its own."""
+    """A ChainMap: the dicts in it add nothing to names."""
 
     def parts(self, whole: Any) -> Iterator[Part]:
         for name, value in self.attributes(whole):
@@ -326,10 +326,7 @@ def maker_of(kind: type) -> Any:
 
 
 def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict[int, Any]) -> None:
-    """Make another of each container, with what takes the place of what it holds.
-
-    Both are by `id()`; no container is changed, and those made are added to `swapped`.
-    """
+    """Rebuild containers with swapped contents; both are by `id()`, results go into `swapped`."""
 
     def swap(value: Any) -> Any:
         return swapped.get(id(value), value)
@@ -353,7 +350,7 @@ def rebuild_containers(containers: Mapping[int, tuple[Kind, Any]], swapped: dict
 
 
 def _inner_first(containers: Mapping[int, tuple[Kind, Any]]) -> Iterator[int]:
-    """The containers, each after those it holds itself, as far as that can be."""
+    """The containers, each after those in it, except in cycles."""
     seen: set[int] = set()
     for root in containers:
         stack: list[tuple[int, bool]] = [(root, False)]

@@ -1,6 +1,6 @@
 """What is wrong with how a model holds its tensors: each fact in one wording, with its fix.
 
-`report` lists these as warnings; the causes of what a trace shows are made of the same.
+They are the warnings of `report` and the causes of what a trace shows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def unregistered(
 
 
 def _each_unregistered(found: Iterable[Unregistered]) -> Iterator[Verdict]:
-    """Each advice once, for all modules of a class."""
+    """Each advice once for all modules of a class."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
         shared_by = each.kind.__name__ if each.held is Ownership.CLASS else ""
@@ -112,7 +112,7 @@ def without_values(entries: Iterable[TensorEntry], device: str = "") -> Iterator
 
 
 def _filled(meta: Sequence[TensorEntry], valued: Iterable[Path], device: str) -> str:
-    """How what is on meta gets values, and nothing else loses any."""
+    """The code that gives meta tensors values and keeps those of all others."""
     partly = {path[:n] for path in valued for n in range(len(path))}
     wholly: dict[Path, None] = {}  # the largest modules without any value
     saved, unsaved = [], []

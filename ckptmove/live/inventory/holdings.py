@@ -1,6 +1,6 @@
 """Find every tensor that a model in memory and its optimizers hold.
 
-That is: parameters, buffers, gradients, optimizer state, and tensors in plain attributes,
+These are parameters, buffers, gradients, optimizer state, and tensors in plain attributes,
 containers and closures of hooks. Nothing is copied and no value is read.
 """
 
@@ -128,13 +128,9 @@ def holdings(
     *,
     parameters: Sequence[str] = _PARAMETERS,
 ) -> Holdings:
-    """Everything that a model holds, and what belongs to it: any other object, by keyword.
+    """Everything that a model and the objects that belong to it hold.
 
-    `parameters` are what the user may have meant by the name of one of these.
-
-    Raises:
-        UsageError: the model is no module, the optimizer none, or one of the others is nothing that
-            could be on a device.
+    Raises UsageError if an argument is of the wrong kind, or can't be on a device.
     """
     if not isinstance(model, nn.Module):
         is_file = isinstance(model, (str, os.PathLike))
@@ -173,7 +169,7 @@ def holdings(
 
 
 def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
-    """By `id()` of a tensor: what to call it where an optimizer has it."""
+    """The path that an optimizer uses for each tensor, by `id()`."""
     several: tuple[dict[int, Path], ...] = ({}, {}, {})
     for each in held:
         if each.held is not Ownership.GRADIENT:
@@ -218,13 +214,12 @@ def _of_model(model: nn.Module, start: Path, known: Known, found: Holdings) -> N
 
 
 def _is_again(path: Path, met: Mapping[int, Path], found: Holdings) -> bool:
-    """Whether this is no mere part of a module that is itself reached again."""
+    """Whether this belongs to a module that is itself reached again."""
     above = found.modules.get(path[:-1])
     return above is None or met[id(above)] == path[:-1]
 
 
 def _of_module(module: nn.Module, path: Path, found: Holdings) -> None:
-    """Parameters with their gradients, and buffers."""
     place = spell(path) if path else ""
     for name, parameter in module._parameters.items():
         if parameter is None:
@@ -252,7 +247,7 @@ def _gradient(path: Path, tensor: torch.Tensor, place: str) -> list[HeldTensor]:
 def _hidden(
     module: nn.Module, path: Path, reach: Reach, registered: Set[int], found: Holdings
 ) -> None:
-    """Tensors that no state dict and no `Module.to` knows of."""
+    """Tensors that are not in the state dict and that `Module.to` does not move."""
     place = spell(path) if path else ""
 
     def add(value: object, at: Path, held: Ownership) -> None:
@@ -280,7 +275,7 @@ def _hidden(
 def _shared(
     module: nn.Module, path: Path, reach: Reach, met: set[tuple[type, str]], found: Holdings
 ) -> None:
-    """Tensors that a class holds for all that are of it."""
+    """Tensors in attributes of a class, shared by all its modules."""
     place = spell(path) if path else ""
     for kind in type(module).__mro__:
         if kind is nn.Module:
@@ -353,7 +348,7 @@ def _of_optimizer(
 
 
 def _in_state(slots: object, path: Path, reach: Reach) -> Iterator[tuple[Path, torch.Tensor]]:
-    """What an optimizer keeps of a parameter: mostly tensors, and however many there are."""
+    """The tensors that an optimizer keeps for a parameter."""
     if type(slots) is not dict:
         yield from reach.within(slots, path)
         return
@@ -385,7 +380,7 @@ def stays_on_cpu(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], slo
 def _of_object(
     value: object, name: str, section: Section, names: Mapping[int, Path], known: Known
 ) -> list[HeldTensor]:
-    """A scheduler, a scaler or any object: what is in its attributes, but for the parameters."""
+    """The tensors in the attributes of any other object, except parameters."""
     kinds = (Mapping, list, tuple, set, torch.Tensor)
     inside = value if isinstance(value, kinds) else getattr(value, "__dict__", value)
     role = Role.HYPERPARAMETER if section is Section.SCHEDULER else None

@@ -54,10 +54,7 @@ def report_of(found: Holdings, model: nn.Module) -> LiveManifest:
 
 
 def manifest_of(found: Holdings, model: nn.Module, *, warn: bool = True) -> Manifest:
-    """What a model and what belongs to it hold, in the order of `found.all`.
-
-    An entry that is `part_of` none stands for one holding; its parts come right after it.
-    """
+    """The manifest of what was found, in the order of `found.all`; parts follow their whole."""
     return _manifest(_Listing(found), found, model, warn=warn)
 
 
@@ -92,7 +89,7 @@ def _manifest(listing: _Listing, found: Holdings, model: nn.Module, *, warn: boo
 
 
 def _follows(naming: Naming) -> bool:
-    """Whether the class of the module changes an attribute itself, wherever it moves."""
+    """Whether the module's own class updates the attribute when it moves."""
     ways = ("_apply", "to")
     owners = [k for k in type(naming.module).__mro__ if not k.__module__.startswith("torch.")]
     own = [vars(kind)[way] for kind in owners for way in ways if way in vars(kind)]
@@ -157,7 +154,6 @@ class _Listing:
         return self._entries[start]
 
     def tensors(self) -> tuple[TensorEntry, ...]:
-        """The entries, with the names that share a storage."""
         names: dict[Hashable, list[str]] = {}
         for entry, key in zip(self._entries, self._keys, strict=True):
             names.setdefault(key, []).append(entry.name)
@@ -214,7 +210,7 @@ class _Listing:
         )
 
     def _count(self, whole: int | None, part: TensorEntry) -> None:
-        """A composite has the bytes of its parts, unless it has a storage of its own."""
+        """Count the bytes of a part for its whole, unless the whole has its own storage."""
         if whole is None or part.role is Role.SHAPE:
             return
         entry = self._entries[whole]
@@ -306,7 +302,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def _laid(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape, stride and offset, so far as there are any."""
+    """Shape, stride and offset, as far as the tensor has them."""
     if tensor.is_nested and tensor.layout is torch.strided:
         return (tensor.size(0), *[-1] * (tensor.dim() - 1)), (), 0
     shape = tuple(_number(n, -1) for n in tensor.shape)
@@ -317,7 +313,7 @@ def _laid(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def _number(value: Any, unknown: int) -> int:
-    """A number that may be a symbol, of a fake tensor or a nested one."""
+    """A size as a number; `unknown` if it is symbolic, as in fake and nested tensors."""
     return value if isinstance(value, int) else unknown
 
 
@@ -327,7 +323,7 @@ def _nbytes(tensor: torch.Tensor, dtype: str) -> int:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, Role | None]]:
-    """The tensors that a composite one is made of, named as files name them."""
+    """The parts of a composite tensor, with the names that files use."""
     if nn.parameter.is_lazy(tensor):
         return
     if hasattr(tensor, "__tensor_flatten__"):

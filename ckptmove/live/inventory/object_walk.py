@@ -1,8 +1,7 @@
 """Find tensors in values of any kind: containers, functions, objects of any class.
 
-No code of these objects runs: no property, no `__getattr__`, no `__getitem__` and no `__iter__`.
-Objects that refer to large parts of the program, such as a trainer, a logger or a data set, are
-skipped (`opaque_types`).
+No code of these objects runs: no property, `__getattr__`, `__getitem__` or `__iter__`. Objects that
+refer to large parts of the program, such as a trainer, are skipped (`opaque_types`).
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ def name_of(function: object) -> str:
 
 
 def _is_bare(tensor: Any) -> bool:
-    """Whether nothing hangs on a tensor, as on most."""
+    """Whether a tensor has no attributes and no hooks, as most."""
     return not (vars(tensor) or any(True for _ in hooks_of(tensor)))
 
 
@@ -196,7 +195,7 @@ def _in_module(module: nn.Module) -> Iterator[_Part]:
 
 
 def _opener(kind: type) -> _Opener | None:
-    """What takes an object of a class apart; None where it is not looked into."""
+    """The function that takes objects of a class apart; None if they are not searched."""
     if issubclass(kind, _PLAIN) or kind in _BARE:
         return None
     for base, opener in _OPENERS:

@@ -62,7 +62,6 @@ class Offloads:
 
 
 def _hooks(module: nn.Module) -> Iterator[object]:
-    """The hook that accelerate put on a module, or several."""
     todo = [vars(module).get("_hf_hook")]
     while todo:
         hook = todo.pop()
@@ -74,7 +73,7 @@ def _hooks(module: nn.Module) -> Iterator[object]:
 
 
 def _looked_up(weights: Any, name: str) -> Offloaded | None:
-    """What a map of weights has under a name; nothing is read from disk."""
+    """The entry of a map of weights; nothing is read from disk."""
     while hasattr(weights, "dataset") and hasattr(weights, "prefix"):
         weights, name = weights.dataset, f"{weights.prefix}{name}"
     index = getattr(weights, "index", None)

@@ -1,8 +1,8 @@
 """Types of objects that are not searched for tensors, or not rebuilt with others.
 
-Not searched is what refers to too much else: a trainer, a logger, a data set. Rebuilt are objects
-of classes written in Python, unless they are more than their attributes: an open file, a lock, a
-model that others refer to.
+Objects that refer to too much else, such as a trainer, are not searched. Objects of classes written
+in Python are rebuilt, unless they are more than their attributes: an open file, a lock, a model
+that others refer to.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _is_divisible(kind: type) -> bool:
 
 
 def _is_data(kind: type) -> bool:
-    """Whether a class adds no more than attributes."""
+    """Whether a class adds only attributes to its bases."""
     if not kind.__flags__ & _HEAP_TYPE:
         return False
     module = str(kind.__module__)

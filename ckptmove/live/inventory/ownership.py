@@ -60,7 +60,7 @@ def _of_optimizer(each: HeldTensor, found: Holdings) -> Iterator[Unregistered]:
 
 
 def _module_at(holding: HeldTensor, modules: Mapping[Path, nn.Module]) -> Path:
-    """The path of the module that holds something."""
+    """The path of the module that holds a tensor."""
     path = holding.path
     if not holding.module:
         return ()
@@ -70,13 +70,13 @@ def _module_at(holding: HeldTensor, modules: Mapping[Path, nn.Module]) -> Path:
 
 
 def _moves_itself(module: nn.Module) -> bool:
-    """Whether a class has its own way of moving, as metrics have."""
+    """Whether a class overrides how it moves, as metrics do."""
     apply = type(module)._apply
     return apply is not nn.Module._apply and not apply.__module__.startswith("torch.nn.modules.")
 
 
 def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | None:
-    """The code to write instead, or None if a tensor is made again at each forward."""
+    """The code to write instead; None if each forward makes the tensor again."""
     if holding.held is Ownership.HOOK:
         return _IN_HOOK
     if holding.held is Ownership.CLASS:
@@ -110,7 +110,7 @@ def _advice(holding: HeldTensor, module: nn.Module, attribute: str) -> str | Non
 
 
 def _is_set_by_hook(module: nn.Module, attribute: str) -> bool:
-    """Whether a hook sets it whenever the module runs: of weight_norm or pruning, say."""
+    """Whether a hook sets it whenever the module runs, such as that of weight_norm or pruning."""
     return any(
         attribute in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
         for hook in hooks(module)
@@ -150,10 +150,10 @@ def belonging(
     fed: Callable[[torch.Tensor], bool] | None = None,
     call: Callable[[str], str] = str,
 ) -> OwnershipReport:
-    """How what was found belongs together.
+    """Which tensors are foreign, untrained, misplaced or unregistered.
 
     Given `fed` (whether a parameter has, or had, a gradient), parameters count as foreign or
-    untrained only where that shows that they should not be. `call` gives what to call a device.
+    untrained only if that shows an error. `call` gives the displayed name of a device.
     """
     foreign = [(each.name, each.tensor) for each in found.foreign]
     untrained = _untrained(found)
@@ -200,7 +200,7 @@ def _untrained(found: Holdings) -> list[tuple[str, torch.Tensor]]:
 
 
 def misplaced(found: Holdings) -> list[Misplaced]:
-    """Gradients and state that are not where they belong: with their parameter, or on the CPU.
+    """Gradients and state that are not with their parameter, or not on the CPU as they must be.
 
     A number on the CPU may serve parameters anywhere, unless the optimizer wants it with them.
     """

@@ -1,6 +1,5 @@
 """Find the root causes of what a trace shows: why a model is not where it should be.
 
-It computes verdicts from a manifest, a trace and an ownership report, and has no side effects.
 Symptoms that a cause explains are not reported again.
 """
 
@@ -36,8 +35,8 @@ def causes(
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
-    `device` is where everything is meant to be; `failed` the exception that ended the run, in a
-    line; `variable` what the user calls the model, or "".
+    `failed` is the exception that ended the run, in one line; `variable` the user's name of the
+    model, or "".
     """
     case = Evidence(device, manifest, belonging, trace, failed, variable)
     found = [*_model(case)]
@@ -107,7 +106,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
 
 
 def _others(case: Evidence) -> Iterator[Verdict]:
-    """Modules besides the model that stayed: a loss with weights, another network."""
+    """Other modules that stayed behind: a loss with weights, another network."""
     owned: dict[str, list[Operand]] = {}
     for each in case.broken():
         if each.held in REGISTERED and each.owner and each.name not in case.explained:
@@ -158,7 +157,7 @@ def _variable(name: str) -> str:
 
 
 def _changed(case: Evidence) -> Operand | None:
-    """What the operation that failed would have changed in place, as an average is, or None."""
+    """What the failed operation would have changed in place, such as an average, or None."""
     error = case.trace.error if case.trace is not None else None
     if error is None or case.trace is None or not case.trace.operands:
         return None
@@ -167,7 +166,7 @@ def _changed(case: Evidence) -> Operand | None:
 
 
 def _brought(name: str, device: str) -> str:
-    """The line that brings `x` or `batch['x']` to a device; all of `batch`, for `batch[0]`.
+    """The code that brings `x`, `batch['x']` or, for `batch[0]`, all of `batch` to a device.
 
     A tuple takes no item, and a name with a dot or a number may be one's.
     """
@@ -178,7 +177,7 @@ def _brought(name: str, device: str) -> str:
 
 
 def _is_target(operand: Operand, case: Evidence) -> bool:
-    """Whether that was made in the loop for a loss, as a batch is."""
+    """Whether the user's loop made it for a loss, as a batch is made."""
     if operand.held != "made" or operand.module or not _variable(operand.variable):
         return False
     error = case.trace.error if case.trace is not None else None
@@ -186,7 +185,7 @@ def _is_target(operand: Operand, case: Evidence) -> bool:
 
 
 def _batch(case: Evidence) -> Iterator[Verdict]:
-    """What a model was called with, and what else went into the failed operation from outside."""
+    """Inputs of the model, and other inputs of the failed operation from outside."""
     broken = [each for each in case.broken() if _bare(each.name) not in case.explained]
     targets = [each for each in broken if _is_target(each, case)]
     broken = [each for each in broken if each.held in ("", "input") or each in targets]
@@ -223,7 +222,7 @@ def _batch(case: Evidence) -> Iterator[Verdict]:
 
 
 def _used(case: Evidence) -> Iterator[tuple[Operand, str, str]]:
-    """Each operand that was elsewhere, with what became of it and a severity."""
+    """Each operand on another device, with its effect and a severity."""
     error = case.trace.error if case.trace is not None else None
     broken = {each.name for each in case.broken()}
     for operand in case.broken():
@@ -273,7 +272,7 @@ def _rank(severity: str) -> bool:
 
 
 def _made(case: Evidence) -> Iterator[Verdict]:
-    """Tensors that are made elsewhere, and used."""
+    """Tensors that are made on another device and used."""
     lines: dict[str, list[str]] = {}
     worst: dict[str, str] = {}
     first: dict[str, Operand] = {}
@@ -309,7 +308,7 @@ def _made(case: Evidence) -> Iterator[Verdict]:
 
 
 def _training(case: Evidence) -> Iterator[Verdict]:
-    """An optimizer that trains something else than the model, or state that is elsewhere."""
+    """An optimizer that trains other parameters, or state on another device."""
     if case.belonging.foreign and case.belonging.untrained:
         case.explain([name for name, _ in case.belonging.foreign])
         yield from findings.untrained(case.belonging)
@@ -321,7 +320,7 @@ def _training(case: Evidence) -> Iterator[Verdict]:
 
 
 def _elsewhere(case: Evidence) -> Iterator[Verdict]:
-    """What ran elsewhere, or would have to, for no reason that is known."""
+    """Operations on another device for no known reason."""
     broken = case.broken()
     if broken:
         error = case.trace.error if case.trace is not None else None

@@ -47,10 +47,7 @@ class Seen(NamedTuple):
 
 
 def factory(op: str) -> str:
-    """What Python calls an operation that makes a tensor: `aten.arange.start` → `torch.arange`.
-
-    "" if nothing is known of it that a user could call.
-    """
+    """The function behind a factory op, `aten.arange.start` → `torch.arange`; "" if unknown."""
     space, _, name = op.partition(".")
     name = name.partition(".")[0]
     if space != "aten":
@@ -93,7 +90,7 @@ def indexed(device: torch.device) -> torch.device:
 
 
 def runs_for(thread: int) -> bool:
-    """Whether what runs is of a thread, or of a backward pass, which autograd has threads for.
+    """Whether the current thread is a given one, or one of autograd's for a backward pass.
 
     Hooks run in all threads, modes in one.
     """
@@ -108,14 +105,13 @@ def runs_for(thread: int) -> bool:
 
 
 class Failing(TorchFunctionMode):
-    """Tells which call failed: a recurrent network's, say, looks at its operands first."""
+    """Reports calls that fail before they reach an operation: an RNN first checks its operands."""
 
     def __init__(self, tell: Callable[[BaseException, str, Any], None]) -> None:
         super().__init__()
         self._tell = tell
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See torch."""
         try:
             return func(*args, **(kwargs or {}))
         except Exception as error:

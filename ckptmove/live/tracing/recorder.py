@@ -1,8 +1,8 @@
 """Record what happens on devices while a model runs: every operation, by module and line.
 
 The recorder sits between torch's Python code and its kernels (`TorchDispatchMode`), for real and
-for fake tensors. Hooks tell it which module is running and when an optimizer steps. It keeps totals
-per site (an operation in a module at a line in a phase), and keeps no tensor alive.
+fake tensors. Hooks tell it which module runs and when an optimizer steps. It keeps totals per site
+(an operation in a module at a line in a phase), and keeps no tensor alive.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Recorder(TorchDispatchMode):
         call: Callable[[str], str] = str,
         turn: Callable[[Recorder], None] | None = None,
     ) -> None:
-        """`call` gives what to call a device, where some only stand in for others; `turn` is called
-        before each call of a model and after each step: what it raises ends the run. Without a
-        module, whatever is called is told by name.
+        """Without a module, every called model is recorded.
+
+        `call` gives the displayed name of a device. `turn` is called before each call of a model
+        and after each step; an exception from it ends the run.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = Names()  #: what is known of models and optimizers
@@ -86,11 +87,7 @@ class Recorder(TorchDispatchMode):
         self.calls = self.steps = 0  #: how often a model was called, and an optimizer stepped
 
     def trace(self, ended_by: BaseException | None = None) -> Trace:
-        """What was recorded so far.
-
-        Of an operation that failed for other reasons than what `ended_by` says, and was caught,
-        nothing is told then.
-        """
+        """What was recorded so far; caught failures that did not cause `ended_by` are left out."""
         told_of = ended_by is None or self._is_known(ended_by)
         noted = dict(self._happenings)
         for copy in self._copies.missed():
@@ -171,7 +168,7 @@ class Recorder(TorchDispatchMode):
         self.running.append(self.names.of_module(module))
 
     def _begin(self, module: torch.nn.Module) -> None:
-        """With the first call of a model that is there: what ran elsewhere before was no step."""
+        """At the first call of a model on its device: what ran elsewhere before was not a step."""
         parameter = None if self._begun else next(module.parameters(), None)
         if parameter is not None and indexed(parameter.device) == self._home:
             self._begun = True
@@ -197,7 +194,7 @@ class Recorder(TorchDispatchMode):
             self._turn(self)
 
     def _called(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """The model was called: with what?"""
+        """Record a call of the model, and its arguments."""
         self.calls += 1
         frame = user_frame(sys._getframe(2))
 
@@ -224,7 +221,7 @@ class Recorder(TorchDispatchMode):
         return "optimizer" if self._stepping else ""
 
     def _is_known(self, error: BaseException) -> bool:
-        """Whether an exception is the one that came out of an operation, or because of it."""
+        """Whether an exception came out of the failed operation, or is a consequence of it."""
         known: BaseException | None = error
         for _ in range(_MOST_CAUSES):
             if known is None or self._raised == (id(known), format_error(known)):
@@ -233,10 +230,7 @@ class Recorder(TorchDispatchMode):
         return False
 
     def failed(self, error: BaseException, op: str, values: Any, site: Site | None = None) -> None:
-        """Take note of an operation that failed, and of what it took.
-
-        What is raised because of an exception that is known already is not told again.
-        """
+        """Record a failed operation and its operands, unless its exception has a known cause."""
         if self._is_known(error):
             return
         self._raised = id(error), format_error(error)  # an id may become another's
@@ -332,14 +326,13 @@ class Recorder(TorchDispatchMode):
             used[1] += sum(each.nbytes for each in made)
 
     def _waits(self, site: Site, device: torch.device) -> bool:
-        """Whether a value is not on the host, or wouldn't be if the model were elsewhere."""
+        """Whether the host must wait for a value, or would if the model were on its device."""
         if device.type != "cpu":
             return True
         return self._home.type == "cpu" and site.phase != "optimizer"
 
     def _where(self, taken: list[Seen], made: list[Seen]) -> torch.device | None:
-        """The device an operation runs on, as torch chooses it: that of what isn't a mere number,
-        and what it makes before what it takes."""
+        """The device of an operation, as torch chooses it: of results first, of numbers last."""
         seen = [*made, *taken]
         return next((s.device for s in seen if s.is_big), seen[0].device if seen else None)
 

@@ -44,10 +44,7 @@ _PASSING = tuple(
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the model's or the user's code, from a frame on.
-
-    None if there is none: torch was called from here, as for a backward pass.
-    """
+    """The innermost frame of the model's or the user's code; None for calls from torch alone."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
@@ -95,10 +92,7 @@ def is_within(frame: FrameType, line: str) -> bool:
 
 
 def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
-    """The variable of a frame that is a tensor or module, or holds it; "" if none.
-
-    `x`, `batch['x']`; of modules, `self.critic` too.
-    """
+    """A frame's variable for a tensor or module: `x`, `batch['x']`, `self.critic`; "" if none."""
     own = [(name, each) for name, each in locals_of(frame).items() if not name.startswith("_")]
     own += [(name, frame.f_globals.get(name)) for name in frame.f_code.co_names]
     for name, value in own:

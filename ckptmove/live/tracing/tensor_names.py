@@ -44,13 +44,13 @@ def key_of(tensor: torch.Tensor) -> int | None:
 
 
 class Remembered(OrderedDict[int, tuple[StorageWeakRef, Any]]):
-    """Something about storages, without keeping their bytes; the latest are kept.
+    """Notes about storages, without keeping their bytes; only the latest are kept.
 
-    A weak reference keeps the key of a storage from becoming another's.
+    A weak reference prevents that another storage gets the same key.
     """
 
     def __init__(self, most: int | None = _MOST_KEPT) -> None:
-        """`most`: of how many something is kept; None: of all."""
+        """`most`: how many notes are kept; None: all."""
         super().__init__()
         self._most = most
 
@@ -146,9 +146,9 @@ class Names:
         spelled: Callable[[str, torch.Tensor], str],
         frame: FrameType | None = None,
     ) -> list[torch.Tensor]:
-        """Take note of what a model is called with; gives the tensors in it.
+        """Remember the arguments of a call of a model; gives the tensors in them.
 
-        `spelled` says what its caller, whose `frame` it is, calls a tensor that is this argument.
+        `spelled` gives the caller's name of an argument; `frame` is the caller's.
         """
         found = []
         if frame is not None and not self._variables.get(model):
@@ -207,7 +207,7 @@ class Names:
         return Operand(name, device, tuple(tensor.shape), held, found.module, other, found.owner)
 
     def _of(self, tensor: torch.Tensor, *, walk: bool = True) -> _Name:
-        """What a tensor is called: by the model first, then by its caller, then by what made it."""
+        """The name of a tensor: from the model, else from its caller, else from what made it."""
         found: _Name | None = self._held.about(tensor)
         given = self._inputs.about(tensor)
         if found is None and given is None and walk and self._walks < _MOST_WALKS:
@@ -229,7 +229,7 @@ class Names:
         return _Name(f"a {str(tensor.dtype).removeprefix('torch.')} tensor [{sizes}]", "", "")
 
     def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str] | None:
-        """The name, owner and kind of a parameter or buffer of a module that the code knows."""
+        """The name, owner and kind of a parameter or buffer of another module in the code."""
         keys: list[int] = []
         key = key_of(tensor)
         while key is not None and len(keys) < _MOST_SOURCES:
@@ -257,7 +257,7 @@ class Names:
 def _arguments(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among arguments, each by the name of its argument."""
+    """The tensors among arguments, each with the name of its argument."""
     try:
         names = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):

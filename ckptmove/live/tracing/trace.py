@@ -43,11 +43,11 @@ def diagnose(
     complete: bool = True,
     not_simulated: bool = False,
 ) -> Diagnosis:
-    """What a run comes to.
+    """Diagnose a run.
 
-    `failed` is the exception that ended it, in a line; `fed` tells whether a parameter has, or had,
-    a gradient; `call` gives what to call a device, where some only stand in for others. The rest is
-    as in `Diagnosis`; `subject` defaults to the model's class.
+    `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
+    had, a gradient; `call` gives the displayed name of a device. `subject` defaults to the model's
+    class.
     """
     known = facts() if known is None else known
     verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
@@ -78,7 +78,7 @@ def diagnose(
 
 
 def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
-    """The same with the devices that others stand in for."""
+    """The manifest with displayed names of devices."""
     return replace(
         manifest,
         tensors=tuple(each._replace(device=call(each.device)) for each in manifest.tensors),

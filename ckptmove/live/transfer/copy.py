@@ -1,7 +1,7 @@
 """Copy the tensors of one batch to another device, and keep how they overlap in memory.
 
-Tensors that share bytes share bytes in the copy too: the range that they span is copied once. Bytes
-of their storage outside that range are not copied.
+Tensors that share bytes share them in the copy too: the range that they span is copied once,
+without other bytes of their storage.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Copying:
     def __init__(
         self, device: torch.device, *, non_blocking: bool = False, pin: bool = False
     ) -> None:
-        """`non_blocking` does not wait for copies from pinned memory to an accelerator. Others are
-        always waited for: the host would read what has not yet come, or write into what has not
-        yet gone. `pin` pins what is not, first.
+        """`pin` pins memory first; `non_blocking` does not wait for copies from pinned memory.
+
+        Other copies are always waited for: the host could read bytes too early, or overwrite them
+        before they are sent.
         """
         accelerated = device.type not in _AT_ONCE
         self._device = device
@@ -73,7 +74,7 @@ class Copying:
         return [made[index] for index in range(len(tensors))]
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:
-        """Whether bytes in a storage are all there is to it."""
+        """Whether the tensor is only bytes in a storage."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_leaf:
             return False
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -88,7 +89,7 @@ class Copying:
         return _Span.of(tensor).end <= nbytes
 
     def _asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """By torch's own means: sparse, nested, of a class of its own, or of a graph."""
+        """Copy with `to`: sparse or nested tensors, subclasses, and results with a graph."""
         if not (tensor.requires_grad and tensor.is_leaf):
             return tensor.to(self._device)
         with torch.no_grad():
@@ -98,7 +99,7 @@ class Copying:
         return new.requires_grad_()
 
     def _alone(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor that shares its bytes with none, without what lies between its elements."""
+        """Copy a tensor that shares no bytes, without the gaps between its elements."""
         if tensor.is_contiguous():
             return [self._sent(tensor)]
         once = _once(tensor)
@@ -110,7 +111,7 @@ class Copying:
         return [_shown(tensor, packed.untyped_storage(), 0, strides)]
 
     def _together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of one storage, by what they span."""
+        """Copy the spans of tensors of one storage."""
         spans = [_Span.of(tensor) for tensor in tensors]
         start = min(span.start for span in spans) // _WIDEST * _WIDEST  # all stay aligned
         nbytes = max(span.end for span in spans) - start
@@ -128,9 +129,9 @@ class Copying:
     def _without_holes(
         self, tensors: Sequence[torch.Tensor], once: Sequence[torch.Tensor]
     ) -> list[torch.Tensor] | None:
-        """Tensors of one storage without what none of them shows; None if strides can't say that.
+        """Tensors of one storage without unused elements; None if strides can't express that.
 
-        Each element that is shown gets its rank among them for its place.
+        Each used element moves to its rank among them.
         """
         width = tensors[0].element_size()
         if any(tensor.element_size() != width for tensor in tensors):
@@ -165,7 +166,7 @@ class Copying:
         ]
 
     def _sent(self, source: torch.Tensor) -> torch.Tensor:
-        """A tensor without holes and of no graph, on the device."""
+        """A tensor without gaps and without a graph, on the device."""
         if not (self._hurries and source.device.type == "cpu" and source.numel()):
             return source.to(self._device)
         if self._pins and not source.is_pinned():
@@ -200,7 +201,7 @@ class _Span(NamedTuple):
 def _overlapping(
     tensors: Iterable[tuple[int, torch.Tensor]],
 ) -> list[list[tuple[int, torch.Tensor]]]:
-    """Tensors of one storage, divided into those whose spans touch each other, directly or not."""
+    """Tensors of one storage, grouped by overlapping spans."""
     tensors = list(tensors)
     if len(tensors) == 1:
         return [tensors]
@@ -218,21 +219,21 @@ def _overlapping(
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a storage of its own is its bytes as they lie there, and no more."""
+    """Whether a tensor is exactly its storage, in order."""
     if tensor.requires_grad or type(tensor) is not torch.Tensor or not tensor.is_contiguous():
         return False
     return not (tensor.is_conj() or tensor.is_neg())
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:
-    """What lies in memory: conjugate and negative are only said."""
+    """The values in memory, without the conjugate and negative bits."""
     bare = tensor.detach()
     bare = bare.conj() if bare.is_conj() else bare
     return torch._neg_view(bare) if bare.is_neg() else bare
 
 
 def _dressed(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """What was bared, as a leaf like the one it comes from."""
+    """Bare values as a leaf like the original tensor."""
     new = _flipped(new, tensor)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(new, tensor.requires_grad)
@@ -240,7 +241,7 @@ def _dressed(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flipped(new: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Bare memory, with the bits of a tensor that say it is conjugate or negative."""
+    """Bare values with the conjugate and negative bits of a tensor."""
     new = new.conj() if tensor.is_conj() else new
     return torch._neg_view(new) if tensor.is_neg() else new
 
@@ -252,7 +253,7 @@ def view_like(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tens
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without what an expanded one repeats."""
+    """A tensor without the repetition of expanded dimensions."""
     if 0 not in tensor.stride():
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -261,7 +262,7 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
-    """A stretch of the storage of a tensor."""
+    """A range of a tensor's storage."""
     empty = torch.empty(0, dtype=dtype, device=tensor.device)
     return empty.set_(tensor.untyped_storage(), start, (count,), (1,))
 
@@ -269,13 +270,13 @@ def _flat(tensor: torch.Tensor, dtype: torch.dtype, start: int, count: int) -> t
 def _shown(
     tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, strides: Sequence[int]
 ) -> torch.Tensor:
-    """A storage, seen with the shape and dtype of a tensor."""
+    """A storage viewed with the shape and dtype of a tensor."""
     empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
     return empty.set_(storage, offset, tensor.shape, tuple(strides))
 
 
 def _places(start: int, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Where in its storage each element of a tensor is."""
+    """The index in its storage of each element of a tensor."""
     places = torch.full((), start, dtype=torch.int64, device="cpu")
     for size, stride in zip(shape, strides, strict=True):
         places = places[..., None] + torch.arange(size, device="cpu") * stride
@@ -283,7 +284,7 @@ def _places(start: int, shape: Sequence[int], strides: Sequence[int]) -> torch.T
 
 
 def _sharing(places: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Which of some tensors have places in common, directly or not."""
+    """Tensors grouped by shared places, directly or not."""
     owners = [torch.full((each.numel(),), n, device="cpu") for n, each in enumerate(places)]
     flat, order = torch.sort(torch.cat([each.reshape(-1) for each in places]))
     owner = torch.cat(owners)[order]

@@ -21,10 +21,9 @@ _LONGEST_SAID = 120  # characters of why torch can't use a device
 
 
 def reachable(device: Any) -> torch.device:
-    """The device that a user means, with its index, as tensors there name it.
+    """The device that a user means, with its index, as tensors name it.
 
-    Raises:
-        DeviceError: there is none such, or torch can't use it here.
+    Raises DeviceError if it does not exist, or torch can't use it here.
     """
     is_number = isinstance(device, int) and not isinstance(device, bool)
     if not is_number and not isinstance(device, torch.device):
@@ -78,10 +77,9 @@ class Renaming:
 def renaming(
     namings: Iterable[Naming], pairs: Iterable[tuple[HeldTensor, TensorEntry, str]], asked: bool
 ) -> Renaming:
-    """Decide which attributes follow: where all of their module leaves the device for one other.
+    """Decide which attributes follow: if all of their module leaves the device for one other.
 
-    `pairs` is everything that is held, its entry, and where it shall be; `asked` tells whether to
-    rewrite what needn't be.
+    `pairs` has every tensor with its entry and target; `asked` means that optional ones change too.
     """
     went: dict[Path, set[tuple[str, str]]] = {}
     for each, entry, target in pairs:
@@ -122,7 +120,7 @@ def renaming(
 
 
 def _is_certain(naming: Naming) -> bool:
-    """Whether this is certainly meant to be where the module is."""
+    """Whether this certainly names the device of its module."""
     return isinstance(naming.value, torch.device) or naming.attribute in _CALLED
 
 

@@ -89,7 +89,6 @@ def to_empty_hint(holding: HeldTensor, found: Holdings, device: str) -> str:
 
 
 def _saved(module: nn.Module) -> set[str]:
-    """The names of what is in a module's state dict."""
     return {
         f"{place}.{name}" if place else name
         for place, each in module.named_modules()

@@ -49,9 +49,7 @@ def move(
 ) -> MoveReport:
     """Move everything, or nothing; the arguments are those of `ckptmove.move`.
 
-    Raises:
-        UsageError: the request makes no sense (`DeviceError`: a device is not there).
-        RefusedError: it can't be moved, by us or at all; nothing was.
+    A RefusedError says that nothing was moved.
     """
     started = time.monotonic()
     if to is None and not place and device_map is None:
@@ -111,7 +109,7 @@ def move(
 
 
 def _spelled(device: Device) -> str:
-    """A device that is there, as torch calls it here: `cuda` is the current one."""
+    """An available device, as torch names it here: `cuda` is the current one."""
     tag = tag_of(reachable(device))
     if tag == "meta":
         raise UsageError(
@@ -123,7 +121,7 @@ def _spelled(device: Device) -> str:
 
 
 def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Iterator[HeldTensor]:
-    """What the rules speak of. The rest is left where it is, and that is said."""
+    """The tensors that the rules apply to; warns of others, which stay."""
     foreign = _foreign(found)
     met: set[int] = set()
     for each in found.all:
@@ -162,7 +160,7 @@ def _subject(found: Holdings, warnings: list[str], results: list[Path]) -> Itera
 
 
 def _foreign(found: Holdings) -> dict[Path, None]:
-    """Parameters of the optimizer alone, but for those that share bytes with the model's."""
+    """The optimizer's own parameters, except those that share bytes with the model's."""
     plain = [each for each in found.all if is_plain(each.tensor)]
     storages = {id(each.tensor): each.tensor.untyped_storage()._cdata for each in plain}
     own = {storages[id(e.tensor)] for e in plain if e.section is Section.MODEL}
@@ -172,7 +170,7 @@ def _foreign(found: Holdings) -> dict[Path, None]:
 def _fixed(
     going: Holdings, manifest: Manifest, rules: Rules, groups: list[dict[str, Any]]
 ) -> dict[Path, str]:
-    """Where what belongs to a parameter must be, by path."""
+    """The required devices of state and gradients, by path."""
     entries = [entry for entry in manifest.tensors if entry.part_of is None]
     homes: dict[Path, str] = {}
     sharing: dict[str | None, str] = {}
@@ -214,7 +212,7 @@ def _tensors_of(group: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def _freed(manifest: Manifest, rules: Rules) -> Manifest:
-    """No role keeps on the CPU what must be with its parameter."""
+    """The manifest without roles that would keep tensors away from their parameter."""
     entries = (
         entry._replace(role=None)
         if entry.role is Role.HYPERPARAMETER and entry.path in rules.fixed
@@ -225,7 +223,7 @@ def _freed(manifest: Manifest, rules: Rules) -> Manifest:
 
 
 def _check_valued(going: Holdings, entries: Iterable[TensorEntry], rules: Rules) -> None:
-    """Refuse to move what has no values."""
+    """Refuse to move tensors without values."""
     for each, entry in zip(going.all, entries, strict=True):
         wanted = rules.wanted(entry)
         if each.tensor.is_meta and wanted not in (None, "meta"):
@@ -238,7 +236,7 @@ def _check_valued(going: Holdings, entries: Iterable[TensorEntry], rules: Rules)
 def _targets(
     manifest: Manifest, storages: Mapping[str, str], tensors: Mapping[int, str]
 ) -> list[str]:
-    """The device of each tensor, parts of others aside."""
+    """The device of each tensor, without parts of others."""
     parts: dict[str, str] = {}
     for entry in manifest.tensors:
         if entry.part_of is not None and entry.role is None and entry.storage is not None:
@@ -278,7 +276,7 @@ def _exchange(
     exchange: Exchange,
     dry_run: bool,
 ) -> list[str]:
-    """Do what was decided, or see whether it can be; gives what went wrong and doesn't matter."""
+    """Move what was decided, or check that it can be moved; gives minor problems as warnings."""
     modules = {id(each): each for each in found.modules.values()}
     rnns = [each for each in modules.values() if isinstance(each, nn.RNNBase)]
     holding = {
@@ -309,7 +307,7 @@ def _exchange(
 
 
 def _is_of(weight: Computed, gone: set[int]) -> bool:
-    """Whether what a weight is computed of goes."""
+    """Whether what a weight is computed from moves."""
     return any(id(each) in gone for each in _own(weight.module))
 
 
@@ -327,7 +325,7 @@ def _finish(
 
 @contextmanager
 def _unreferred(rnns: list[nn.RNNBase]) -> Iterator[None]:
-    """RNNs let go of the weak references to their weights, which keep torch from swapping them."""
+    """Drop the RNNs' weak references to their weights, which keep torch from swapping them."""
     referring = [each for each in rnns if getattr(each, "_flat_weight_refs", None)]
     for each in referring:
         each._flat_weight_refs = []
@@ -339,7 +337,7 @@ def _unreferred(rnns: list[nn.RNNBase]) -> Iterator[None]:
 
 
 def _flatten(rnns: list[nn.RNNBase], gone: set[int]) -> Iterator[str]:
-    """Let RNNs whose weights moved lay them out as the device likes it; gives what went wrong."""
+    """Let RNNs with moved weights lay them out for the device; gives warnings of failures."""
     for each in rnns:
         if any(id(parameter) in gone for parameter in each.parameters()):
             try:

@@ -1,8 +1,7 @@
 """Weights that a hook of the module computes: the old weight_norm, spectral_norm and pruning.
 
-Such a weight is a result with an autograd history, which keeps torch from swapping the tensors it
-was computed from. The hook computes it again whenever the module runs, so it is computed again
-right after the move.
+Such a weight has an autograd history, which keeps torch from swapping the tensors it was computed
+from. So it is computed again right after the move, as the hook does whenever the module runs.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def computed(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Computed]:
 
 
 def _of_hook(hook: Any, module: nn.Module) -> tuple[str, Callable[[], torch.Tensor]] | None:
-    """The attribute that a hook sets, and what computes it as it was computed last."""
+    """The attribute that a hook sets, and a function that computes it as it was last computed."""
     if not type(hook).__module__.startswith("torch.nn.utils."):
         return None
     if hasattr(hook, "apply_mask"):

@@ -1,9 +1,9 @@
 """Iterate over a loader with batches on a device, and copy the next one while one is in use.
 
-The copies of a batch are queued on their own stream. This stream first waits for everything queued
-on the current stream: the work of the loader, and the last use of memory that the copies may get.
-The current stream waits for the copies before the batch is handed out. The host waits for them
-before it asks the loader for more, so that their source stays valid and unchanged.
+Copies are queued on their own stream, which first waits for everything queued on the current
+stream: the work of the loader, and the last use of memory that copies may reuse. The current stream
+waits for the copies before the batch is handed out. The host waits for them before it asks the
+loader for more, so that their source stays unchanged.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ _OWN = ("_loader", "_device", "_keep")
 
 
 class Prefetched(Generic[Batch]):
-    """An iterable of a loader's batches on a device, as `ckptmove.prefetch` returns it.
-
-    All its attributes are those of the loader.
-    """
+    """A loader's batches on a device, as `ckptmove.prefetch` returns it; with its attributes."""
 
     def __init__(
         self, loader: Iterable[Batch], device: Any, keep: str | Iterable[str] = ()
@@ -72,7 +69,7 @@ class Prefetched(Generic[Batch]):
             setattr(self._loader, name, value)
 
     def _each(self, iterator: Iterator[Batch]) -> Generator[list[Batch], None, None]:
-        """The batches, each moved when it is asked for."""
+        """The batches, each moved when it is requested."""
         while True:
             try:
                 batch = next(iterator)
@@ -83,7 +80,7 @@ class Prefetched(Generic[Batch]):
             yield ready
 
     def _ahead(self, iterator: Iterator[Batch], streams: Any) -> Generator[list[Batch], None, None]:
-        """The batches, each under way by the time it is asked for."""
+        """The batches, each copied before it is requested."""
         side = streams.Stream(device=self._device)
         coming = self._sent(iterator, streams, side)
         try:
@@ -104,7 +101,7 @@ class Prefetched(Generic[Batch]):
             side.synchronize()
 
     def _sent(self, iterator: Iterator[Batch], streams: Any, side: Any) -> _Coming | None:
-        """The next batch, under way; None if there is none."""
+        """The next batch with its copies queued; None if there is none."""
         try:
             batch = next(iterator)
         except StopIteration:
@@ -124,7 +121,7 @@ class Prefetched(Generic[Batch]):
 
 @dataclass
 class _Coming:
-    """A batch under way, or what came instead of it."""
+    """A batch with its copies queued, or the exception in its place."""
 
     source: Any = None  #: what the loader gave: its memory is being read
     delivery: Delivery | None = None  #: it, on the device
@@ -135,7 +132,7 @@ class _Coming:
         return self.delivery is not None and self.delivery.value is not self.source
 
     def received(self) -> Delivery:
-        """It, on the device; or raises what there is to raise."""
+        """Wait for the batch; raises the exception in its place."""
         if self.delivery is None:
             error, self.error = self.error, None  # whose traceback holds this
             assert error is not None
@@ -153,7 +150,7 @@ def streams_of(device: torch.device) -> Any:
 
 
 def _check(loader: Any) -> None:
-    """Refuse what gives no batches, which would else be said where the first is asked for."""
+    """Refuse a loader without batches before it is iterated."""
     if isinstance(loader, torch.nn.Module):  # some can be iterated
         raise UsageError(
             f"a model ({type(loader).__name__}) is not a loader of batches",
@@ -168,7 +165,7 @@ def _check(loader: Any) -> None:
 
 
 def _record(delivery: Delivery, stream: Any) -> None:
-    """Have memory that came from another stream's share not used again before this one is done."""
+    """Keep the memory of a delivery from reuse until this stream is done."""
     for each in (*delivery.tensors, *delivery.movers):
         # What can't be recorded, sparse tensors say, is safe too: the other stream waits for this
         # one before it takes memory again.
@@ -177,7 +174,7 @@ def _record(delivery: Delivery, stream: Any) -> None:
 
 
 def _shut(iterator: Any) -> None:
-    """End an iterator, and the workers that are not to serve the next one too."""
+    """End an iterator and its workers, unless they persist for the next one."""
     end = getattr(iterator, "_shutdown_workers", None)  # of a DataLoader
     if end is not None and not getattr(iterator, "_persistent_workers", False):
         end()

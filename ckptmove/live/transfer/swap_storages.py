@@ -1,8 +1,7 @@
 """Give tensors new storages, all of them or none; each stays the same Python object.
 
-First every storage is copied, and no tensor is touched; then every tensor becomes a view of a copy.
-This is done as in `Module.to`: by `tensor.data = new` where torch allows it, otherwise by
-`torch.utils.swap_tensors`.
+First every storage is copied; then every tensor becomes a view of a copy, as in `Module.to`: by
+`tensor.data = new` where torch allows it, otherwise by `torch.utils.swap_tensors`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class _Ready(NamedTuple):
 
     @property
     def is_swapped(self) -> bool:
-        """Whether it is."""
         return not self.is_set and not self.is_hidden
 
 
@@ -54,8 +52,9 @@ class Exchange:
     """Copies, and then gives tensors their copies; or leaves everything as it was."""
 
     def __init__(self, *, non_blocking: bool = False, suspects: str = "") -> None:
-        """`non_blocking` copies from pinned memory to an accelerator while the host goes on, until
-        the end of `prepare`. `suspects` may keep a tensor from being exchanged.
+        """`non_blocking` waits for copies only at the end of `prepare`.
+
+        `suspects` are what may keep a tensor from being exchanged, for messages.
         """
         self._suspects = suspects
         self._non_blocking = non_blocking
@@ -86,10 +85,10 @@ class Exchange:
                         raise _stuck(going, self._suspects) from error
 
     def prepare(self, goings: Iterable[TensorMove], holders: Iterable[torch.Tensor] = ()) -> None:
-        """Copy every storage, once, and see the copies as the tensors see theirs.
+        """Copy every storage once, and view the copies as the tensors view theirs.
 
-        A tensor that is given several times goes where it is said first; `holders` are others whose
-        gradients may be among them. A RefusedError says that there is no room, or that torch can't.
+        The first target of a tensor counts; `holders` are others whose gradients may be among them.
+        A RefusedError says that there is no room, or that torch can't.
         """
         going: TensorMove | None = None
         try:
@@ -117,10 +116,9 @@ class Exchange:
             raise _refused(error, going, self.nbytes) from error
 
     def commit(self, then: Callable[[Callable[[Callable[[], None]], None]], None]) -> None:
-        """Give every tensor its copy, then do the rest: `then` is given what takes each undoing.
+        """Give every tensor its copy, then call `then`, with a function that registers undo steps.
 
-        Raises:
-            RefusedError: torch refuses to exchange a tensor; all of them are as they were.
+        Raises RefusedError if torch refuses a tensor; all of them are as before.
         """
         going: TensorMove | None = None
         ready: list[_Ready] = []
@@ -196,7 +194,7 @@ class Exchange:
         return made
 
     def _seen(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """The copy of a tensor's storage, seen as the tensor sees its own."""
+        """The copy of a tensor's storage, viewed as the tensor views its own."""
         storage = self._storage(tensor.untyped_storage(), device)
         with torch.inference_mode(tensor.is_inference()):
             nbytes = storage.nbytes()
@@ -218,7 +216,7 @@ class Exchange:
         return self._copies[key]
 
     def _base(self, ready: _Ready) -> _Ready | None:
-        """What a view is a view of: it goes along if `.data` is what is exchanged."""
+        """The base of a view, which must follow if `.data` is exchanged."""
         base = ready.going.tensor._base if ready.is_view else None
         if base is None or not base.is_leaf or id(base) in self._met:
             return None
@@ -237,7 +235,7 @@ class Exchange:
     # -- giving ------------------------------------------------------------------------------------
 
     def _set_aside(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Take their gradients off the tensors, since those must be on one device."""
+        """Remove gradients from tensors, since both must be on one device."""
         found = [(each, each.grad) for each in self._holders.values()]
         grads = [
             (t, g) for t, g in found if g is not None and not self._met.isdisjoint((id(t), id(g)))
@@ -277,7 +275,7 @@ def _set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> Callable[[], N
 
 
 def _plainly() -> AbstractContextManager[Any]:
-    """Ask torch itself, not the methods of tensor subclasses."""
+    """Use torch's own methods, not those of tensor subclasses."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
@@ -329,8 +327,9 @@ def would_be_set(tensor: torch.Tensor, device: torch.device) -> bool:
 
 
 def check_free(tensor: Any, released: int = 0) -> None:
-    """Raise what `swap_tensors` would, which spoils graphs that still lead to what it has swapped:
-    nothing is swapped before it is known that the rest can be. `released` uses of it will be gone
+    """Raise the error that `swap_tensors` would, before anything is swapped.
+
+    It would spoil graphs that lead to swapped tensors. `released` uses of the tensor will be gone
     by then.
     """
     if weakref.getweakrefs(tensor):
@@ -382,7 +381,7 @@ def _swap(tensor: Any, other: Any) -> None:
 
 
 def _alike(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same class, with the same attributes."""
+    """A tensor of the same class and with the same attributes."""
     with torch.inference_mode(tensor.is_inference()):
         if type(new) is not type(tensor):
             new = torch.Tensor._make_subclass(type(tensor), new, tensor.requires_grad)

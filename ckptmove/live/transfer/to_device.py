@@ -1,7 +1,7 @@
 """Copy a batch to a device: every tensor in nested containers, and nothing else.
 
-First all objects in the batch are found, each once. Then the tensors are copied together. Then the
-containers that hold a new tensor are rebuilt, inner ones first where necessary.
+First all objects in the batch are found, each once. Then the tensors are copied together. Then
+containers with a new tensor are rebuilt, inner ones first where necessary.
 """
 
 from __future__ import annotations
@@ -64,10 +64,7 @@ def deliver(
     keep: str | Iterable[str] = (),
     pin: bool = False,
 ) -> Delivery:
-    """Bring a batch to a device, as `reachable` gives it, and tell what that took.
-
-    `pin` pins what isn't before it goes to an accelerator.
-    """
+    """Bring a batch to a device, as `reachable` gives it; `pin` pins memory before copies."""
     found = _Contents(patterns_of(keep))
     found.add(obj)
     going = found.leaves
@@ -126,7 +123,7 @@ def patterns_of(keep: Any) -> tuple[str, ...]:
 
 
 class _Contents:
-    """What there is in a batch, by `id()`."""
+    """The objects in a batch, by `id()`."""
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.leaves: dict[int, Any] = {}  #: tensors, and what can move itself
@@ -139,7 +136,6 @@ class _Contents:
         self._holders: defaultdict[int, list[int]] = defaultdict(list)
 
     def add(self, root: Any) -> None:
-        """Find all that is in an object."""
         if self._is_kept(""):
             self.kept.append(root)
             return
@@ -166,7 +162,7 @@ class _Contents:
             stack += [(below, part, around) for below, part in reversed(inside)]
 
     def name(self, key: int) -> str:
-        """By what name one is found; "" is the batch itself."""
+        """The name of an object; "" is the batch itself."""
         labels: list[str] = []
         met: set[int] = set()
         while key not in met and self._holders.get(key):
@@ -179,7 +175,7 @@ class _Contents:
         return ".".join(label for label in reversed(labels) if label)
 
     def holding(self, changed: Mapping[int, Any]) -> dict[int, tuple[Kind, Any]]:
-        """The containers that hold something of what is changed, at whatever depth."""
+        """The containers that hold a changed object, at any depth."""
         found: dict[int, tuple[Kind, Any]] = {}
         work = list(changed)
         while work:
@@ -215,7 +211,7 @@ class _Contents:
         return any(covers(pattern, name) for pattern in self._patterns)
 
     def _kind(self, kind: type) -> Any:
-        """The `Kind` of a container, `_Leaf`, `_Mover`, or None for what is neither."""
+        """The `Kind` of a container, `_Leaf`, `_Mover`, or None for others."""
         try:
             return self._kinds[kind]
         except KeyError:
@@ -232,14 +228,14 @@ class _Mover:
 
 
 class _Search:
-    """An object of any class that is taken apart, with all that is in it."""
+    """The search through one object of any class."""
 
     def __init__(self) -> None:
         #: How many values in it may still be looked at; any number, once there is a tensor.
         self.left: float = MOST_VALUES
 
     def looked_at(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """What there is, as far as it is looked at."""
+        """The parts, up to the limit."""
         for part in parts:
             if self.left <= 0:
                 return
@@ -272,7 +268,7 @@ def _kind(kind: type) -> Any:
 def _is_asked(mover: Any, within: bool) -> bool:
     """Whether its `to` is meant for devices, and not for units, time zones or formats.
 
-    `within` an object, models and what moves them are left alone.
+    `within` an object, models and other objects that move themselves are left alone.
     """
     if within and is_shared(attributed(type(mover)).parts(mover)):
         return False
@@ -290,7 +286,7 @@ def _refused(name: str, mover: Any, device: torch.device, error: Exception) -> U
 
 
 def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
-    """What an object's own `to` gives. As that may change the object, a copy is asked."""
+    """The result of an object's own `to`, called on a copy, since it may change the object."""
     twin = mover
     if not isinstance(mover, _STORAGES):
         with suppress(Exception):  # whatever an object says that can't be copied
@@ -311,7 +307,7 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:
-    """Give a copy containers of its own for those that it shares; whether there are any."""
+    """Copy containers that a copy shares with the original; whether there are any."""
     found = _Contents()
     for value in attributes.values():
         found.add(value)
@@ -326,7 +322,7 @@ def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:
 
 
 def _parameters(mover: Any) -> set[str]:
-    """The names of what its `to` takes, `**` for any, and `device=` where that has to be named."""
+    """The parameters of its `to`: `**` for any, `device=` if it is keyword-only."""
     try:
         parameters = inspect.signature(mover.to).parameters
     except (TypeError, ValueError):  # made in C, say

@@ -138,7 +138,7 @@ def facts() -> Facts:
 
 @contextmanager
 def _heard(said: list[str]) -> Iterator[None]:
-    """Warnings go into `said` rather than to the user."""
+    """Collect warnings in `said` instead of showing them."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         yield
@@ -146,7 +146,7 @@ def _heard(said: list[str]) -> Iterator[None]:
 
 
 def _asked(question: Callable[[], T], otherwise: T, said: list[str]) -> T:
-    """An answer; or, if it raises, what it raised goes into `said`."""
+    """The answer of a function; if it raises, `otherwise`, with the error in `said`."""
     try:
         return question()
     except Exception as error:
@@ -195,7 +195,7 @@ def _xpu_devices(said: list[str]) -> Iterator[Device]:
 
 
 def _other_devices(said: list[str]) -> Iterator[Device]:
-    """Devices of a kind that another package brought to torch, under the name that it has now."""
+    """Devices of another backend (`privateuseone`), under its current name."""
     name = str(torch._C._get_privateuse1_backend_name())
     count = getattr(getattr(torch, name, None), "device_count", None)
     for index in range(0 if count is None else _asked(count, 0, said)):
@@ -221,7 +221,7 @@ def _installer() -> str:
 
 
 def _companions() -> dict[str, str]:
-    """Packages whose version tells the build that it belongs to, as torch's does."""
+    """The versions of packages that must match the build of torch."""
     found = {}
     for name in _COMPANIONS:
         with suppress(metadata.PackageNotFoundError):

@@ -1,8 +1,8 @@
 """Find the GPUs of this machine and their drivers, without torch.
 
 For NVIDIA, it asks the management library (NVML), which creates no CUDA context and ignores
-CUDA_VISIBLE_DEVICES; if NVML cannot be loaded, it asks nvidia-smi, /proc, /dev and the PCI bus. For
-AMD, it reads the topology of the kernel driver. Each of these may be missing.
+CUDA_VISIBLE_DEVICES, or else nvidia-smi, /proc, /dev and the PCI bus. For AMD, it reads the
+topology of the kernel driver. Each of these may be missing.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def unusable(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _unseen(index: int, facts: Facts) -> Iterator[Verdict]:
-    """Why torch sees none of the GPUs that are there."""
+    """Why torch sees none of the GPUs of this machine."""
     gpus = gpus_of(facts, NVIDIA)
     hides = _hides(facts)
     if not facts.cuda:
@@ -105,7 +105,7 @@ def _unseen(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _driver(index: int, facts: Facts, *, explained: bool) -> Iterator[Verdict]:
-    """What is wrong with the driver; `explained`, if it is known why torch sees no GPU."""
+    """What is wrong with the driver."""
     built, said = pair(facts.cuda), " ".join(facts.said)
     told = re.search(_TOO_OLD, said)
     version = int(told[1]) if told else 0
@@ -236,10 +236,10 @@ def _hides(facts: Facts) -> bool:
 
 
 def _visible(value: str, gpus: Sequence[Gpu]) -> list[int]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by CUDA's rules: the first that isn't there ends
-    the list, one that is there twice empties it.
+    """The indices that CUDA_VISIBLE_DEVICES leaves.
 
-    What a MIG instance belongs to isn't known: it is taken for not there, for torch would see it.
+    By CUDA's rules, the first missing GPU ends the list, and a repeated one empties it. MIG
+    instances count as missing: their GPU is unknown, and torch would see them.
     """
     left: list[int] = []
     for part in value.split(","):

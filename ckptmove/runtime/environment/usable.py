@@ -49,10 +49,9 @@ def best(facts: Facts) -> str:
 
 
 def usable(device: str, facts: Facts) -> tuple[Verdict, ...]:
-    """Why a device can't be used: the root cause first; nothing if it can.
+    """Why a device can't be used, root cause first; empty if it can.
 
-    Raises:
-        DeviceError: there is no such kind of device.
+    Raises DeviceError for an unknown kind of device.
     """
     tag = parse(device)
     kind, _, number = tag.partition(":")
@@ -126,7 +125,7 @@ def _amd(index: int, facts: Facts) -> Iterator[Verdict]:
 
 
 def _override(architecture: str) -> str:
-    """How to have a GPU take the kernels of its generation's big one."""
+    """How to make a GPU use the kernels of the largest chip of its generation."""
     for family, version in (("gfx103", "10.3.0"), ("gfx110", "11.0.0")):
         if architecture.startswith(family):
             return f"`export HSA_OVERRIDE_GFX_VERSION={version}`, which often works"

@@ -92,10 +92,9 @@ def last_driver(capability: Pair | None) -> int | None:
 
 
 def choose(torch: str, driver: Pair | None, capability: Pair | None) -> Wheel | None:
-    """The build of a release of torch for a driver and a GPU, either None where unknown.
+    """The build of a release of torch for a driver and a GPU, either None if unknown.
 
-    The newest that the driver supports outright, else the oldest that it runs; None if there is
-    none.
+    The newest that the driver supports outright, else the oldest that it runs, else None.
     """
     release = pair(torch)
     fitting = [
@@ -110,9 +109,9 @@ def choose(torch: str, driver: Pair | None, capability: Pair | None) -> Wheel | 
 def install(
     torch: str, wheel: Wheel, installer: str = "", companions: Mapping[str, str] | None = None
 ) -> str:
-    """The command that replaces a torch by the same release in another build.
+    """The command that replaces torch with the same release in another build.
 
-    `companions` are the versions of other packages that must be of the same build.
+    `companions` are versions of packages that must be of the same build.
     """
     if installer == "conda":
         return "conda install -c conda-forge pytorch-gpu"

@@ -106,7 +106,7 @@ class Sniffed(NamedTuple):
 
 
 def sniffed(source: Readable) -> Sniffed | None:
-    """The format of a file; None if it is no checkpoint, which it may still be if it is damaged."""
+    """The format of a file, which may still turn out to be damaged; None if it is no checkpoint."""
     if not source.nbytes:
         return None
     probe = Probe(source, new_session(), is_alone=False)

@@ -127,7 +127,7 @@ class Opener:
         return Probe(self.open(place), session, self)
 
     def open(self, place: Place, folder: Place | None = None) -> Source:
-        """Open a file, out of whose folder no link may lead; first undo an interrupted change."""
+        """Open a file, through no link out of `folder`; first undo an interrupted change in it."""
         checked = None if self._follow_links else folder
         if checked is not None:
             place.check_link(checked)

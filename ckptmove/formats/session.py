@@ -78,7 +78,7 @@ class ReadSession:
             self._depth -= 1
 
     def _nested(self, candidate: Candidate, *, needed: bool) -> Container | None:
-        """What is in bytes: a checkpoint if `needed`, as torch would load them; else maybe none."""
+        """What is in bytes. Those that torch would load (`needed`) must be a checkpoint."""
         try:
             container = self.open(candidate.source)
         except InputError as error:

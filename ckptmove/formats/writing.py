@@ -68,7 +68,7 @@ def check_shared(shared: str) -> str:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Text for the header of a file; UsageError if it is no text, or its name has a meaning."""
+    """Text for the header of a file; UsageError if it is none, or under a name with a meaning."""
     found = dict(metadata or {})
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):

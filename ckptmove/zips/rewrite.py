@@ -15,11 +15,11 @@ _CENTRAL_CRC_AT, _LOCAL_CRC_AT = 16, 14  # within a directory entry, and a local
 
 
 def rewrite(archive: Archive, new: Mapping[str, Content], alignment: int) -> Plan:
-    """How to write the zip with other content in some records, as torch lays it out.
+    """How to write the zip with other content in some records.
 
-    This is a patch if all new content takes as many bytes as the old. Pickles are stored, as torch
-    has them; what else was compressed stays so. CorruptError if a record whose new content is a
-    plan is damaged.
+    This is a patch if all new content takes as many bytes as the old, else the zip laid out as
+    torch does. Pickles are stored, as torch has them; what else was compressed stays so.
+    CorruptError if a record whose new content is a plan is damaged.
     """
     if fits(archive, new):
         return patch(archive, new)

@@ -43,7 +43,7 @@ class PartsContainer(Container):
 
 
 def number_files(part: Container, first: int) -> None:
-    """Let the storages of a part, whose files count from 0, say which file of all they lie in."""
+    """Say of each storage of a part in which file of all it lies; `first` is the part's first."""
     for each in part.everything():
         for key, storage in each.storages.items():
             if storage.extent is not None:

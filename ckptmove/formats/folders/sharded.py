@@ -8,9 +8,9 @@ The files are beside the index. A name in it must be a plain file name, so that 
 elsewhere; the file may be a symbolic link within the folder, or to a blob in the cache of the Hub.
 If ckptmove divided the checkpoint, its tree is in `metadata`, under `graph.tree_text.TREE`.
 
-An index that contradicts its files is refused: a tensor is not in its file, or is in two. Tensors
-that it does not list are read too, as by loaders that read whole files. The tensors of safetensors
-make one dict, or that tree. What torch saved in each file is a dict: together they are one, in the
+The index is refused if a tensor is not in the file it should be in, or in two. Tensors that it does
+not list are read too, as by loaders that read whole files. The tensors of safetensors make one
+dict, or that tree. What torch saved in each file is a dict: all of them together are one, in the
 order of the files' names, and tensors of one file share what they shared.
 
 Sources: transformers/modeling_utils.py (`save_pretrained`, `_load_pretrained_model`),

@@ -133,8 +133,7 @@ def read_header(source: Readable) -> Header:
 def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE) -> Json:
     """What JSON says, if all readers agree on it: it is not absurdly deep, and says nothing twice.
 
-    After the first thousands of quotation marks, it has `nbytes_of_quote` bytes for each of them.
-    `what` is what messages call it.
+    But for the first thousands of quotation marks, it must have `nbytes_of_quote` bytes for each.
     """
     _check_extent(content, what, nbytes_of_quote)
     try:

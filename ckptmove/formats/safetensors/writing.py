@@ -30,7 +30,7 @@ _FOR_TORCH = {"format": "pt"}
 
 
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
-    """How to write a draft, all of whose names and the tree must have a form in safetensors."""
+    """How to write a draft, if its names and its tree have a form in safetensors."""
     contents = draft.list_contents()
     arrays = bytes_of_arrays(draft, contents)
     parts = parts_of(

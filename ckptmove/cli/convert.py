@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from ..api.convert import convert as convert_checkpoint
-from ..api.options import options_of
 from ..errors import UsageError
-from .declare import Command, verb_options, with_values
-from .output import Output, destination_argument, needs_source, output_options, source_argument
+from .output import Output, destination_argument, needs_source, source_argument, verb_command
 
 
-@click.command(cls=Command)
-@source_argument
-@destination_argument
-@verb_options(options_of(convert_checkpoint))
-@with_values(options_of(convert_checkpoint))
-@output_options
+@verb_command(convert_checkpoint, source_argument, destination_argument)
 def convert(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Convert a checkpoint to safetensors, or back to a file of torch.save.
 

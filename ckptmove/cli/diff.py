@@ -7,17 +7,15 @@ from typing import Any
 import click
 
 from ..api.diff import diff as diff_checkpoints
-from ..api.options import options_of
 from ..errors import UsageError
-from .declare import Command, verb_options
-from .output import Output, needs_source, output_options
+from .output import Output, needs_source, verb_command
 
 
-@click.command(cls=Command)
-@click.argument("a", type=click.Path(), required=False)
-@click.argument("b", type=click.Path(), required=False)
-@verb_options(options_of(diff_checkpoints))
-@output_options
+@verb_command(
+    diff_checkpoints,
+    click.argument("a", type=click.Path(), required=False),
+    click.argument("b", type=click.Path(), required=False),
+)
 def diff(a: str | None, b: str | None, output: Output, **options: Any) -> None:
     """Show what differs between two checkpoints of any formats; exit 1 if they differ.
 

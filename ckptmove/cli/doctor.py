@@ -7,18 +7,12 @@ from typing import Any
 import click
 
 from ..api.doctor import doctor as examine
-from ..api.options import options_of
 from ..errors import CheckFailed
-from .declare import Command, verb_options, with_values
-from .output import Output, output_options
+from .output import Output, verb_command
 from .streams import stdout_kept
 
 
-@click.command(cls=Command)
-@verb_options(options_of(examine))
-@with_values(options_of(examine))
-@output_options
-@click.argument("args", nargs=-1)
+@verb_command(examine, click.argument("args", nargs=-1))
 def doctor(output: Output, **options: Any) -> None:
     """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
 

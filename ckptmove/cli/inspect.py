@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import click
-
 from ..api.inspect import inspect as inspect_checkpoint
-from ..api.options import options_of
 from ..device import parse
 from ..errors import UsageError
 from ..reports import inspect as views
 from ..reports.blocks import text_of
-from .declare import Command, option, verb_options
-from .output import Output, emit, needs_source, output_options, source_argument
+from .declare import option
+from .output import Output, emit, needs_source, source_argument, verb_command
 
 
-@click.command(cls=Command)
-@source_argument
-@option("--tensors", is_flag=True, help="List every tensor.")
-@option("--tree", is_flag=True, help="Show the saved object as a tree.")
-@verb_options(options_of(inspect_checkpoint))
-@output_options
+@verb_command(
+    inspect_checkpoint,
+    source_argument,
+    option("--tensors", is_flag=True, help="List every tensor."),
+    option("--tree", is_flag=True, help="Show the saved object as a tree."),
+)
 def inspect(
     src: str | None,
     tensors: bool,

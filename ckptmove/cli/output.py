@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import click
 
+from ..api.options import options_of
 from ..reports.plain import json_text
 from ..reports.report import Report
 from ..reports.text import printable
 from ..sources import mask_secrets, place_of
 from ..writing.verify import Progress
-from .declare import Function, option, with_options
+from .declare import Command, Decorator, Function, option, verb_options, with_options, with_values
 
 
 class Output(NamedTuple):
@@ -78,6 +79,13 @@ def output_options(command: Function) -> Function:
         ),
         option("--no-progress", is_flag=True, help="Do not show a progress bar."),
     )
+
+
+def verb_command(verb: Function, *arguments: Decorator) -> Callable[[Function], click.Command]:
+    """Make a command with these arguments, the options of a verb, and those of the output."""
+    options = options_of(verb)
+    added = *arguments, verb_options(options), with_values(options), output_options
+    return lambda command: click.command(cls=Command)(with_options(command, *added))
 
 
 source_argument = click.argument("src", type=click.Path(), required=False)

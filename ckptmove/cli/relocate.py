@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from ..api.options import options_of
 from ..api.relocate import relocate as relocate_checkpoint
 from ..errors import UsageError
-from .declare import Command, option, verb_options
-from .output import Output, destination_argument, needs_source, output_options, source_argument
+from .declare import option
+from .output import Output, destination_argument, needs_source, source_argument, verb_command
 
 
-@click.command(cls=Command)
-@source_argument
-@destination_argument
-@verb_options(options_of(relocate_checkpoint))
+@verb_command(relocate_checkpoint, source_argument, destination_argument)
 @option("-o", "--output", "other_dst", group="Destination", metavar="DST", help="The same as DST.")
-@output_options
 def relocate(
     src: str | None, dst: str | None, other_dst: str | None, output: Output, **options: Any
 ) -> None:

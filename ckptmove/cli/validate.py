@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from ..api.options import options_of
 from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
-from .declare import Command, verb_options, with_values
-from .output import Output, needs_source, output_options, source_argument
+from .output import Output, needs_source, source_argument, verb_command
 from .streams import stdout_kept
 
 
-@click.command(cls=Command)
-@source_argument
-@verb_options(options_of(validate_checkpoint))
-@with_values(options_of(validate_checkpoint))
-@output_options
+@verb_command(validate_checkpoint, source_argument)
 def validate(src: str | None, output: Output, **options: Any) -> None:
     """Check that a checkpoint is intact, equals its source, loads and trains; exit 1 if not.
 

@@ -39,11 +39,7 @@ def compare(
     strict: bool,
     follow_links: bool,
 ) -> Finding:
-    """Whether it is the same checkpoint as another, or a part of it, but for devices and casts.
-
-    Raises:
-        InputError: one of them is not there, or names unknown callables, and `strict` is set.
-    """
+    """Whether it is the same checkpoint as another, or a part of it, but for devices and casts."""
     if against is None:
         return Finding("against", SKIPPED, "nothing to compare it with was named")
     try:

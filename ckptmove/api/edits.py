@@ -77,11 +77,7 @@ class Edits(NamedTuple):
         to: Device | None = None,
         bare: bool | None = None,
     ) -> Edits:
-        """Check these options of `convert`, and add those of the preset.
-
-        Raises:
-            UsageError: they make no sense, whatever the file.
-        """
+        """Check these options of `convert`, and add those of the preset."""
         if preset is not None and preset not in PRESETS:
             hint = f"one of {', '.join(PRESETS)}"
             raise UsageError(f"there is no preset {preset!r}", hint=hint)
@@ -111,11 +107,7 @@ class Edits(NamedTuple):
         return bool(self.root or self.weights or self.select)
 
     def apply(self, draft: CheckpointGraph) -> Changes:
-        """Change a graph.
-
-        Raises:
-            RefusedError: what is wanted is not in it, or a tensor cannot have the device.
-        """
+        """Change a graph; raises RefusedError if it lacks something, or a device cannot be set."""
         if self.bare or self.weights or not _SECTIONS_OF_WEIGHTS.isdisjoint(self.select):
             arrays = tensors_for_arrays(draft)
             if arrays:

@@ -18,19 +18,12 @@ _MOST = 100_000  # files, and folders
 
 
 class Companion(NamedTuple):
-    """A file.
+    """A file or an empty folder beside the weights."""
 
-    Attributes:
-        name: within the folder, with `/` between its parts; it ends in one if it is a folder.
-        path: of the file.
-        nbytes: its size.
-        within: the folder that it may not lead out of, if it is a link.
-    """
-
-    name: str
+    name: str  #: within the folder, with `/` between its parts; it ends in one if it is a folder
     path: str
     nbytes: int
-    within: str | None = None
+    within: str | None = None  #: the folder that it may not lead out of, if it is a link
 
     @property
     def is_folder(self) -> bool:
@@ -38,12 +31,7 @@ class Companion(NamedTuple):
         return self.name.endswith("/")
 
     def copy_into(self, folder: StagedFolder, progress: Progress | None) -> None:
-        """Write a copy of it, and verify that.
-
-        Raises:
-            CorruptError: it is not what it was.
-            RefusedError, WriteError: as `execute.PlanFile.write`.
-        """
+        """Write a copy of it, and verify that; raises CorruptError if its size has changed."""
         if self.is_folder:
             folder.make(self.name.rstrip("/"))
             return
@@ -60,21 +48,10 @@ class Companion(NamedTuple):
 def companions_of(
     folder: str, weights: Collection[str], warnings: list[str], *, follow_links: bool = False
 ) -> list[Companion]:
-    """Everything in a folder but the weights, however deep.
+    """Everything in a folder but the weights, however deep; adds to the warnings.
 
-    Links to files are followed, links to folders are not. Changes in place that were interrupted
-    are undone first.
-
-    Args:
-        folder: the folder.
-        weights: names of files in it that are left out.
-        warnings: what the user should know is added to these.
-        follow_links: whether links to files may lead out of the folder.
-
-    Raises:
-        InputError: something can't be read.
-        UnsupportedError: something is no file, or a link that leads out of the folder.
-        RefusedError: there is too much.
+    Links to files are followed, links to folders are not. Interrupted changes in place are undone
+    first. Raises UnsupportedError for what is no file, or a link that leads out of the folder.
     """
     place, found = place_of(folder), list[Companion]()
     for path in filter(os.path.lexists, journaled_files(folder)):

@@ -124,11 +124,7 @@ def declare_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def with_current_names(arguments: dict[str, Any], current: Mapping[str, str]) -> None:
-    """Rename arguments that are given under a former name, with a warning.
-
-    Raises:
-        UsageError: an argument is given under both names.
-    """
+    """Rename arguments given under a former name, with a warning; both names are a UsageError."""
     for old, new in current.items():
         if old not in arguments:
             continue

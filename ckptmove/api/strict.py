@@ -10,15 +10,7 @@ from ..sources import open_source
 
 
 def refuse_unknown(manifest: Manifest, *, otherwise: str) -> None:
-    """Do nothing if all the callables that a checkpoint names are known to be harmless.
-
-    Args:
-        manifest: of the checkpoint, in however many files it lies.
-        otherwise: what happens to it without `strict`.
-
-    Raises:
-        UntrustedError: some are not.
-    """
+    """Raises UntrustedError for unknown callables; `otherwise` says what happens without strict."""
     if manifest.unknown_callables:
         inert = manifest.format.startswith("safetensors")
         raise UntrustedError(
@@ -29,12 +21,7 @@ def refuse_unknown(manifest: Manifest, *, otherwise: str) -> None:
 
 
 def refuse_unknown_in(path: StrPath, *, otherwise: str) -> None:
-    """The same of a file that is copied as it is, if it is a checkpoint, or any pickle.
-
-    Raises:
-        UntrustedError: it names unknown callables.
-        InputError: it looks like a checkpoint, but can't be read, so nobody knows.
-    """
+    """The same for a file that is copied; raises InputError if it looks like one but is damaged."""
     with open_source(path) as source:
         if formats.looks_like(source) is not None:
             refuse_unknown(formats.read(source).manifest, otherwise=otherwise)

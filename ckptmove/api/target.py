@@ -50,11 +50,7 @@ class Target(NamedTuple):
     def write_options(
         self, shared: str, metadata: Mapping[str, str] | None, *, bare: bool
     ) -> WriteOptions:
-        """How to write there.
-
-        Raises:
-            UsageError: the options make no sense, or not in this format.
-        """
+        """How to write there; raises UsageError for options that this format does not take."""
         about = check_metadata(metadata)
         if about and not self.format.annotates:
             raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
@@ -88,18 +84,7 @@ class Target(NamedTuple):
         force: bool,
         progress: Progress | None,
     ) -> None:
-        """Write everything, verify it, and give it its name.
-
-        Args:
-            writing: the weights.
-            sources: what they are copied from.
-            companions: what else goes into the folder.
-            force: whether to replace what is there.
-            progress: as `convert` has it.
-
-        Raises:
-            RefusedError, WriteError: as `StagedFile` and `StagedFolder` say.
-        """
+        """Write the weights and their companions, verify them, and give them their names."""
         destination = destination_of(self.path)
         if not self.is_folder:
             with destination.new_file(sources, force=force) as made:
@@ -146,18 +131,10 @@ def target_of(
     max_shard_size: int | str | None = None,
     from_folder: bool = False,
 ) -> Target:
-    """Where to write, and how.
+    """Where to write, and how; raises UsageError if the format or the size does not allow it.
 
-    Args:
-        dst: a file; or a folder, if it ends in a slash, is there as one, or may have several files.
-            What comes from a folder goes to one, too, unless the suffix is that of a file.
-        format: as for `convert`.
-        max_shard_size: as for `convert`.
-        from_folder: whether it comes from a folder.
-
-    Raises:
-        UsageError: the format is not one that can be written, or not one of several files; or the
-            size is none.
+    `dst` is a folder if it ends in a slash, is there as one, or may have several files. What comes
+    from a folder goes to one, too, unless the suffix is that of a file.
     """
     limit = None if max_shard_size is None else _nbytes_of_text(max_shard_size)
     sharded = limit is not None
@@ -193,11 +170,7 @@ def target_of(
 
 
 def _nbytes_of_text(size: int | str) -> int:
-    """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120.
-
-    Raises:
-        UsageError: it says nothing of the kind.
-    """
+    """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120."""
     found = _SIZE.fullmatch(str(size).strip())
     many = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
     nbytes = int(many) if isfinite(many) else 0

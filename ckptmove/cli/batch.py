@@ -242,11 +242,7 @@ class _Log:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line of a log doesn't end.
-
-    Raises:
-        OSError: it is no log, and nothing is to be added to it.
-    """
+    """Whether the last line of a log doesn't end; raises OSError if the file is no log."""
     if path.is_fifo():
         raise OSError(errno.EINVAL, "it is no file")
     if not path.is_file() or not path.stat().st_size:

@@ -118,11 +118,7 @@ def _type_of(declared: Declaration) -> Any:
 
 
 def _mapping(declared: Declaration, texts: Sequence[str]) -> dict[str, str]:
-    """Read texts of the form KEY=VALUE; a key that is given again counts from its last place.
-
-    Raises:
-        UsageError: a text does not have that form.
-    """
+    """Read texts of the form KEY=VALUE; a key that is given again counts from its last place."""
     spec, found = declared.option, dict[str, str]()
     for text in texts:
         key, equals, value = text.rpartition("=")

@@ -95,12 +95,7 @@ class Moves:
 
 
 def place(manifest: Manifest, rules: Rules) -> Moves:
-    """Decide what moves.
-
-    Raises:
-        RefusedError: the rules contradict each other on a storage that tensors share, or tear a
-            composite tensor apart.
-    """
+    """Decide what moves; raises RefusedError if rules tear a storage or one tensor apart."""
     moves = Moves()
     targets = [_target(entry, rules, moves) for entry in manifest.tensors]
     _check_composites(manifest, targets)

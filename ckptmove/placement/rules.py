@@ -26,22 +26,16 @@ Device = object
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules, checked.
+    """Rules, checked."""
 
-    Attributes:
-        place: (glob on names, device); of several that match, the last.
-        device_map: module name → device; the longest prefix of a name wins.
-        tags: present device → device.
-        everything: move also what torch keeps on the CPU.
-        values: rewrite also the user's own values that name a moved device.
-        fixed: path of a tensor that is alive → where it must be, whatever the rules say.
-    """
-
+    #: (glob on names, device); of several that match, the last.
     place: tuple[tuple[str, str], ...] = ()
+    #: Module name → device; the longest prefix of a name wins.
     device_map: Mapping[str, str] = field(default_factory=dict)
     tags: TagMap = field(default_factory=lambda: TagMap(()))
-    everything: bool = False
-    values: bool = False
+    everything: bool = False  #: move also what torch keeps on the CPU
+    values: bool = False  #: rewrite also the user's own values that name a moved device
+    #: Path of a tensor that is alive → where it must be, whatever the rules say.
     fixed: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def wanted(self, entry: TensorEntry) -> str | None:
@@ -92,16 +86,7 @@ def rules_of(
     values: bool = False,
     tag_of: Callable[[Device], str] = parse,
 ) -> Rules:
-    """Check the rules of a user; the arguments are those of `relocate`.
-
-    Args:
-        to, map, place, device_map, all, values: as there.
-        tag_of: gives the tag of a device that a user named.
-
-    Raises:
-        UsageError: they make no sense.
-        DeviceError: a device does not.
-    """
+    """Check the rules of a user, by the names of `relocate`; `tag_of` gives a device's tag."""
     if to is None and not map and not place and device_map is None:
         raise UsageError("the device is missing", hint="for example --to cuda:0")
     for name, value in (("map", map), ("place", place)):

@@ -1,4 +1,4 @@
-"""Check the arguments besides the model: optimizers in any form, and other keywords."""
+"""Check all arguments but the model: optimizers in any form, and other keywords."""
 
 from __future__ import annotations
 

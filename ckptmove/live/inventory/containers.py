@@ -25,12 +25,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...manifest.paths import Key
 
-#: Values that are looked at within one, so that a list of millions of words doesn't take forever.
+#: The most values searched in a container, so that a list of millions of words is fast.
 MOST_VALUES = 200_000
 
-#: Gives what takes the place of an object: itself, where nothing does.
+#: Gives the replacement of an object, or the object itself.
 Swap = Callable[[Any], Any]
-#: What a container holds: a label for the name, and the thing; it shares the name without a label.
+#: A label for the name, and the object; without a label it has the name of its container.
 Part = tuple[str, Any]
 
 _PLACES = ("device", "_device")
@@ -40,15 +40,15 @@ _BARE = frozenset((dict, defaultdict, list, tuple, set, frozenset, deque))  # ha
 class Kind:
     """How objects of one class are taken apart, and rebuilt."""
 
-    #: Whether the contents are there from the making on, or it is hashed by them.
+    #: Whether the contents are fixed when it is made, or decide its hash.
     fixed: ClassVar[bool] = False
-    #: Whether it can't be made without them.
+    #: Whether it can't be made without all of them.
     complete: ClassVar[bool] = False
-    #: Whether contents go by a name of their own.
+    #: Whether contents add to the name.
     names: ClassVar[bool] = True
 
     def __init__(self, kind: type, *, declares: bool = True) -> None:
-        #: Whether the class says of itself that it holds data: as a container, or by fields.
+        #: Whether the class declares that it holds data: as a container, or by fields.
         self.declares = declares
         self._dict: GetSetDescriptorType | MemberDescriptorType | None = None
         self._slots: dict[str, MemberDescriptorType] = {}
@@ -62,7 +62,7 @@ class Kind:
                         self._slots.setdefault(name, slot)
 
     def contents(self, whole: Any) -> Iterator[tuple[Key, Any]]:
-        """What it holds as a container, by key."""
+        """Its contents as a container, by key."""
         yield from ()
 
     def own(self, whole: Any) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class Kind:
                 yield name, each
 
     def parts(self, whole: Any) -> Iterator[Part]:
-        """What another is made of."""
+        """The parts that a rebuilt one has."""
         yield from self.needed(whole)
         yield from self.attributes(whole)
 
     def needed(self, whole: Any) -> Iterator[Part]:
-        """What must be there before another is made, where it is `fixed`."""
+        """The parts that must exist before another one is made, if it is `fixed`."""
         for key, each in self.contents(whole):
             yield str(key) if self.names else "", each
 

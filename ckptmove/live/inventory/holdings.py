@@ -67,7 +67,7 @@ class Ownership(str, Enum):
     __str__ = str.__str__
 
 
-#: What a module has registered, so that `Module.to` moves it.
+#: How a module holds registered tensors, which `Module.to` moves.
 REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
 
 
@@ -110,7 +110,7 @@ class Holdings:
     foreign: list[HeldTensor] = field(default_factory=list)
     full: bool = False  #: whether there was more within attributes than is looked at
     modules: dict[Path, nn.Module] = field(default_factory=dict)  #: every module under every path
-    #: Paths of those that are no other's: `()` for the model.
+    #: Paths of the outermost modules: `()` for the model.
     roots: list[Path] = field(default_factory=list)
     optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)  #: by path
 

@@ -23,12 +23,12 @@ from ...manifest.paths import Key, Path
 from .containers import MOST_VALUES, attributed, container
 from .opaque_types import is_denied, is_opaque_type
 
-#: How deep it goes: a chain of a hundred thousand lists has as many names of as many words.
+#: The greatest depth: names in a chain of 100,000 lists would need quadratic memory.
 _DEEPEST = 1000
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device)
-#: What has nothing within, by its very class.
+#: Classes whose objects hold no others.
 _BARE = frozenset((*_PLAIN, type, torch.Size, torch.Generator, range, slice))
-#: Attributes that every module has, by torch.
+#: Attributes that torch gives every module.
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
@@ -54,7 +54,7 @@ class Reach:
         self._met = {id(each) for each in known}
         self._kept: list[object] = []  # so that no id becomes another's
         self._openers: dict[type, _Opener | None] = {}
-        #: Whether there was more than is looked at.
+        #: Whether the limit was reached.
         self.full = False
 
     def within(self, value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
@@ -111,7 +111,7 @@ def _keys(link: _Link | None) -> Path:
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """What a module holds besides parameters, buffers, submodules and hooks."""
+    """Attributes of a module other than parameters, buffers, submodules and hooks."""
     for name, value in list(vars(module).items()):
         if name not in _OF_TORCH:
             yield name, value

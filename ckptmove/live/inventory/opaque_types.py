@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .containers import MOST_VALUES, attributed, container, maker_of
 
-#: Of the standard library only these have objects that may hold tensors of the user's.
+#: The only modules of the standard library whose objects may hold the user's tensors.
 _STANDARD = ("argparse", "collections", "functools", "types")
 _TORCH = """
     torch._C torch._dynamo torch._export torch._functorch torch._guards torch._inductor
@@ -43,7 +43,7 @@ _OTHERS = """
     transformers.trainer transformers.trainer_callback triton urllib3 wandb yaml zarr
 """
 _DENIED = frozenset((*_TORCH.split(), *_OTHERS.split()))
-#: Standard classes that drag in the rest of a program, whoever makes one of them his own.
+#: Standard classes that lead to the rest of a program, also as a base of the user's classes.
 _DRAGGING = frozenset(
     (
         *("asyncio", "concurrent", "ctypes", "io", "_io", "logging", "multiprocessing", "pathlib"),
@@ -58,9 +58,9 @@ _SHARED = (
     *(Thread, IOBase, Condition, Event, Semaphore, type(Lock()), type(RLock())),
 )
 _MORE_THAN_DATA = ("__next__", "__anext__", "__exit__", "__aexit__", "__del__")
-#: Modules of the standard library whose classes may be bases of what is rebuilt.
+#: Modules of the standard library whose classes may be bases of rebuilt objects.
 _BASES = frozenset(("abc", "argparse", "collections.abc", "typing"))
-#: Libraries whose objects are as large as a disk, or no data.
+#: Libraries whose objects may be very large, or hold no data.
 _NOT_DATA = frozenset(("datasets", "tokenizers", "torch"))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not made in C once and for all
 

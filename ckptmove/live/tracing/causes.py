@@ -21,7 +21,7 @@ from .operations import UNNAMED
 
 _OFFLOADED = "(offloaded)"
 _HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
-#: What tells the host values that it could do without; shapes it can't.
+#: Operations that give the host values it may not need, unlike shapes.
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
 
 

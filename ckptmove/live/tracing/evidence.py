@@ -15,7 +15,7 @@ UNKNOWN = OwnershipReport()
 
 @dataclass
 class Evidence:
-    """What there is to explain, and what is explained so far."""
+    """The facts to explain, and those that are explained."""
 
     device: str  #: where everything is meant to be
     manifest: Manifest  #: of the model and what trains it
@@ -23,11 +23,11 @@ class Evidence:
     trace: Trace | None  #: of the run, or None
     failed: str | None  #: the exception that ended it, in a line, or None
     variable: str = ""  #: what the user calls the model, or ""
-    #: Names and lines of which nothing more is to be said.
+    #: Names and lines whose symptoms are explained.
     explained: set[str] = field(default_factory=set)
 
     def happened(self, *kinds: str) -> list[Happening]:
-        """What happened of some kinds."""
+        """The events of some kinds."""
         return [] if self.trace is None else self.trace.of(*kinds)
 
     def broken(self) -> list[Operand]:
@@ -50,7 +50,7 @@ class Evidence:
         return self.trace is not None and self.trace.calls > 0 and self.failed is None
 
     def is_away(self, device: str) -> bool:
-        """Whether that is not where everything should be."""
+        """Whether this is not the target device."""
         return device != self.device
 
     def explain(self, names: Iterator[str] | Sequence[str]) -> None:

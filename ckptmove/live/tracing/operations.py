@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-#: What a program on the host must wait for: results whose shape or value it needs.
+#: Operations that the host waits for, because it needs their shape or value.
 SYNCS = frozenset(
     (
         *("_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero"),
@@ -17,11 +17,11 @@ SYNCS = frozenset(
     )
 )
 COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
-#: What computes nothing: other names for a tensor.
+#: Operations that compute nothing: other names for a tensor.
 NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
-#: What stands for an operation that has no name of Python's.
+#: Shown for an operation without a name in Python.
 UNNAMED = "an operation"
-#: What Python calls an operation that makes a tensor by another name.
+#: Python's names of operations that make a tensor, where they differ.
 _FACTORIES = {
     "_sparse_coo_tensor_with_dims_and_tensors": "torch.sparse_coo_tensor",
     "_sparse_compressed_tensor_with_dims": "torch.sparse_compressed_tensor",
@@ -33,7 +33,7 @@ _FACTORIES = {
 
 
 class Seen(NamedTuple):
-    """What is remembered of a tensor; big ones aren't mere numbers, which may be anywhere."""
+    """What is remembered of a tensor; big ones are not single numbers, which may be anywhere."""
 
     device: torch.device
     is_big: bool
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Seen:
-        """What there is to remember."""
+        """The facts about a tensor."""
         nbytes = tensor.numel() * tensor.element_size()
         return cls(indexed(tensor.device), is_big(tensor), nbytes)
 

@@ -22,7 +22,7 @@ _MOST_ITEMS = 64  # of a container that may hold a tensor
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
-#: What stands in for code of torch, and is called by the user's as that is.
+#: Our code that replaces code of torch, and is called by the user's.
 _LIKE_TORCH = tuple(
     f"{_OURS}trial{os.sep}simulation{os.sep}{name}.py"
     for name in (
@@ -33,7 +33,7 @@ _LIKE_TORCH = tuple(
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("purelib", "platlib"))
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
-#: What stands between the user's code and what it asks of a tensor.
+#: Code of torch between the user's code and the methods of a tensor.
 _PASSING = tuple(
     _TORCH + name.replace("/", os.sep)
     for name in (
@@ -69,7 +69,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def is_asked(frame: FrameType | None) -> bool:
-    """Whether the user's own code has torch do what it does in a frame, and no library for it."""
+    """Whether the user's own code, not a library, calls torch in a frame."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return False

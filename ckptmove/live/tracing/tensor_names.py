@@ -38,7 +38,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def key_of(tensor: torch.Tensor) -> int | None:
-    """What tells the storage of a tensor from all others, as long as both live."""
+    """A key of a tensor's storage, unique while the storage lives."""
     storage = storage_of(tensor)
     return None if storage is None else int(storage._cdata)
 
@@ -77,7 +77,7 @@ class _Name(NamedTuple):
 
 
 class Names:
-    """What tensors are called."""
+    """The names of tensors."""
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[nn.Module]] = []
@@ -95,28 +95,28 @@ class Names:
 
     @property
     def models(self) -> list[nn.Module]:
-        """The models that are known, and still there."""
+        """The known models that still exist."""
         return [each for ref in self._models if (each := ref()) is not None]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that are known, and still there."""
+        """The known optimizers that still exist."""
         return [each for ref in self._optimizers if (each := ref()) is not None]
 
     @property
     def latest(self) -> list[nn.Module]:
-        """Those with parameters or buffers that were called, the latest last."""
+        """Models with parameters or buffers that were called, the latest last."""
         return [each for ref in self._called.values() if (each := ref()) is not None]
 
     def know(self, model: nn.Module) -> None:
-        """Take note of a model."""
+        """Remember a model."""
         if model not in self._modules:
             self._models.append(weakref.ref(model))
             for path, module in model.named_modules():
                 self._modules.setdefault(module, path)
 
     def know_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that takes a step, and of what has gradients by then."""
+        """Remember an optimizer that takes a step, and its parameters with gradients."""
         if not any(ref() is optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
         trained = (each for group in optimizer.param_groups for each in group["params"])
@@ -163,13 +163,13 @@ class Names:
         return found
 
     def made(self, tensor: torch.Tensor, site: Site) -> None:
-        """Take note of where a tensor was made."""
+        """Remember where a tensor was made."""
         self._made.note(tensor, site)
 
     def derived(
         self, tensors: Sequence[torch.Tensor], source: torch.Tensor, phase: str = ""
     ) -> None:
-        """Have what was computed of a tensor go by its name."""
+        """Give a computed tensor the name of its operand."""
         found = self._of(source, walk=False)
         if found.held == _OUTSIDE:
             found = found._replace(held=_GIVEN)
@@ -182,7 +182,7 @@ class Names:
                 self._sources.note(each, key_of(source))
 
     def argument(self, key: int | None) -> str | None:
-        """As which argument the model was called with a storage, if it was."""
+        """The name of the argument with this storage, or None."""
         found = None if key is None else self._inputs.get(key)
         return None if found is None else str(found[1])
 

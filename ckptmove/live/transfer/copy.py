@@ -18,7 +18,7 @@ from ...errors import UsageError
 
 #: Devices to which tensors are sent one by one: theirs have no storage that another could show.
 _WITHOUT_STORAGE = ("xla", "lazy", "vulkan", "maia", "ipu", "ort", "mkldnn")
-#: Where nothing is ever under way.
+#: Devices whose copies are done when they return.
 _AT_ONCE = ("cpu", "meta")
 _WIDEST = 16  # bytes of the largest element
 _CARRIERS = {

@@ -48,7 +48,7 @@ def _spelled(device: Any) -> torch.device:
     raise DeviceError(f"this torch has no device '{tag}'", hint="import the package that adds it")
 
 
-#: What strings that name a device are called by everybody; others may mean where to offload, say.
+#: The usual attribute names of device strings; others may mean where to offload.
 _CALLED = ("device", "_device")
 
 
@@ -60,9 +60,9 @@ class Renaming:
     going: list[tuple[Naming, str]] = field(default_factory=list)
     rewritten: list[NamedDevice] = field(default_factory=list)  #: the same, as reports have them
     rewritten_to: list[str] = field(default_factory=list)  #: the new device of each
-    #: Those that would be, had it been asked for.
+    #: Those that `values=True` would rewrite.
     rewritable: list[NamedDevice] = field(default_factory=list)
-    #: Those that aren't, though things left the device.
+    #: Those that are not rewritten, though tensors left the device.
     unchanged: list[NamedDevice] = field(default_factory=list)
     staying: list[NamedDevice] = field(default_factory=list)  #: all that are left as they are
 

@@ -51,7 +51,7 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 
 def holder_of(module: nn.Module) -> tuple[str, str] | None:
-    """What holds a module's tensors besides Python, and what to do about it, if anything does."""
+    """What else than Python holds the tensors of a module, with a fix; None if nothing does."""
     if isinstance(module, torch.jit.ScriptModule):
         return (
             "TorchScript holds it in its own module",

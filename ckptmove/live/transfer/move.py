@@ -27,9 +27,9 @@ from .movable import check_movable, holder_of, to_empty_hint
 from .parametrized import Computed, computed, dropped, renew
 from .swap_storages import Exchange, TensorMove, is_plain
 
-#: What torch has no word in.
+#: Tensors that torch itself does not move.
 _FREE = (Ownership.UNREGISTERED, Ownership.HOOK)
-#: What the model may hold too, and then decides.
+#: What may share tensors with the model, which then decides.
 _GIVEN = (Ownership.OTHER, Ownership.BATCH)
 
 

@@ -32,7 +32,7 @@ class TensorMove(NamedTuple):
     name: str  #: its name, for messages
     tensor: torch.Tensor
     device: torch.device  #: where to
-    #: What holds it besides Python, with what to do about it, if that is known.
+    #: What else holds it, a TorchScript module for example, with a fix; or None.
     holder: tuple[str, str] | None = None
 
 

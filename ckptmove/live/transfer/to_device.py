@@ -45,7 +45,7 @@ class Delivery:
     value: Any  #: the batch
     tensors: list[torch.Tensor] = field(default_factory=list)  #: those that were copied there
     movers: list[Any] = field(default_factory=list)  #: what moved itself there
-    #: What copies that may still be under way read from.
+    #: Sources of copies that may still be running.
     pinned: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -128,7 +128,7 @@ class _Contents:
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.leaves: dict[int, Any] = {}  #: tensors, and what can move itself
         self.containers: dict[int, tuple[Kind, Any]] = {}  #: what holds them
-        #: What goes by a name that a pattern covers, and was not looked into.
+        #: Objects that a pattern of `keep` covers, which were not searched.
         self.kept: list[Any] = []
         self.seen: set[int] = set()  #: all of it but `kept`
         self._patterns = patterns
@@ -231,7 +231,7 @@ class _Search:
     """The search through one object of any class."""
 
     def __init__(self) -> None:
-        #: How many values in it may still be looked at; any number, once there is a tensor.
+        #: How many more values are searched; no limit once a tensor is found.
         self.left: float = MOST_VALUES
 
     def looked_at(self, parts: Iterable[Part]) -> Iterator[Part]:
@@ -243,7 +243,7 @@ class _Search:
             yield part
 
 
-#: What most batches are made of, so that it isn't asked each time.
+#: The usual classes in batches, cached.
 _COMMON: dict[type, Any] = {
     torch.Tensor: _Leaf,
     **dict.fromkeys((int, float, bool, str, bytes, type(None), torch.device, torch.dtype)),

@@ -27,7 +27,7 @@ _TOO_OLD = r"too old \(found version (\d+)\)"
 _NO_GPUS = r"No CUDA GPUs are available"
 _NOT_THERE = r"invalid device ordinal"
 
-#: What torch and NVIDIA's driver say, and what has helped.
+#: Messages of torch and NVIDIA's driver, with their fix.
 _REMEDIES = (
     (
         r"Error 802|system not yet initialized",

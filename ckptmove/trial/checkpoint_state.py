@@ -24,12 +24,7 @@ from ..runtime.storages import Restoring
 
 
 class State(NamedTuple):
-    """A part of a checkpoint.
-
-    Attributes:
-        path: where it is.
-        content: a state dict, or an optimizer's.
-    """
+    """A part of a checkpoint."""
 
     path: Path
     content: Mapping[Any, Any]
@@ -42,18 +37,12 @@ class State(NamedTuple):
 
 @dataclass
 class Saved:
-    """A checkpoint, read.
-
-    Attributes:
-        manifest: what it holds.
-        states: whatever may be a model's state dict.
-        optimizers: the state dicts of optimizers.
-        says_devices: whether its format tells the devices of tensors.
-    """
+    """A checkpoint, read."""
 
     manifest: Manifest
     states: Sequence[State]
     optimizers: Sequence[State]
+    #: Whether its format tells the devices of tensors.
     says_devices: bool
     entries: Mapping[Path, TensorEntry] = field(repr=False, default_factory=dict)
 
@@ -89,10 +78,6 @@ class Saved:
 
 def read(path: StrPath, *, values: bool = True) -> Saved:
     """Read a checkpoint.
-
-    Args:
-        path: the checkpoint.
-        values: whether tensors are to have values.
 
     Raises:
         InputError: it can't be read.
@@ -183,13 +168,10 @@ class Placing:
 
     A checkpoint that has nothing on the device is loaded with `map_location`, everything on it. One
     that has is taken at its word, which shows what was left elsewhere.
-
-    Attributes:
-        wanted: the device.
-        at_its_word: whether tensors stay where they say they are.
     """
 
     wanted: str
+    #: Whether tensors stay where they say they are.
     at_its_word: bool
 
     def is_elsewhere(self, label: str | None) -> bool:

@@ -50,13 +50,6 @@ def examine(
 ) -> Diagnosis:
     """Build a model, bring it to a device as `model.to` does, and take a step.
 
-    Args:
-        model: what makes it; see `model_factory.built`.
-        specs: what it takes; see `inputs`.
-        optimizer: `package.module:Class`; AdamW.
-        stage: the device.
-        known: of the machine and torch; None looks at them.
-
     Raises:
         UsageError: a name or a spec makes no sense.
     """

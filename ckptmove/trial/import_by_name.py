@@ -30,10 +30,6 @@ def _is_dotted(name: str) -> bool:
 def imported(spec: str, what: str) -> Any:
     """The object of a name.
 
-    Args:
-        spec: its spelling.
-        what: what the user named with it, for messages, e.g. `--model`.
-
     Raises:
         UsageError: there is no such module, file or name. Whatever else importing raises is the
             named code's own.

@@ -53,17 +53,13 @@ class Spec:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is called with.
-
-    Attributes:
-        args, kwargs: the inputs.
-        said: what they are, in a line.
-        labelled: whether a Hugging Face model gets labels, and so gives its own loss.
-    """
+    """What a model is called with."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    #: What they are, in a line.
     said: str
+    #: Whether a Hugging Face model gets labels, and so gives its own loss.
     labelled: bool = False
 
     def to(self, device: torch.device) -> Batch:
@@ -121,11 +117,6 @@ def check(specs: Sequence[str]) -> None:
 
 def batch(specs: Sequence[str], built: Built, *, train: bool) -> Batch:
     """The batch, on the CPU; the same for the same specs.
-
-    Args:
-        specs: of the user; may be empty for a model that says what it takes.
-        built: the model.
-        train: whether a loss is wanted.
 
     Raises:
         UsageError: a spec makes no sense, or one is needed.

@@ -29,19 +29,13 @@ Model = str | os.PathLike[str] | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Built:
-    """A model, without the checkpoint's values.
-
-    Attributes:
-        module: the model; a `torch.jit.ScriptModule` or a graph for programs.
-        kind: `code`, `huggingface`, `torchscript`, `export` or `pickle`.
-        config: the Hugging Face configuration, or None.
-        example: positional and named inputs that an exported program was traced with, or None.
-        notes: what should be said of how it was made.
-    """
+    """A model, without the checkpoint's values."""
 
     module: torch.nn.Module
+    #: `code`, `huggingface`, `torchscript`, `export` or `pickle`.
     kind: str
     config: Any = None
+    #: Positional and named inputs that an exported program was traced with.
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -52,23 +46,14 @@ class Built:
 
 
 def is_of_file(model: Model | None) -> bool:
-    """Whether a model is made of a file or folder, rather than by code that the user names.
-
-    Args:
-        model: what is named; None is the checkpoint itself.
-    """
+    """Whether a model is made of a file or folder, or of the checkpoint (None)."""
     if model is None:
         return True
     return isinstance(model, (str, os.PathLike)) and Path(model).exists()
 
 
 def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> Built:
-    """The model that is named.
-
-    Args:
-        model: a factory, or a spelling of one.
-        trust_pickle: whether a pickled module may be unpickled, which runs what it says.
-        fmt: the format of the file, if it is known to be a checkpoint.
+    """The model that is named; `trust_pickle` allows to unpickle one, which runs what it says.
 
     Raises:
         UsageError: nothing is so named, or it is no model.

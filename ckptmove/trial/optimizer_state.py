@@ -62,19 +62,14 @@ class Misfit(Exception):
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """An optimizer, with its state loaded.
-
-    Attributes:
-        optimizer: the optimizer.
-        name: what it is, and how that is known, in a line.
-        names: the names of its parameters, by the number the checkpoint gives them.
-        saved: the numbers of parameters that have a saved state.
-        problems: what is wrong with the state, a line each.
-    """
+    """An optimizer, with its state loaded."""
 
     optimizer: torch.optim.Optimizer
+    #: What it is, and how that is known.
     name: str
+    #: The names of its parameters, by the number the checkpoint gives them.
     names: Mapping[Any, str]
+    #: The numbers of parameters that have a saved state.
     saved: frozenset[Any]
     problems: Sequence[str]
 
@@ -255,13 +250,6 @@ def rebuild_optimizer(
     simulated: bool = False,
 ) -> Rebuilt:
     """The optimizer, with its state loaded as torch loads it.
-
-    Args:
-        module: the model, on its device.
-        state: the optimizer's state dict.
-        made: its class.
-        known: how it is known.
-        simulated: whether the device is simulated by one without kernels of its own.
 
     Raises:
         Misfit: it isn't the state of these parameters.

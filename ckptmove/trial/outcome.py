@@ -22,18 +22,13 @@ _MOST_TOLD = 200  # in data
 
 @dataclass
 class Performance:
-    """The outcome of a trial, collected while it runs.
-
-    Attributes:
-        findings: by check.
-        step: the step, if it was finished.
-        dtypes: of the saved state.
-        report: called with it whenever a finding was added.
-    """
+    """The outcome of a trial, collected while it runs."""
 
     findings: dict[str, Finding] = field(default_factory=dict)
     step: Step | None = None
+    #: Of the saved state.
     dtypes: frozenset[torch.dtype] = frozenset()
+    #: Called whenever a finding was added.
     report: Callable[[Performance], object] | None = None
 
     def listed(self) -> tuple[Finding, ...]:

@@ -32,13 +32,7 @@ def there(manifest: Manifest, device: str) -> str:
 
 
 def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
-    """Whether torch loads a checkpoint onto a device, and all of it lands there.
-
-    Args:
-        files: those that hold its tensors, loaded one after another.
-        format: of the checkpoint.
-        device: where to.
-    """
+    """Whether torch loads a checkpoint onto a device, and all of it lands there."""
     if not is_there(device):
         return Finding("reload", SKIPPED, f"there is no {device} on this machine")
     how, tensors, stray = "", 0, list[str]()

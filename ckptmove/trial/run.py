@@ -50,13 +50,7 @@ def perform(
     keep: bool = False,
     report: Callable[[Performance], object] | None = None,
 ) -> Performance:
-    """Run a trial of a checkpoint.
-
-    Args:
-        request: the arguments of the trial.
-        stage: where.
-        keep: whether what the step gives is wanted, to be compared.
-        report: called with what is found so far.
+    """Run a trial of a checkpoint; `keep` what the step gives, to be compared.
 
     Raises:
         UsageError: the request makes no sense.

@@ -55,12 +55,7 @@ class Stage:
         loaded_into(module, fit)
 
     def moved(self, module: torch.nn.Module, away: Container[str] = ()) -> None:
-        """Bring a model to the device, as `Module.to` does.
-
-        Args:
-            module: the model, with its state.
-            away: keys of its state that are said to be elsewhere.
-        """
+        """Bring a model to the device, as `Module.to` does, but not what is said to be `away`."""
         module.to(self.device)
 
     def optimizer_state(self, state: State, saved: Saved, to: Placing) -> Mapping[Any, Any]:

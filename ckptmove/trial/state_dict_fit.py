@@ -33,26 +33,21 @@ _WRAPPERS = {
 
 @dataclass(frozen=True)
 class Fit:
-    """How a state dict fits a model.
-
-    Attributes:
-        state: the state dict.
-        missing, unexpected: keys that only the model, or only the checkpoint has.
-        misshaped: keys, the model's shape and the checkpoint's.
-        retyped: keys, the model's dtype and the checkpoint's, where only some differ.
-        cast: dtypes of all keys that differ in the same way, which is harmless: model's, saved.
-        untied: groups of keys that are one tensor in the model, and several in the checkpoint.
-        tied: keys that are missing, but are the same tensor in the model as one that is there.
-    """
+    """How a state dict fits a model."""
 
     state: State
     matched: int
     missing: Sequence[str]
     unexpected: Sequence[str]
+    #: Keys, the model's shape and the checkpoint's.
     misshaped: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]
+    #: Keys, the model's dtype and the checkpoint's, where only some differ.
     retyped: Sequence[tuple[str, str, str]]
+    #: Dtypes of all keys that differ in the same way, which is harmless: model's, saved.
     cast: Sequence[tuple[str, str]]
+    #: Groups of keys that are one tensor in the model, and several in the checkpoint.
     untied: Sequence[tuple[str, str]]
+    #: Keys that are missing, but are the same tensor in the model as one that is there.
     tied: Sequence[str]
 
     @property
@@ -211,13 +206,7 @@ def _likeness(own: Collection[str], state: Mapping[Any, Any]) -> float:
 def fitted(
     module: torch.nn.Module, state: State, valued: Callable[[], Mapping[Any, Any]] | None = None
 ) -> Fit:
-    """How a state dict fits.
-
-    Args:
-        module: the model.
-        state: the state dict.
-        valued: gives the same state dict with values, if this one has none; asked at need.
-    """
+    """How a state dict fits; `valued` gives it with values, if it has none."""
     own = module.state_dict(keep_vars=True)
     content = state.content
     extra = {key for key in content if isinstance(key, str) and key.endswith("_extra_state")}

@@ -30,21 +30,16 @@ _COARSEST = 0.1
 
 @dataclass
 class Step:
-    """What a step came to.
+    """What a step came to."""
 
-    Attributes:
-        loss: how the loss was made, or None without training.
-        value: the loss, where tensors have values.
-        outputs: tensors of the output, by name, on the CPU; empty without values.
-        parameters: parameters and buffers after the step, likewise.
-        gradients: how many parameters have one.
-        problems: what is wrong, a line each.
-    """
-
+    #: How the loss was made; None without training.
     loss: str | None = None
     value: float | None = None
+    #: Tensors of the output on the CPU, by name; without values empty, as `parameters`.
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: Parameters and buffers after the step.
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: How many parameters have one.
     gradients: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -63,14 +58,6 @@ def take_step(
     keep: bool,
 ) -> Step:
     """Take a step, forward alone without an optimizer.
-
-    Args:
-        module: the model, on its device.
-        batch: its inputs, there too.
-        optimizer: of its parameters.
-        recorder: what records it.
-        values: whether tensors have values.
-        keep: whether outputs and parameters are wanted.
 
     Raises:
         NoLoss: there is nothing to train. Whatever else is raised is the model's or torch's.
@@ -260,14 +247,7 @@ def told(found: Sequence[tuple[str, str, str]], call: Callable[[str], str]) -> l
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two steps agree.
-
-    Attributes:
-        equal: whether they do, bit by bit.
-        close: whether they do within the tolerance.
-        lines: what differs, a line each.
-        tolerance: relative and absolute.
-    """
+    """How far two steps agree."""
 
     equal: bool
     close: bool
@@ -276,12 +256,7 @@ class Difference:
 
 
 def compared(one: Step, other: Step, dtypes: Collection[torch.dtype] = ()) -> Difference:
-    """How outputs and updated parameters of two steps differ.
-
-    Args:
-        one, other: the steps.
-        dtypes: what their states were saved in, of which the coarsest sets the tolerance.
-    """
+    """How the results of two steps differ; the coarsest of `dtypes` sets the tolerance."""
     lines: list[str] = []
     equal = close = True
     worst = max((_tolerance(each) for each in dtypes), default=0.0)

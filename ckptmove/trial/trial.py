@@ -50,23 +50,7 @@ def rehearse(
 ) -> TrialResult:
     """Load a checkpoint into a model, take a step, and watch it. Nothing is written.
 
-    Args:
-        path: the checkpoint.
-        model: what makes the model: `package.module:name`, `path/to/file.py:name`, a Hugging Face
-            folder, a TorchScript file or a `.pt2` file, or a callable. None: the checkpoint is the
-            model.
-        inputs: specs (`float32[8,3,224,224]`, `name=int64[2,128]<1000`), or the name of a function.
-        step: `forward`, `train`, or None for no step.
-        optimizer: `package.module:Class`, if it cannot be recognized from its state.
-        device: load and run on this device. `auto` is the device that the checkpoint names, or the
-            CPU if this machine does not have it.
-        simulate: simulate the device if this machine does not have it.
-        against: another checkpoint, whose step must give the same result.
-        trust_pickle: allow unpickling a pickled module, which runs any code that it holds.
-        timeout: stop what runs in another process after this many seconds.
-
-    Returns:
-        What was found; a model that fails is a finding.
+    Without a `model` the checkpoint is the model. A model that fails is a finding.
 
     Raises:
         UsageError: the request makes no sense.

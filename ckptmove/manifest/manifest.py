@@ -338,7 +338,6 @@ class Manifest(Report):
 
     @cached_property
     def _roles(self) -> dict[str, dict[Role | None, int]]:
-        """The number of tensors by device and role."""
         roles: dict[str, dict[Role | None, int]] = {}
         for entry in self.tensors:
             counts = roles.setdefault(entry.device, {})

@@ -103,8 +103,6 @@ def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 
 def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
-    """Warnings and other remarks."""
-
     def some(names: Sequence[str]) -> str:
         return listed(names, len(names) if full else _MOST_VALUES)
 
@@ -271,7 +269,6 @@ def tree(manifest: Manifest, select: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _label(path: Path) -> str:
-    """The last key, with the indent of its depth."""
     return "  " * (len(path) - 1) + cut(spell(path[-1:]), _LONGEST_KEY)
 
 

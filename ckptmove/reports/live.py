@@ -85,7 +85,6 @@ class _Node:
     tied: list[str] = field(default_factory=list)
 
     def child(self, key: Key) -> _Node:
-        """The child under a key, made if missing."""
         found = self.children.get(key)
         if found is None:
             name = f"{self.name}.{spell((key,))}" if self.name else spell((key,))
@@ -186,7 +185,6 @@ class _Ties:
 
 
 def _is_within(name: str, modules: Set[str]) -> bool:
-    """Whether a name is one of these modules, or within one."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return bool(name)

@@ -161,7 +161,6 @@ class _Builder:
                 self.todo.append((self.visit, node))
 
     def make(self, node: Node) -> None:
-        """Make an object, from its arguments if it has any."""
         self.made[id(node)] = self.object_of(node)
 
     def fill(self, node: Node) -> None:
@@ -299,7 +298,6 @@ class _Builder:
     # -- filling -----------------------------------------------------------------------------------
 
     def put(self, node: Node) -> None:
-        """Put the contents into an object."""
         made: Any = self.made[id(node)]
         if isinstance(node, (List, Set)):
             items = [self.value(each) for each in node.items]

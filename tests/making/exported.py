@@ -193,12 +193,10 @@ def model(path: Path, tag: str) -> Expected:
 
 
 def views(path: Path, tag: str) -> Expected:
-    """Weights that share a record, and an empty one."""
     return save_exported({"model": export(Views())}, path, tag)
 
 
 def subclass(path: Path, tag: str) -> Expected:
-    """A weight that is itself a checkpoint; its wrapper stores a device."""
     program = export(Wrapped())
     pair = PairTensor(torch.ones(3), torch.zeros(3), torch.device(tag))
     program.state_dict["pair"] = pair

@@ -90,8 +90,6 @@ def _said(canary: Path) -> str:
 
 
 def constant(path_name: str, record: str | None = None, config: str = CONSTANTS) -> Edit:
-    """A constant or weight that is a pickle."""
-
     def edit(records: Records, canary: Path) -> None:
         payload = {"path_name": path_name, "is_param": False, "use_pickle": True}
         folder = config.rpartition("/")[0]

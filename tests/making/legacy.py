@@ -226,7 +226,6 @@ def _saved_by_name(name: str) -> FileMaker:
 
 
 def training_checkpoint() -> object:
-    """A model, an optimizer, RNG states, and arguments that name devices."""
     return MAKERS["adamw_training"]()
 
 

@@ -82,7 +82,6 @@ class Fact(NamedTuple):
 
 
 def facts(found: Holdings) -> dict[str, Fact]:
-    """The facts about every tensor that is held."""
     storages: dict[int, int] = {}
     made: dict[str, Fact] = {}
     for n, each in enumerate(found.all):
@@ -115,7 +114,6 @@ def _bytes(storage: torch.UntypedStorage) -> bytes:
 
 
 def away(fact: Fact) -> Fact:
-    """A fact without the device."""
     return fact._replace(device="")
 
 

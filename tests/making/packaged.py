@@ -77,7 +77,6 @@ def state_dicts(path: Path, tag: str) -> Expected:
 
 
 def module(path: Path, tag: str) -> Expected:
-    """A module with its class."""
     saved = {"net": trained_net()}
 
     def fill(exporter: PackageExporter) -> None:

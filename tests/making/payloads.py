@@ -91,7 +91,6 @@ def newobj(cls: bytes, *args: bytes) -> bytes:
 
 
 def given(target: bytes, **state: bytes) -> bytes:
-    """An object to which BUILD gives attributes."""
     return target + b"}" + b"".join(text(key) + value + b"s" for key, value in state.items()) + b"b"
 
 

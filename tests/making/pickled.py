@@ -54,7 +54,6 @@ def squeezed(protocol: int) -> Dumps:
 
 
 def python_pickler(protocol: int) -> Dumps:
-    """Python's own pickler, which cloudpickle and dill subclass."""
     slow: Any = pickle
     dumps: Dumps = functools.partial(slow._dumps, protocol=protocol)
     return dumps

@@ -36,7 +36,6 @@ def content(seed: int, nbytes: int) -> bytes:
 
 
 def strided(data: bytes, gather: Gather) -> bytes:
-    """The elements of a view, gathered by numpy."""
     region = data[gather.source_at : gather.source_at + gather.source_nbytes]
     kind = np.dtype(DTYPES[gather.dtype])
     elements = np.frombuffer(region, kind, offset=gather.offset * kind.itemsize)

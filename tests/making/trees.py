@@ -118,12 +118,10 @@ def left_over(folder: Path) -> list[Path]:
 
 
 def outcomes(batch: ckptmove.Batch) -> Mapping[str, str]:
-    """Run a batch; the outcome of each item by its name."""
     return {result.name: result.outcome for result in batch}
 
 
 def entered(folder: Path) -> list[str]:
-    """Names of items that are done in the ledger."""
     with suppress(FileNotFoundError):
         lines = (folder / LEDGER).read_text().splitlines()
         said = [json.loads(line) for line in lines if line.endswith("}")]

@@ -96,7 +96,6 @@ def load(path: Path, *, weights_only: bool, **options: Any) -> object:
 
 
 def loads_safely(path: Path, *, mmap: bool = False) -> bool:
-    """Whether weights_only=True accepts it."""
     try:
         load(path, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:

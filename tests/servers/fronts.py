@@ -109,7 +109,6 @@ class Front(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def answer(self, handler: BaseHTTPRequestHandler) -> Answer:
-        """The answer to a request."""
         raise NotImplementedError
 
     def asked(self, method: str = "GET", path: str = "") -> list[Seen]:
@@ -314,7 +313,6 @@ def _read(path: Path, start: int, end: int) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def listening(front: Front) -> Iterator[Front]:
-    """Run a server while the context is open."""
     thread = threading.Thread(target=front.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -65,7 +65,6 @@ class Server:
         self.reset()
 
     def reset(self) -> None:
-        """Forget faults and requests."""
         self.asked = list[tuple[str, str]]()
         self.fault: Fault = lambda _: None  #: called before each request
         self.after: Fault = lambda _: None  #: called after each; with a status, the answer is lost
@@ -96,7 +95,6 @@ class Server:
 
 
 def read(request: Asked) -> bytes:
-    """The body of a request, which can be read again."""
     data: bytes = request.environ["wsgi.input"].read(
         int(request.environ.get("CONTENT_LENGTH") or 0)
     )
@@ -105,7 +103,6 @@ def read(request: Asked) -> bytes:
 
 
 def damage(request: Asked) -> None:
-    """Replace the body of a request with other bytes."""
     data = bytearray(read(request))
     data[len(data) // 2] ^= 1
     request.environ["wsgi.input"] = BytesIO(data)

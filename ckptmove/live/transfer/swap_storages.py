@@ -225,7 +225,6 @@ class Exchange:
         return _ready(going, self._seen(base, going.device))._replace(is_hidden=True)
 
     def _wait(self) -> None:
-        """Wait for every device that copies."""
         devices = {device for _, device in self._copies}
         for device in devices | {source.device for source in self._sources}:
             waiting = getattr(getattr(torch, device.type, None), "synchronize", None)

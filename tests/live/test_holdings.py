@@ -231,7 +231,7 @@ def test_what_a_class_holds_is_told() -> None:
     report = ckptmove.report(nn.Sequential(Shared(), Shared()))
     assert list(entries(report, "class attribute")) == ["0.table", "0.rows.0"]
     told, _ = report.warnings
-    assert told.startswith("'0.table' is shared by every Shared, and Module.to and ")
+    assert told.startswith("0.table is shared by every Shared, so model.to and ")
 
 
 # -- how long it takes -----------------------------------------------------------------------------
@@ -278,7 +278,9 @@ def test_what_is_trained_is_named_by_what_holds_it() -> None:
         for name in ("weight", "bias", "z", "layers.0.weight")
     ]
     assert not any("does not have" in each for each in report.warnings)
-    assert any("'z' is not" in w and "self.z = nn.Parameter(…)" in w for w in report.warnings)
+    assert any(
+        w.startswith("z is not") and "self.z = nn.Parameter(…)" in w for w in report.warnings
+    )
 
 
 def test_optimizers_in_whatever_form() -> None:
@@ -324,7 +326,9 @@ def test_strictness_is_of_a_group() -> None:
     for each in (weight, bias):
         optimizer.state[each] = {"momentum_buffer": torch.tensor(1.0)}
     (told,) = ckptmove.report(model, optimizer).warnings
-    assert "'optimizer.state.weight.momentum_buffer'; " in told
+    assert told.startswith(
+        "optimizer.state.weight.momentum_buffer: on cpu, and the parameter on cuda:0. "
+    )
 
 
 # -- what is given besides -------------------------------------------------------------------------

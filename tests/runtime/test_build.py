@@ -182,7 +182,7 @@ def test_unknown_objects_are_opaque() -> None:
 
 
 def test_strict_names_what_it_is() -> None:
-    with pytest.raises(UnsupportedError, match=r"tests\.test_build\.Config is not known"):
+    with pytest.raises(UnsupportedError, match=r"tests\.runtime\.test_build\.Config is not known"):
         build_pickle([Config()], strict=True)
 
 

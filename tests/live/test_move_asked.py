@@ -277,6 +277,17 @@ def test_a_dry_run_refuses_what_a_move_does() -> None:
 
 
 @apart
+def test_a_chain_of_conjugates_moves_with_its_base() -> None:
+    for look in (torch.conj, lambda base: base.conj().imag, lambda base: base.conj().conj().real):
+        model, base = nn.Linear(2, 2), torch.ones(2, dtype=torch.complex64)
+        model.register_buffer("base", base)
+        model.register_buffer("look", look(base))
+        del base
+        asked = ckptmove.move(model, to=DEVICE, dry_run=True)
+        assert ckptmove.move(model, to=DEVICE).moved == asked.moved
+
+
+@apart
 def test_a_dry_run_refuses_no_more() -> None:
     for model in (nn.LSTM(2, 2), AveragedModel(nn.Linear(2, 2)), moving.Tangled()):
         ckptmove.move(model, to=DEVICE, dry_run=True)

@@ -76,7 +76,10 @@ class Exchange:
                 released[id(each.grad)] += 1
             for going in found.values():
                 if is_view(going.tensor):
-                    released[id(going.tensor._base)] += _USES_BY_VIEW
+                    base: Any = going.tensor._base
+                    # A chain of conj() and imag uses it any number of times: commit() looks again.
+                    uses = base._use_count() if base.is_complex() else _USES_BY_VIEW
+                    released[id(base)] += uses
             for going in found.values():
                 if not would_be_set(going.tensor, going.device):
                     try:

@@ -14,7 +14,7 @@ from ..reports.batch_items import Item, Task
 from ..sources import place_of
 from ..writing.execute import FICLONE
 from ..writing.final_name import NO_ROOM, failure_of
-from .discovery import Discovery, dedupe_hard_links, discover
+from .discovery import dedupe_hard_links, discover
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .options import ReferenceTree, resolve_options
 from .outputs import output_namer, refuse_clashes
@@ -62,7 +62,8 @@ def plan_batch(
     found = discover(source, ItemFilter(include, exclude), whole=verb != "relocate")
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
-    copied = _copied(found, all=copy_rest, indices=verb == "relocate" and not in_place)
+    indices = verb == "relocate" and not in_place  # an index stays that of its files
+    copied = [each for each in found.others if copy_rest or (indices and each.kind == "index")]
     left = len(found.others) - len(copied)
     named = output_namer(verb, root, options)
     items = [item._replace(output=named(item)) for item in found.items]
@@ -98,11 +99,6 @@ def plan_batch(
     return BatchPlan(
         verb, source, root, tuple(tasks), tuple(done), left, nbytes, free, tuple(found.notes)
     )
-
-
-def _copied(found: Discovery, *, all: bool, indices: bool) -> list[Item]:
-    """The other files that are copied: an index stays that of its files."""
-    return [each for each in found.others if all or (indices and each.kind == "index")]
 
 
 def _tasks(

@@ -40,15 +40,11 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
     """Whether a name matches one of the globs, by the rules in the docstring of `batch`."""
     last = name.rpartition("/")[2]
     return any(
-        _matches_from_root(name, glob[1:])
+        fnmatchcase(name, glob[1:]) or fnmatchcase(name, f"{glob[1:]}/*")
         if glob.startswith("/")
         else fnmatchcase(name, glob) or ("/" not in glob and fnmatchcase(last, glob))
         for glob in globs
     )
-
-
-def _matches_from_root(name: str, glob: str) -> bool:
-    return fnmatchcase(name, glob) or fnmatchcase(name, f"{glob}/*")
 
 
 def is_below(name: str, names: Collection[str]) -> bool:

@@ -43,16 +43,8 @@ _HOPELESS = (
 _BUSY = {408, 425, 429}
 #: What is to be installed for a protocol, as an extra of ours.
 _EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "http": "http",
-    "https": "http",
-    "hf": "hf",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
+    **{"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"},
+    **{"hf": "hf", "az": "azure", "abfs": "azure", "abfss": "azure"},
 }
 #: What of an entry changes with the content of an object, in one store or another, and is told by
 #: listings too.

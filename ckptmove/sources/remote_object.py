@@ -26,23 +26,6 @@ _EXPECTED = 32 << 20  # bytes that are fetched before they are read
 class RemoteObject(Source):
     """An object in a store, whose size and stamp were taken once."""
 
-    __slots__ = (
-        "_ahead",
-        "_copy",
-        "_end",
-        "_etag",
-        "_expected",
-        "_fetched",
-        "_fetchers",
-        "_guard",
-        "_spans",
-        "_stamp",
-        "_step",
-        "_stopped",
-        "_tally",
-        "place",
-    )
-
     def __init__(self, url: str) -> None:
         """Raises InputError if there is no such object, or it can't be read by ranges."""
         self.path = url

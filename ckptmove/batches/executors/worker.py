@@ -106,10 +106,6 @@ def _entered(task: Task, ledger: Ledger) -> Result:
     return result
 
 
-def _may_be_changed(known: Entry | None, now: Entry) -> bool:
-    return known is not None and (known.outcome, known.tags) == (DONE, now.tags)
-
-
 def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcome | None:
     """Change a file in place that a second change would make another; None if it was changed.
 
@@ -117,10 +113,11 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
     """
     item = task.item
     begun = Entry(item.name, begun_key_of(task), "begun", tags=tags_of(item.path))
+    may_be_changed = known is not None and (known.outcome, known.tags) == (DONE, begun.tags)
     if known is not None and (known.outcome, known.key) == ("begun", begun.key):
         if known.tags != begun.tags:
             return None
-    elif _may_be_changed(known, begun) and not task.options.get("force"):
+    elif may_be_changed and not task.options.get("force"):
         raise RefusedError(_MAYBE, hint="--force changes it again")
     try:
         ledger.add(begun, synced=True)

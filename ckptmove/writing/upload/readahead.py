@@ -57,8 +57,6 @@ class RunningChecksums:
 class ReadaheadSource(Source):
     """A source as one gather reads it: what it reads in a row is asked for at once."""
 
-    __slots__ = ("_at", "_coming", "_gather", "_held", "_running", "_source")
-
     def __init__(self, source: Source, gather: Gather, running: RunningChecksums) -> None:
         self.path, self.nbytes = source.path, source.nbytes
         self._source = source

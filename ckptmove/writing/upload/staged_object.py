@@ -159,7 +159,8 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePa
         raise RefusedError("the destination is a directory", path=url)
     if "?versionId=" in url:
         raise RefusedError("names a version of an object; versions can't be changed", path=url)
-    if any(_lies_at(source, place) for source in sources):
+    remote = [source for source in sources if isinstance(source, RemoteObject)]
+    if any(source.place[1:] == place[1:] for source in remote):
         raise RefusedError("the destination is the source itself", path=url)
     found = kind_at(place)
     if found == "directory":
@@ -167,7 +168,3 @@ def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePa
     if found is not None and not force:
         raise exists_error(url)
     return place
-
-
-def _lies_at(source: Source, place: StorePath) -> bool:
-    return isinstance(source, RemoteObject) and source.place[1:] == place[1:]

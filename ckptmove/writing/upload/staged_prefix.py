@@ -111,18 +111,13 @@ def check_prefix(url: str, sources: Sequence[Source], *, force: bool) -> StorePa
         raise RefusedError("is a whole bucket, which --force would empty", path=path)
     if kind_at(place) == "file":
         raise RefusedError("the destination exists and is not a directory", path=path)
-    if any(_lies_in(source, place) for source in sources):
+    within = f"{place.path.rstrip('/')}/"
+    remote = [source.place for source in sources if isinstance(source, RemoteObject)]
+    if any(each.fs == place.fs and each.path.startswith(within) for each in remote):
         raise RefusedError("the source is inside the destination", path=path)
     if not force and names_below(path):
         raise exists_error(path)
     return place
-
-
-def _lies_in(source: Source, folder: StorePath) -> bool:
-    if not isinstance(source, RemoteObject):
-        return False
-    within = f"{folder.path.rstrip('/')}/"
-    return bool(source.place.fs == folder.fs and source.place.path.startswith(within))
 
 
 def names_below(url: str) -> list[str]:

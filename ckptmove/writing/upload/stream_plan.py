@@ -27,17 +27,6 @@ class PlanSource(Source):
     Any range of it can be read, which is cheap for what is written or copied.
     """
 
-    __slots__ = (
-        "_pieces",
-        "_plan",
-        "_sealed",
-        "_seals",
-        "_sources",
-        "_starts",
-        "_writes",
-        "settled",
-    )
-
     def __init__(self, plan: Plan, sources: Sequence[Source], path: str) -> None:
         self.path = path
         self.nbytes = plan.nbytes

@@ -19,6 +19,7 @@ import ckptmove
 from ckptmove.plans.plan import Write
 from ckptmove.writing.in_place.journal import SUFFIX, UNFINISHED, Journal, journal_name
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save, sparse_zip64
+from tests.servers.warm_python import start_commands
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
 
@@ -70,6 +71,7 @@ class Once:
 def leaving_nothing(folder: Path) -> Iterator[None]:
     """Check that no file stays open and no temporary file stays in the folder."""
     descriptors = Path("/dev/fd")
+    start_commands()
     if "s3fs" in sys.modules:  # what tests before have let go of is closed now, not meanwhile
         gc.collect()
     before = len(list(descriptors.iterdir()))

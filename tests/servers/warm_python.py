@@ -158,6 +158,11 @@ def _server(preloaded: tuple[str, ...]) -> _Server:
     return _servers[key]
 
 
+def start_commands() -> None:
+    """Start the server of commands now, so that its files are not taken for those of a test."""
+    _server(_WITH_COMMANDS)
+
+
 def _exactly(link: socket.socket, nbytes: int) -> bytes:
     data = b""
     while len(data) < nbytes:

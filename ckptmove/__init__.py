@@ -12,7 +12,8 @@ import sys
 
 if (  # we are the command: until it handles Ctrl-C, that ends the process without a word
     sys.argv[:1] in (["-m"], sys.orig_argv[-len(sys.argv) :][:1])
-    and sys.orig_argv[-len(sys.argv)].rpartition("/")[2] in ("ckptmove", "-mckptmove")
+    and "".join(sys.orig_argv[-len(sys.argv) :][:1]).rpartition("/")[2]
+    in ("ckptmove", "-mckptmove")
     and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 ):
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

@@ -324,18 +324,22 @@ def test_an_interrupt_during_the_start_is_quiet(
     assert (done.returncode, done.stdout, done.stderr.strip()) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize("how", ["-c", "-m", "script"])
+@pytest.mark.parametrize("how", ["-c", "-m", "script", "host"])
 def test_ctrl_c_stays_as_it_is_where_the_package_is_a_library(how: str, tmp_path: Path) -> None:
     code = (
-        "import signal, sys\n"
-        "sys.argv = [sys.orig_argv[0]] * 9  # longer than what was called, as of a host\n"
-        "import ckptmove\n"
+        "import signal, ckptmove\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
     )
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "__init__.py").write_text(code)
     (tmp_path / "user" / "__main__.py").write_text("")
-    call = {"-c": ["-c", code], "-m": ["-m", "user"], "script": ["user/__init__.py"]}[how]
+    longer = "import sys; sys.argv = [sys.orig_argv[0]] * 9\n"  # than what Python was called with
+    call = {
+        "-c": ["-c", code],
+        "-m": ["-m", "user"],
+        "script": ["user/__init__.py"],
+        "host": ["-c", longer + code],
+    }[how]
     subprocess.run(
         [sys.executable, *call, "ckptmove", "-m", "ckptmove"],
         cwd=tmp_path,

@@ -53,7 +53,7 @@ def which_loading_runs(names: Sequence[str]) -> list[str]:
 
 def first_line(error: BaseException, longest: int = 200) -> str:
     """What an error of another library says first; some go on for pages."""
-    said = str(error).strip().split("\n", 1)[0].strip() or type(error).__name__
+    said = text_of(error).strip().split("\n", 1)[0].strip() or type(error).__name__
     return said if len(said) <= longest else f"{said[:longest]}…"
 
 

@@ -12,7 +12,15 @@ from ..device import numbered
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..manifest.manifest import Manifest
 from ..phrases import plural
-from ..reports.validate import FAILED, PASSED, SKIPPED, Finding, TrialResult, ValidationReport
+from ..reports.validate import (
+    ALL_CHECKS,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Finding,
+    TrialResult,
+    ValidationReport,
+)
 from ..sources import place_of
 from ..sources.downloads import Downloads
 from ..writing.verify import Progress
@@ -20,8 +28,6 @@ from .against import compare
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown
 
-#: The rungs of the ladder.
-CHECKS = ("container", "against", "reload", "model", "step", "trace")
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
 _NO_TORCH = "torch is not installed"
@@ -136,7 +142,7 @@ def validate(
             path, progress, copies, has_trial=has_trial, strict=strict, follow_links=follow_links
         )
         if manifest is None:
-            skipped = _skip(CHECKS[1:], "it can't be read")
+            skipped = _skip(ALL_CHECKS[1:], "it can't be read")
             return ValidationReport(path, other, device, False, (container, *skipped))
         compared = compare(
             path,
@@ -147,7 +153,7 @@ def validate(
             strict=strict,
             follow_links=follow_links,
         )
-        trial = TrialResult(device, False, _skip(CHECKS[3:], "no model was named"))
+        trial = TrialResult(device, False, _skip(ALL_CHECKS[3:], "no model was named"))
         if has_trial:
             trial = _run_trial(
                 path,
@@ -253,13 +259,13 @@ def _run_trial(
     try:
         from ..trial.trial import rehearse
     except ImportError:
-        return TrialResult(device, False, _skip(CHECKS[3:], _NO_TORCH))
+        return TrialResult(device, False, _skip(ALL_CHECKS[3:], _NO_TORCH))
     other = _local_path(against, copies)
     try:
         return rehearse(copies.here(path), device=device, against=other, **options)
     except CorruptError as error:
         unfit = Finding("model", FAILED, f"the state can't be read: {error}")
-        return TrialResult(device, False, (unfit, *_skip(CHECKS[4:], "not reached")))
+        return TrialResult(device, False, (unfit, *_skip(ALL_CHECKS[4:], "not reached")))
     except InputError as error:
         raise _error_about_source(error, copies) from error
 

@@ -124,8 +124,7 @@ def _is_done(task: Task) -> bool:
 
 
 def _there(task: Task) -> str:
-    """How an existing output is treated: `replaced`, `compared` or `checked`; empty if there is
-    none."""
+    """How an existing output is treated: `replaced`, `compared`, `checked`, or empty for none."""
     known, stamp, output = task.known, task.item.stamp, task.item.output
     try:
         if task.in_place or not tree_at(output).is_taken():

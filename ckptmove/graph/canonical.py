@@ -332,7 +332,7 @@ class _Canoniser:
             put_content(node, content.encode("ascii"))
 
     def tensor(self, node: Call) -> bool:
-        """Bring a plain tensor into its form, and tell whether that is all there is to it."""
+        """Normalize a plain tensor; True if it holds nothing else to visit."""
         if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
             return False
         items = node.args.items

@@ -36,7 +36,7 @@ Group = TypeVar("Group", str, tuple[str, ...])
 
 
 class Section(str, Enum):
-    """The part of a checkpoint that a tensor belongs to, found by evidence and not by its name."""
+    """The part of a checkpoint that a tensor belongs to, found by its contents."""
 
     MODEL = "model"
     EMA = "ema"

@@ -166,7 +166,7 @@ class _Edits:
         done: set[int] = set()
         for at in sorted(new.texts):
             if at not in served and self.data[end_of(self.data, at)] in PUTS:
-                raise UnsupportedError("the pickle memoises a string twice: it can't be rewritten")
+                raise UnsupportedError("the pickle memoizes a string twice: it can't be rewritten")
             if at in served:
                 done.update(self._respell_literal(at, served[at], new.texts, homeless, pooled))
             elif at not in done:
@@ -219,7 +219,7 @@ class _Edits:
             return [use for use in uses if texts[use] == text]
         if others:
             if put_end != end_of(self.data, end):
-                raise UnsupportedError("the pickle memoises a string twice: it can't be rewritten")
+                raise UnsupportedError("the pickle memoizes a string twice: it can't be rewritten")
             first = others[0]
             moved = self.data[at:end] + _put(self._slot(end))
             self.pieces[first] = (end_of(self.data, first), moved)

@@ -14,7 +14,9 @@ from .report import Report
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 #: The checks of a trial, in order.
-CHECKS = ("model", "step", "trace")
+TRIAL_CHECKS = ("model", "step", "trace")
+#: The checks of a validation, in order.
+ALL_CHECKS = ("container", "against", "reload", *TRIAL_CHECKS)
 _MARKS = {PASSED: "ok", FAILED: "FAILED", SKIPPED: "skipped"}
 _MOST_DETAILS = 6  # lines of one check
 
@@ -44,7 +46,7 @@ class TrialResult(Plain):
 
     device: str  #: the device of the trial
     simulated: bool  #: whether this device was simulated, with tensors without values
-    findings: Sequence[Finding]  #: one a check, in the order of `CHECKS`
+    findings: Sequence[Finding]  #: one a check, in the order of `TRIAL_CHECKS`
 
     @property
     def ok(self) -> bool:
@@ -65,7 +67,7 @@ class ValidationReport(Report):
         against: what it was compared with, or None.
         device: where it was loaded and run.
         simulated: whether this device was simulated.
-        checks: what each check found, in the order of `CHECKS`.
+        checks: what each check found, in the order of `ALL_CHECKS`.
         warnings: what the user should know, one sentence each.
     """
 

@@ -28,7 +28,7 @@ class Unlike(NamedTuple):
     #: Which element is the first that does by more, counted from the start; -1 if none, or if it
     #: was not asked for.
     first: int
-    max_abs: float | None  #: as `compare.difference.Values` has them
+    max_abs: float | None  #: as `reports.diff.Values` has them
     max_rel: float | None
 
 

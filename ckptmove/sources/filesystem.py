@@ -92,7 +92,7 @@ def open_store(url: str) -> StorePath:
     except Exception as error:
         raise read_error(error, url) from error
     if is_s3(fs):
-        # `asked` tries again, and nobody else: s3fs would send a part from where it was read to
+        # only `with_retries` tries again: s3fs would send a part from where it was read to
         fs.retries = 1
     return StorePath(url, fs, path)
 

@@ -304,7 +304,7 @@ class Stream:
             respelling.content(self.data, at, made)
 
     def _joined(self, found: list[Edit], inside: list[Edit], *, exact: bool) -> list[Edit] | None:
-        """Changes of `data` as fewer, larger changes of the source, each in the place it has there.
+        """Merge changes of `data`, and give them at their offsets in the source.
 
         `found` is in order; changes `inside`, of the source, must stay apart from them. If `exact`,
         each must keep its length: None where they can't.

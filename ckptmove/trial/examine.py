@@ -76,7 +76,7 @@ def _called(model: Model) -> str:
 
 
 def _unbuilt(called: str, error: Exception, stage: Stage, known: Facts | None) -> Diagnosis:
-    """What it comes to that there is no model."""
+    """The diagnosis if the model cannot be made."""
     excuse = stage.excuse(error)
     found = diagnose(
         stage.name,

@@ -12,7 +12,7 @@ from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import raised_at, raised_in
 from ..phrases import format_error, plural
 from ..reports.events import Trace
-from ..reports.validate import CHECKS, FAILED, PASSED, SKIPPED, Finding
+from ..reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .stage import Stage, is_mismatch
 from .step import Step
 
@@ -34,7 +34,8 @@ class Performance:
     def listed(self) -> tuple[Finding, ...]:
         """A finding for every check; what wasn't reached is skipped."""
         return tuple(
-            self.findings.get(check, Finding(check, SKIPPED, "not reached")) for check in CHECKS
+            self.findings.get(check, Finding(check, SKIPPED, "not reached"))
+            for check in TRIAL_CHECKS
         )
 
     def find(self, check: str, outcome: str, title: str, *lines: str, **data: Any) -> None:
@@ -45,7 +46,7 @@ class Performance:
 
     def skip_rest(self, why: str) -> None:
         """Skip what has no finding yet."""
-        for check in CHECKS:
+        for check in TRIAL_CHECKS:
             if check not in self.findings:
                 self.find(check, SKIPPED, why)
 

@@ -32,7 +32,7 @@ _THEIRS = (Exception, SystemExit)
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a trial; see `trial.trial`."""
+    """The arguments of a trial; see `trial.trial.rehearse`."""
 
     path: str
     model: Model | None

@@ -196,7 +196,7 @@ class _Run:
         return replace(self.diagnosis, trace=self.recorder.trace())
 
     def enough(self) -> Diagnosis:
-        """What it comes to that the run was ended."""
+        """The diagnosis after the run was ended."""
         found = self._latest()
         if self.recorder.steps >= self._wanted:
             return found
@@ -204,7 +204,7 @@ class _Run:
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
 
     def raised(self, error: BaseException) -> Diagnosis:
-        """What it comes to that the script raised something."""
+        """The diagnosis after the script raised an exception."""
         simulated = self.simulated and not isinstance(error, _OWN)
         made_up = bool(self.guesses.made_up)
         excuse = excused(error, self.cast.call, made_up=made_up) if simulated else None
@@ -218,7 +218,7 @@ class _Run:
         return self._wrong(found, f"the script failed{when}: {line}", "read the exception", line)
 
     def ended(self, code: object) -> Diagnosis:
-        """What it comes to that the script ended by itself; `code` is what it exited with."""
+        """The diagnosis after the script ended by itself with the exit code `code`."""
         recorder = self.recorder
         failed = code not in (None, 0)
         devices = {each.device for each in recorder.operands if each.shape}

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..phrases import format_error, text_of
-from ..reports.validate import CHECKS, SKIPPED, Finding
+from ..reports.validate import SKIPPED, TRIAL_CHECKS, Finding
 from .inputs import Batch
 from .model_factory import Built, is_of_file
 from .run import Request, perform
@@ -228,7 +228,7 @@ def simulate(request: Request, *, patience: float) -> tuple[Finding, ...]:
         if lost.attempt is not None:
             return confinement.ended(lost)
         why = f"can't be simulated: {lost}"
-        return tuple(Finding(check, SKIPPED, why, lost.lines) for check in CHECKS)
+        return tuple(Finding(check, SKIPPED, why, lost.lines) for check in TRIAL_CHECKS)
 
 
 def rehearsed(asked: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -96,7 +96,7 @@ def call_in_subprocess(
             the user's own is imported.
 
     Raises:
-        Lost: it ended without a result, or with none that makes sense.
+        SubprocessLost: it ended without a result, or with none that makes sense.
         CkptmoveError: as the function does.
     """
     asked = {

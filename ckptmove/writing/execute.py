@@ -50,12 +50,11 @@ class PlanFile:
             os.close(fd)
 
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
-        """Execute the plan and verify every byte; `progress` is called with bytes as they are
-        verified.
+        """Execute the plan and verify every byte.
 
-        Gives how the bytes were copied: `reflink` (the file system shares the blocks), `kernel`,
-        `read` and write, or `fetch` (from a store). Raises CorruptError if a source is damaged or
-        was changed.
+        `progress` is called with bytes as they are verified. Gives how the bytes were copied:
+        `reflink` (the file system shares the blocks), `kernel`, `read` and write, or `fetch` (from
+        a store). Raises CorruptError if a source is damaged or was changed.
         """
         report = ProgressCounter(progress)
         method = "reflink"

@@ -20,10 +20,9 @@ from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove import CheckFailed, DeviceError, InputError, UnsupportedError, UsageError, validate
-from ckptmove.api.validate import CHECKS
 from ckptmove.cli import cli
 from ckptmove.errors import CkptmoveError
-from ckptmove.reports.validate import ValidationReport
+from ckptmove.reports.validate import ALL_CHECKS, ValidationReport
 from tests.conftest import ROOT, RunCli
 from tests.making import trial_models as rehearsing
 from tests.making.checkpoints import rezip
@@ -100,7 +99,7 @@ def test_a_sound_checkpoint_passes_all_checks_in_order(made: Path) -> None:
         input=IMAGES,
         step="train",
     )
-    assert [each.check for each in report.checks] == list(CHECKS)
+    assert [each.check for each in report.checks] == list(ALL_CHECKS)
     assert set(outcomes(report).values()) == {"passed"}, report
     assert report.ok
     assert (report.device, report.simulated) == ("cpu", False)
@@ -117,13 +116,13 @@ def test_a_sound_checkpoint_passes_all_checks_in_order(made: Path) -> None:
 def test_what_was_not_asked_for_is_skipped_with_a_reason(run_pt: Path) -> None:
     report = validate(run_pt)
     assert outcomes(report) == {
-        **dict.fromkeys(CHECKS, "skipped"),
+        **dict.fromkeys(ALL_CHECKS, "skipped"),
         "container": "passed",
         "reload": "passed",
     }
     assert report.of("container").title == "torch-zip, 27 tensors: every checksum is right"
     assert report.of("against").title == "nothing to compare it with was named"
-    assert {report.of(check).title for check in CHECKS[3:]} == {"no model was named"}
+    assert {report.of(check).title for check in ALL_CHECKS[3:]} == {"no model was named"}
 
 
 def test_the_checklist(made: Path, run_cli: RunCli) -> None:
@@ -247,7 +246,7 @@ def test_a_truncated_file(made: Path, tmp_path: Path, name: str, kept: float) ->
     cut.write_bytes(data[: int(len(data) * kept)])
     report = validate(cut, against=made / name, model=Convolutions, step="train")
     assert report.of("container").outcome == "failed"
-    assert {report.of(check).title for check in CHECKS[1:]} == {"it can't be read"}
+    assert {report.of(check).title for check in ALL_CHECKS[1:]} == {"it can't be read"}
     assert not report.ok
 
 
@@ -463,11 +462,11 @@ def test_without_torch_the_bytes_are_still_checked(made: Path, tmp_path: Path, n
         return {each["check"]: each for each in json.loads(done.stdout)["checks"]}
 
     found = run(name, "--against", "run.pt", "--model", named(Convolutions), exit=0)
-    assert [found[check]["outcome"] for check in CHECKS] == ["passed"] * 2 + ["skipped"] * 4
-    assert {found[check]["title"] for check in CHECKS[2:]} == {"torch is not installed"}
+    assert [found[check]["outcome"] for check in ALL_CHECKS] == ["passed"] * 2 + ["skipped"] * 4
+    assert {found[check]["title"] for check in ALL_CHECKS[2:]} == {"torch is not installed"}
     bad = flipped(made / "run.pt", tmp_path / "bad.pt", middle_of(made / "run.pt", "data/0"))
     found = run(str(bad), "--against", name, exit=1)
-    assert [found[check]["outcome"] for check in CHECKS[:2]] == ["failed"] * 2
+    assert [found[check]["outcome"] for check in ALL_CHECKS[:2]] == ["failed"] * 2
 
 
 # -- model and step --------------------------------------------------------------------------------
@@ -516,7 +515,7 @@ def simulated(path: Path, model: type = Convolutions) -> ValidationReport:
 @absent
 def test_a_relocated_checkpoint_trains_on_a_device_that_is_not_there(made: Path) -> None:
     report = simulated(made / "run.cuda.pt")
-    assert [report.of(check).outcome for check in CHECKS[3:]] == ["passed"] * 3, report
+    assert [report.of(check).outcome for check in ALL_CHECKS[3:]] == ["passed"] * 3, report
     assert report.of("step").title == "a simulated training step on cuda:0"
 
 

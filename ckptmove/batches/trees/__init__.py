@@ -18,7 +18,7 @@ def tree_at(path: str) -> Tree:
 
 
 def open_ledger(path: str, since: int = 0) -> Ledger:
-    """A ledger that is there, as an item is done; `since`: from where on there may be news."""
+    """Open an existing ledger; what is before the offset `since` is not read again."""
     return choose(path, partial(FileLedger, since=since), _remote_ledger)
 
 

@@ -50,7 +50,7 @@ class TorchExport(Format):
     summary = "torch.export.save, torch 2.1 and newer"
     refused = (
         "to relocate what is compiled for its device (AOTInductor) or holds objects, "
-        "which can not follow; to move a program in part, since it would not run"
+        "which cannot follow; to move a program in part, since it would not run"
     )
     carries = Carries(devices=True, aliases=True, strides=True, objects=True, dtypes="all of torch")
 

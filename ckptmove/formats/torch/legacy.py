@@ -58,7 +58,7 @@ class TorchLegacy(PickledFormat):
         aliases=True,
         strides=True,
         objects=True,
-        dtypes="all of torch; newer ones than 1.5 had are written, but torch can not load them",
+        dtypes="all of torch; newer ones than 1.5 had are written, but torch cannot load them",
     )
 
     def sniff(self, probe: Probe) -> bool:

@@ -130,7 +130,7 @@ class PackageContainer(ZipContainer):
         self.ids.update(storage_ids(stored, f"{self.folder}{_STORAGES}", numbered=True))
 
     def is_known(self, name: Global) -> bool:
-        """What the package brings under a known name is code of its own."""
+        """Whether a name is harmless; never if the package has a module of that name."""
         return name.module.partition(".")[0] not in self.brought and super().is_known(name)
 
     def _extent(self, storage: StorageId) -> Extent | None:

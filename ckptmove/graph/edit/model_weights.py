@@ -274,7 +274,7 @@ def _is_state(node: Call | Dict) -> bool:
 
 
 def _leave(state: Mapping, names: dict[str, str], tensors: set[int], *, alone: bool) -> None:
-    """Leave these tensors in a state dict, under other names; and what is no tensor, or not."""
+    """Keep only these tensors, renamed; with `alone`, drop what is no tensor too."""
     state.pairs = [
         (key, value)
         for key, value in state.pairs

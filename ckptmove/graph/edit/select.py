@@ -20,7 +20,7 @@ from .model_weights import WEIGHTS, Weights, one_called, one_of
 
 #: The most places of what was met before: few objects can lie in very many.
 _MOST_AGAIN = 200_000
-#: Keys of what an object is made of, which can't be taken out of it (`listing.children_of`).
+#: Keys of what an object is made of, which can't be taken out of it (`children.children_of`).
 _INNER = ("<args>", "<kwargs>", "<state>")
 
 

@@ -48,7 +48,7 @@ def driver_lines(facts: Facts) -> tuple[str, ...]:
 
 
 def no_gpu(facts: Facts) -> Verdict:
-    """There is none, or a container was given none."""
+    """The verdict that no GPU is visible, with a note on containers."""
     given = facts.visible.get("NVIDIA_VISIBLE_DEVICES")
     evidence = ["no GPU in /dev, /proc/driver/nvidia or on the PCI bus, nor by nvidia-smi"]
     if given is not None:
@@ -105,7 +105,7 @@ def hidden(index: int, facts: Facts, variable: str = CUDA_VARIABLE) -> Verdict:
 
 
 def no_such(tag: str, count: int, facts: Facts) -> Verdict:
-    """There are only so many."""
+    """The verdict that the machine has fewer devices than the tag asks for."""
     kind, _, _ = tag.partition(":")
     last = f" to {kind}:{count - 1}" if count > 1 else ""
     return Verdict(

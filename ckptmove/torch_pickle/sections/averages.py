@@ -58,7 +58,7 @@ def speaks_of_average(key: Key) -> bool:
 
 
 def averages_within(node: Node, section: Section) -> dict[Key, bool]:
-    """Of the keys of a container those that tell whether averages are below them."""
+    """The keys that tell what is below them: True for averaged weights, False for none."""
     held = node.state if isinstance(node, Call) and not node.pairs else node
     if not isinstance(held, Mapping):
         return {}

@@ -1,4 +1,4 @@
-"""Find the section of a part of a checkpoint by its structure, not by its key."""
+"""Find the section of a part of a checkpoint by its structure; `averages` finds `ema`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import torch
 
 from ... import formats
 from ...errors import CkptmoveError, StrPath
-from ...reports.validate import CHECKS, FAILED, PASSED, SKIPPED, Finding
+from ...reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .. import model_factory, subprocess_call
 from ..import_by_name import imported, is_named
 from ..outcome import Performance
@@ -119,7 +119,7 @@ def findings(told: Mapping[str, Any]) -> tuple[Finding, ...]:
         SubprocessLost: what it told makes no sense.
     """
     found = _findings(told)
-    if [each.check for each in found] != list(CHECKS):
+    if [each.check for each in found] != list(TRIAL_CHECKS):
         raise subprocess_call.SubprocessLost("it told nothing that makes sense", code=0)
     return tuple(found)
 
@@ -132,7 +132,7 @@ def _findings(told: Mapping[str, Any]) -> list[Finding]:
         with contextlib.suppress(TypeError, ValueError):
             one = Finding.from_json(each)
             texts = (one.title, *one.details)
-            known = one.check in CHECKS and one.outcome in (PASSED, FAILED, SKIPPED)
+            known = one.check in TRIAL_CHECKS and one.outcome in (PASSED, FAILED, SKIPPED)
             if known and isinstance(one.data, dict) and all(isinstance(t, str) for t in texts):
                 found.append(one)
     return found
@@ -141,7 +141,7 @@ def _findings(told: Mapping[str, Any]) -> list[Finding]:
 def ended(lost: subprocess_call.SubprocessLost) -> tuple[Finding, ...]:
     """What a process found that was ended: what it told, and by what it ended."""
     found = {each.check: each for each in _findings(lost.latest or {})}
-    last = next((check for check in CHECKS if check not in found), CHECKS[-1])
+    last = next((check for check in TRIAL_CHECKS if check not in found), TRIAL_CHECKS[-1])
     if lost.attempt is not None:
         title = f"the program tried to {lost.attempt}, and was ended"
     elif lost.code is None:
@@ -149,11 +149,11 @@ def ended(lost: subprocess_call.SubprocessLost) -> tuple[Finding, ...]:
     else:
         title = f"the program ended early: {lost}"
     found[last] = Finding(last, FAILED, title, [*lost.lines, *_reason(lost.code)])
-    return tuple(found.get(each, Finding(each, SKIPPED, "not reached")) for each in CHECKS)
+    return tuple(found.get(each, Finding(each, SKIPPED, "not reached")) for each in TRIAL_CHECKS)
 
 
 def _reason(code: int | None) -> list[str]:
-    """What ends a process so that can't say it itself."""
+    """The likely reason for a signal that ended a process before it could report."""
     if code is not None and code == -int(getattr(signal, "SIGKILL", 0)):
         return ["the system ends a process like this when memory runs short"]
     return []

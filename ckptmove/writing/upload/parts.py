@@ -30,11 +30,10 @@ class Upload(Protocol):
         """Have parts that are on their way fail soon."""
 
     def complete(self, *, exclusive: bool) -> None:
-        """Make an object of the parts; if `exclusive`, only where nothing is, if the store can
-        promise that.
+        """Make an object of the parts.
 
-        Raises WriteError if the object is not what was sent; it was removed, or the message says
-        why not.
+        If `exclusive`, only where nothing is, if the store can promise that. Raises WriteError if
+        the object is not what was sent; it was removed, or the message says why not.
         """
 
     def abort(self) -> None:

@@ -43,27 +43,14 @@ from tests.making.staging import (
     in_place,
     journal_of,
     journals,
-    leaving_nothing,
     mounted,
     or_skip,
-    training_source,
     untouched,
 )
 from tests.oracles.readers import assert_same_checkpoint
 from tests.servers.fronts import HANG
 
-
-@pytest.fixture
-def run_pt(tmp_path: Path) -> Path:
-    """A training checkpoint from cuda:1."""
-    return training_source(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """After each test: as many open files as before, and no temporary file."""
-    with leaving_nothing(tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 # -- what is changed, and what is not ------------------------------------------------------------

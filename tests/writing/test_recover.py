@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,26 +25,13 @@ from tests.making.staging import (
     interrupted,
     journal_of,
     journals,
-    leaving_nothing,
     mounted,
     or_skip,
-    training_source,
     unfinished_of,
     untouched,
 )
 
-
-@pytest.fixture
-def run_pt(tmp_path: Path) -> Path:
-    """A training checkpoint from cuda:1."""
-    return training_source(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """After each test: as many open files as before, and no temporary file."""
-    with leaving_nothing(tmp_path):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.mark.parametrize("name", ["run.pt", "ключ.pt", "a" * 233, "a" * 234, "я" * 127, ".hidden"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -16,11 +16,8 @@ from ckptmove.sources.source import File
 from tests.making.checkpoints import rezip
 from tests.making.staging import (
     Once,
-    leaving_nothing,
     moved,
     overwritten,
-    small_source,
-    sparse_source,
 )
 from tests.oracles.readers import (
     assert_same_checkpoint,
@@ -29,24 +26,7 @@ from tests.oracles.readers import (
     storage_records,
 )
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """After each test: as many open files as before, and no temporary file."""
-    with leaving_nothing(tmp_path):
-        yield
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A small checkpoint."""
-    return small_source(tmp_path)
-
-
-@pytest.fixture
-def sparse(tmp_path: Path) -> Path:
-    """A checkpoint that is copied in several steps."""
-    return sparse_source(tmp_path)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 # Destinations

@@ -16,34 +16,14 @@ import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, RefusedError, WriteError
 from tests.making.staging import (
     Once,
-    leaving_nothing,
     mounted,
     moved,
     or_skip,
     overwritten,
-    small_source,
-    sparse_source,
 )
 from tests.oracles.readers import assert_same_checkpoint, pid_locations
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """After each test: as many open files as before, and no temporary file."""
-    with leaving_nothing(tmp_path):
-        yield
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A small checkpoint."""
-    return small_source(tmp_path)
-
-
-@pytest.fixture
-def sparse(tmp_path: Path) -> Path:
-    """A checkpoint that is copied in several steps."""
-    return sparse_source(tmp_path)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def test_from_one_file_system_to_another(source: Path, sparse: Path) -> None:

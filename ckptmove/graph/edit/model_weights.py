@@ -18,7 +18,7 @@ from ...pickles.nodes import Call, Dict, Global, List, Mapping, Node, Text, Tupl
 from ...torch_pickle.children import children_of
 from ...torch_pickle.listing import Contents
 from ...torch_pickle.sections.averages import COPY, model_names, speaks_of_average
-from ...torch_pickle.sections.sections import is_module_state, is_state_dict
+from ...torch_pickle.sections.sections import holds_weights, is_module_state
 from ..patterns import covers
 from .subtree import beside, rename_keys, way_to
 
@@ -249,7 +249,7 @@ def state_of(weights: Weights, root: Node, left: Contents, within: Path) -> tupl
     gone = [f"{start}{name}" for name in beside(way)]
     holder = way[-1][0] if way else None
     depth = len(weights.path) + 1
-    flat = isinstance(holder, (Call, Dict)) and bool(holder.pairs) and _is_state(holder)
+    flat = isinstance(holder, (Call, Dict)) and bool(holder.pairs) and holds_weights(holder)
     if isinstance(holder, (Call, Dict)) and flat and all(len(each) == depth for each, _, _ in held):
         names = {str(path[-1]): name for path, name, _ in held}
         _leave(holder, names, {id(node) for node in left.nodes}, alone=bool(weights.head))
@@ -267,10 +267,6 @@ def state_of(weights: Weights, root: Node, left: Contents, within: Path) -> tupl
 
 def _is_module(node: Node) -> bool:
     return isinstance(node, Call) and not node.pairs and is_module_state(node)
-
-
-def _is_state(node: Call | Dict) -> bool:
-    return is_module_state(node) or is_state_dict(node)
 
 
 def _leave(state: Mapping, names: dict[str, str], tensors: set[int], *, alone: bool) -> None:

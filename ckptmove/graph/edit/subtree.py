@@ -14,7 +14,7 @@ from ...pickles.nodes import Call, Dict, List, Node, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.children import children_of
 from ...torch_pickle.pickled_modules import attributes_of, is_frame
-from ...torch_pickle.sections.sections import is_module_state, is_state_dict, section_of
+from ...torch_pickle.sections.sections import holds_weights, section_of
 from ...torch_pickle.values.tensors import Recogniser
 
 _SED = re.compile(
@@ -232,7 +232,7 @@ def state_dicts(root: Node, recogniser: Recogniser) -> list[MappingNode]:
         if id(node) in met or not isinstance(node, (Call, Dict, List, Tuple)):
             continue
         met.add(id(node))
-        if isinstance(node, MappingNode) and node.pairs and _is_of_model(node):
+        if isinstance(node, MappingNode) and node.pairs and holds_weights(node):
             found.append(node)
             continue
         if isinstance(node, MappingNode) and section_of(node) is Section.OPTIMIZER:
@@ -241,7 +241,3 @@ def state_dicts(root: Node, recogniser: Recogniser) -> list[MappingNode]:
             continue
         todo.extend(reversed([child for _, child in children_of(node)]))
     return found
-
-
-def _is_of_model(node: MappingNode) -> bool:
-    return is_module_state(node) or is_state_dict(node)

@@ -100,6 +100,11 @@ def is_state_dict(node: Mapping) -> bool:
     return tensors + arrays > 0
 
 
+def holds_weights(node: Mapping) -> bool:
+    """Whether this is a module's state or a state dict."""
+    return is_module_state(node) or is_state_dict(node)
+
+
 def is_tensor(node: Node) -> bool:
     """Whether this rebuilds a tensor, or is the number of one: so torch 0.1 named them."""
     if isinstance(node, Persistent):

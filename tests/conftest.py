@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -105,6 +107,36 @@ def warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Processes that a test starts with this Python have torch before they begin."""
     if request.node.get_closest_marker("cold") is None:
         monkeypatch.setattr(subprocess, "Popen", WarmPopen)
+
+
+class TrainingFolder(Protocol):
+    """A copy of a folder that a framework saved: `tests.making.training_folders.FOLDERS[name]`."""
+
+    def __call__(self, name: str, tag: str = "cuda:0") -> Path: ...
+
+
+@pytest.fixture(scope="session")
+def _made_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Each folder that a framework saved, made once."""
+
+    @functools.cache
+    def made(name: str, tag: str) -> Path:
+        from tests.making.training_folders import FOLDERS
+
+        return FOLDERS[name](tmp_path_factory.mktemp(name), tag)
+
+    return made
+
+
+@pytest.fixture
+def training_folder(_made_folders: Callable[[str, str], Path], tmp_path: Path) -> TrainingFolder:
+    """Folders that frameworks saved, each copied to the test's own folder under its own name."""
+
+    def copied(name: str, tag: str = "cuda:0") -> Path:
+        made = _made_folders(name, tag)
+        return Path(shutil.copytree(made, tmp_path / made.name))
+
+    return copied
 
 
 class RunCli(Protocol):

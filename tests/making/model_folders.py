@@ -1,0 +1,237 @@
+"""Folders of models as libraries save them, tiny and made without a network.
+
+`copy_of` makes each once per process and copies it: whoever wants to change one, may.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.making.frameworks import tiny_gpt2
+from tests.making.saving import tagging
+
+Maker = Callable[[Path, str], object]
+
+
+def copy_of(name: str, folder: Path, tag: str = "cpu") -> Path:
+    """A copy of the folder that `FOLDERS[name]` makes on this device; links stay links."""
+    shutil.copytree(_made(name, tag), folder, symlinks=True)
+    return folder
+
+
+@cache
+def _made(name: str, tag: str) -> Path:
+    base = Path(tempfile.mkdtemp(prefix="model-folder-"))
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        FOLDERS[name](base / name, tag)
+    return base / name
+
+
+def transformers_model(folder: Path, tag: str = "cpu") -> None:
+    """What `save_pretrained` of transformers writes."""
+    transformers: Any = pytest.importorskip("transformers")
+    model: Any = tiny_gpt2(transformers)
+    model.save_pretrained(folder)
+
+
+def diffusers_pipeline(folder: Path, tag: str = "cpu") -> None:
+    """A pipeline with a VAE and a UNet, whose weights are pickles, and a scheduler."""
+    diffusers: Any = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    vae = diffusers.VQModel(
+        block_out_channels=(4,), norm_num_groups=2, num_vq_embeddings=4, latent_channels=2
+    )
+    unet = diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=2,
+        out_channels=2,
+        block_out_channels=(4, 8),
+        norm_num_groups=2,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+    )
+    pipeline = diffusers.LDMPipeline(vae, unet, diffusers.DDIMScheduler())
+    with tagging(tag):
+        pipeline.save_pretrained(folder, safe_serialization=False)
+
+
+def sentence_transformer(folder: Path, tag: str = "cpu") -> None:
+    """A Transformer, pooling, and a Dense layer whose weights are a pickle."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import (
+        Dense,
+        Pooling,
+        Transformer,
+    )
+
+    model = _tiny_bert(folder.with_name("bert"))
+    parts = [
+        Transformer(str(model)),
+        Pooling(8, pooling_mode="mean"),
+        Dense(8, 4),
+    ]
+    SentenceTransformer(modules=parts, device="cpu").save(str(folder), safe_serialization=False)
+    shutil.rmtree(model)
+    with tagging(tag):
+        for path in folder.rglob("pytorch_model.bin"):
+            torch.save(torch.load(path, weights_only=True), path)
+
+
+def _tiny_bert(folder: Path) -> Path:
+    """A BERT with its tokenizer."""
+    transformers: Any = pytest.importorskip("transformers")
+    folder.mkdir(parents=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**sizes, intermediate_size=8, max_position_embeddings=16)
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def peft_adapter(folder: Path, tag: str = "cpu") -> None:
+    """A LoRA of a tiny GPT-2, as a pickle."""
+    peft: Any = pytest.importorskip("peft")
+    transformers: Any = pytest.importorskip("transformers")
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(tiny_gpt2(transformers), config)
+    with tagging(tag):
+        model.save_pretrained(folder, safe_serialization=False)
+
+
+def timm_model(folder: Path, tag: str = "cpu") -> None:
+    """What `timm.models.save_for_hf` writes: the weights in both forms, and a configuration."""
+    folder.mkdir(parents=True)
+    state = _small_state()
+    with tagging(tag):
+        torch.save(state, folder / "pytorch_model.bin")
+    save_file(state, folder / "model.safetensors")
+    said = {"architecture": "resnet18", "num_classes": 2, "num_features": 4, "pretrained_cfg": {}}
+    (folder / "config.json").write_text(json.dumps(said))
+
+
+def open_clip_model(folder: Path, tag: str = "cpu") -> None:
+    """What `open_clip.push_to_hf_hub` writes."""
+    folder.mkdir(parents=True)
+    with tagging(tag):
+        torch.save(_small_state(), folder / "open_clip_pytorch_model.bin")
+    said = {"model_cfg": {"embed_dim": 4}, "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(said))
+    (folder / "README.md").write_text("# a model\n")
+
+
+def hub_snapshot(folder: Path, tag: str = "cpu") -> None:
+    """A repository in the cache of the Hub; its files are in `SNAPSHOT`, links to `blobs/`."""
+    inside = folder / SNAPSHOT
+    inside.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(inside.name)
+    (folder / "blobs").mkdir()
+    whole = folder / "whole"
+    open_clip_model(whole, tag)
+    for n, path in enumerate(sorted(whole.iterdir())):
+        path.rename(folder / "blobs" / f"{n:064x}")
+        (inside / path.name).symlink_to(f"../../blobs/{n:064x}")
+    whole.rmdir()
+
+
+#: Where the files are in what `hub_snapshot` makes.
+SNAPSHOT = f"snapshots/{'ab' * 20}"
+
+
+def skorch_run(folder: Path, tag: str = "cpu") -> None:
+    """What the callback `Checkpoint(dirname=…)` of skorch writes."""
+    folder.mkdir(parents=True)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    criterion = torch.nn.CrossEntropyLoss(weight=torch.ones(2))
+    with tagging(tag):
+        torch.save(model.state_dict(), folder / "params.pt")
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(criterion.state_dict(), folder / "criterion.pt")
+    (folder / "history.json").write_text('[{"epoch": 1}]')
+
+
+def _small_state() -> dict[str, torch.Tensor]:
+    """The state dict of a convolution and its normalization."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    return dict(model.state_dict())
+
+
+def accelerate_state(folder: Path, tag: str = "cpu") -> None:
+    """What `Accelerator.save_state` writes after two steps of `accelerate_run`."""
+    accelerator, step, _ = accelerate_run()
+    step(), step()
+    with tagging(tag):
+        accelerator.save_state(os.fspath(folder))
+
+
+class Counter:
+    """An object of a training loop with a state of its own, for `register_for_checkpointing`."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.total = state["total"]
+
+
+def accelerate_run() -> tuple[Any, Callable[[], None], torch.nn.Module]:
+    """An accelerator, a step of its training with dropout, and the model."""
+    accelerate: Any = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    adam = torch.optim.AdamW(plain.parameters())
+    decay = torch.optim.lr_scheduler.StepLR(adam, 1)
+    model, optimizer, scheduler = accelerator.prepare(plain, adam, decay)
+    counter = Counter()
+    accelerator.register_for_checkpointing(counter)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        accelerator.backward(model(torch.rand(3, 4)).square().sum())
+        optimizer.step()
+        scheduler.step()
+        counter.total += 1
+
+    return accelerator, step, plain
+
+
+#: Who makes which folder, given a path that does not exist and a device.
+FOLDERS: Mapping[str, Maker] = {
+    "accelerate": accelerate_state,
+    "diffusers": diffusers_pipeline,
+    "hub": hub_snapshot,
+    "open_clip": open_clip_model,
+    "peft": peft_adapter,
+    "sentence_transformers": sentence_transformer,
+    "skorch": skorch_run,
+    "timm": timm_model,
+    "transformers": transformers_model,
+}

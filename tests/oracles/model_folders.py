@@ -1,0 +1,97 @@
+"""What the libraries themselves load from the folders of `tests.making.model_folders`."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.making.frameworks import tiny_gpt2
+from tests.making.model_folders import SNAPSHOT, accelerate_run
+
+State = Mapping[str, Any]
+
+
+def loaded(name: str, folder: Path) -> State:
+    """All tensors that the library takes from a folder, by its own loader."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return LOADERS[name](folder)
+
+
+def _transformers(folder: Path) -> State:
+    transformers: Any = pytest.importorskip("transformers")
+    model, info = transformers.GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys")), info
+    return dict(model.state_dict())
+
+
+def _diffusers(folder: Path) -> State:
+    diffusers: Any = pytest.importorskip("diffusers")
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+    parts = {"vqvae": pipeline.vqvae, "unet": pipeline.unet}
+    return {f"{part}.{k}": v for part, m in parts.items() for k, v in m.state_dict().items()}
+
+
+def _sentence_transformers(folder: Path) -> State:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    return {**model.state_dict(), "a b c": model.encode("a b c", convert_to_tensor=True)}
+
+
+def _peft(folder: Path) -> State:
+    peft: Any = pytest.importorskip("peft")
+    transformers: Any = pytest.importorskip("transformers")
+    return dict(peft.PeftModel.from_pretrained(tiny_gpt2(transformers), folder).state_dict())
+
+
+def _one_file(*names: str) -> Callable[[Path], State]:
+    """The first of these files that is there, as timm, open_clip and skorch load one."""
+
+    def load(folder: Path) -> State:
+        path = next(path for path in (folder / name for name in names) if path.exists())
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found: State = torch.load(path, map_location="cpu", weights_only=True)
+        return found
+
+    return load
+
+
+def _accelerate(folder: Path) -> State:
+    """The model after two more steps."""
+    accelerator, step, model = accelerate_run()
+    accelerator.load_state(str(folder))
+    step(), step()
+    counter = accelerator._custom_objects[0]
+    return {**model.state_dict(), "total": counter.total}
+
+
+_open_clip = _one_file("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+
+LOADERS: Mapping[str, Callable[[Path], State]] = {
+    "accelerate": _accelerate,
+    "diffusers": _diffusers,
+    "hub": lambda folder: _open_clip(folder / SNAPSHOT),
+    "open_clip": _open_clip,
+    "peft": _peft,
+    "sentence_transformers": _sentence_transformers,
+    "skorch": _one_file("params.pt", "params.safetensors"),
+    "timm": _one_file("model.safetensors", "pytorch_model.bin"),
+    "transformers": _transformers,
+}
+
+
+def dtype_said(folder: Path) -> str | None:
+    """The dtype that a `config.json` says."""
+    said = json.loads((folder / "config.json").read_text())
+    found: str | None = said.get("dtype", said.get("torch_dtype"))
+    return found

@@ -59,7 +59,42 @@ _OMEGACONF: Mapping[str, str] = {
     },
 }
 
+_STATE = "object.__new__ makes it, without __init__ and __post_init__; " + _ATTRIBUTES
+#: What `training_args.bin` of Hugging Face's Trainer holds; transformers 4.6 to 5.23 (trainer.py,
+#: training_args.py, trainer_pt_utils.py), accelerate 0.20 to 1.15 (state.py).
+_TRAINING_ARGUMENTS: Mapping[str, str] = {
+    "transformers.training_args.TrainingArguments": _STATE,
+    "transformers.training_args_seq2seq.Seq2SeqTrainingArguments": _STATE,
+    "transformers.trainer_pt_utils.AcceleratorConfig": _STATE,
+    "accelerate.state.PartialState": f"{_STATE}; its __getattr__ only raises AttributeError",
+}
+_MEMBER = "an Enum gives the member with this value, or raises ValueError; it has no __new__"
+#: transformers 4.6 to 5.23 (trainer_utils.py, training_args.py, debug_utils.py), accelerate 0.20 to
+#: 1.15 (utils/dataclasses.py).
+_ENUMS: Mapping[str, str] = {
+    f"{module}.{name}": _MEMBER
+    for module, names in {
+        "transformers.trainer_utils": "EvaluationStrategy FSDPOption HPSearchBackend HubStrategy "
+        "IntervalStrategy SaveStrategy SchedulerType ShardedDDPOption",
+        "transformers.training_args": "OptimizerNames ParallelMode",
+        "transformers.debug_utils": "DebugOption",
+        "accelerate.utils.dataclasses": "ComputeEnvironment DistributedType DynamoBackend "
+        "LoggerType PrecisionType RNGType",
+    }.items()
+    for name in names.split()
+}
+
 #: Name → why it is harmless.
-REVIEWED: Mapping[str, str] = {**_STANDARD, **_OF_MODULES, **_OMEGACONF}
+REVIEWED: Mapping[str, str] = {
+    **_STANDARD,
+    **_OF_MODULES,
+    **_OMEGACONF,
+    **_TRAINING_ARGUMENTS,
+    **_ENUMS,
+}
 #: Of these no more was read than what happens when pickle makes them: by NEWOBJ, without arguments.
-MADE_EMPTY = frozenset(name for name in _OMEGACONF if name.startswith("omegaconf."))
+MADE_EMPTY = frozenset(
+    name for name in (*_OMEGACONF, *_TRAINING_ARGUMENTS) if not name.startswith("typing.")
+)
+#: Of these, what happens when they are called with one value, and their members are left alone.
+ENUMS = frozenset(_ENUMS)

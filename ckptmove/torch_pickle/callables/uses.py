@@ -29,7 +29,7 @@ from ...pickles.nodes import (
 from ...pickles.walk import Pickle
 from . import numpy_dtypes
 from .allowlist import ACTIVATIONS, KNOWN, MODULES
-from .reviewed_names import MADE_EMPTY
+from .reviewed_names import ENUMS, MADE_EMPTY
 
 #: By what a plain pickle loads a storage from bytes.
 LOADER = "torch.storage._load_from_bytes"
@@ -257,6 +257,17 @@ def _has_plain_state(call: Call) -> bool:
     return not call.built or isinstance(call.state, Dict)
 
 
+def _takes_member(uses: Uses, call: Call) -> bool:
+    """An enum that is called with one plain value gives a member, which the whole process shares.
+
+    With more, it may make a new class; a state would change the member for everybody.
+    """
+    args = _arguments(call)
+    if call.opcode != "REDUCE" or args is None or len(args) != 1 or not _is_unchanged(call):
+        return False
+    return isinstance(args[0], (str, int))
+
+
 def _gives_none(uses: Uses, call: Call) -> bool:
     """The backend of modules that older releases saved is asked for, and left as it is."""
     return _arguments(call) == [] and _is_unchanged(call)
@@ -279,6 +290,7 @@ _CHECKS: dict[str, Callable[[Uses, Call], bool]] = {
     **{name: _is_plain_dtype for name in KNOWN if name.startswith("numpy.dtypes.")},
     **dict.fromkeys(MODULES, _makes_module),
     **dict.fromkeys(ACTIVATIONS, _is_never_called),
+    **dict.fromkeys(ENUMS, _takes_member),
     "torch.nn.backends.thnn._get_thnn_function_backend": _gives_none,
     **dict.fromkeys(("torch.distributed.device_mesh.DeviceMesh", *MADE_EMPTY), _is_empty),
 }

@@ -58,10 +58,23 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
         _kind_of, [each.path for folder in folders for each in folder.files]
     )
     for folder in reversed(folders):  # those within come before those that they are in
-        names = [each.name for each in folder.files]
-        is_one = whole and folder.name and not folder.holds
-        if is_one and formats.folder_format(folder.path, names) is not None:
+        format = formats.folder_format(folder.path, [each.name for each in folder.files])
+        in_parts = format is not None and format.in_parts
+        if in_parts and not folder.name:
+            raise UnsupportedError(
+                "is one checkpoint, not a tree of them",
+                path=root,
+                hint="run it without batch",
+            )
+        if in_parts and not whole:
+            found.notes.append(
+                f"{folder.name} is one checkpoint in many files, which are treated one by one"
+            )
+        if format is not None and whole and folder.name and (in_parts or not folder.holds):
+            names = [each.name for each in folder.files]
             folder.holds = True
+            if in_parts:  # and so is what is below it
+                found.items = [each for each in found.items if folder.name not in _above(each.name)]
             if wanted.includes(folder.name, *map(folder.named, names)):
                 found.items.append(_item(folder.name, folder.path, "folder"))
         else:

@@ -21,6 +21,7 @@ from .bundle import ZipBundle
 from .checkpoint import Checkpoint
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
+from .folders.strangers import StrangeFolder
 from .pickle import PlainPickle
 from .probe import Opener, Probe
 from .programs.torch_export import TorchExport
@@ -66,7 +67,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 #: What is tried where none of them fits.
-_GUESSES: tuple[Format, ...] = (LegacyBehind(), OnlyFile())
+_GUESSES: tuple[Format, ...] = (StrangeFolder(), LegacyBehind(), OnlyFile())
 
 #: In which a checkpoint can be written, the usual first.
 WRITABLE: tuple[WritableFormat, ...] = (SafetensorsFile(), TorchZip(), ZipBundle())
@@ -120,11 +121,14 @@ def sniffed(source: Readable) -> Sniffed | None:
 
 
 def folder_format(path: str, files: Collection[str]) -> Format | None:
-    """The format of a folder with files of these names, which makes it one checkpoint."""
+    """The format of a folder with files of these names, which makes it one checkpoint.
+
+    It may be one that is refused, where none of the files is a checkpoint of its own.
+    """
     place = place_of(path)
     entries = [FolderEntry(name, place.child(name).path) for name in files]
     probe = Probe.folder(place, entries, new_session())
-    return next((format for format in FORMATS if format.sniff(probe)), None)
+    return next((format for format in (*FORMATS, StrangeFolder()) if format.sniff(probe)), None)
 
 
 def looks_like(source: Readable) -> Format | None:

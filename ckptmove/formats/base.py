@@ -29,6 +29,8 @@ class Format(ABC):
     carries: Carries
     #: Whether what it recognizes may hold no tensors: any tar looks like a checkpoint of torch 0.1.
     vague = False
+    #: Whether it is a folder whose files are parts of one checkpoint, none of them one of its own.
+    in_parts = False
 
     @abstractmethod
     def sniff(self, probe: Probe) -> bool:

@@ -277,6 +277,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.bundle",
         "formats.folders.parts",
         "formats.folders.sharded",
+        "formats.folders.strangers",
         "formats.folders.model_folder",
         "formats.folders",
         "formats",

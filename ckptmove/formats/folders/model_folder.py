@@ -8,8 +8,7 @@
 
 If there are several, the first in this order is read, as transformers does; the others are taken
 for copies of the same weights. A folder without any of these is read if exactly one file in it has
-the suffix of a checkpoint. Folders with other layouts, such as that of
-torch.distributed.checkpoint, are recognized and refused.
+the suffix of a checkpoint. Folders with other layouts are recognized and refused (`strangers`).
 
 Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils/__init__.py.
 """
@@ -23,6 +22,7 @@ from ...sources.place import EntryKind
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
+from .strangers import refuse_stranger
 
 _INDEX = ".index.json"
 #: The weights as one file each, in order of preference: those of a line are the same weights.
@@ -37,29 +37,6 @@ _INDEXED = (f".safetensors{_INDEX}", f".bin{_INDEX}")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: What a Trainer saves beside the weights.
 _BESIDE = ("training_args.bin", "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
-
-#: What else a folder may be, by the name of something in it, and what to do then.
-_STRANGERS: tuple[tuple[str, str, str | None], ...] = (
-    (
-        r"\.metadata|.*\.distcp",
-        "a checkpoint of torch.distributed.checkpoint",
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR out.pt",
-    ),
-    (
-        r"(bf16_|fp16_)?zero_pp_rank_\d+_.*|mp_rank_\d+_model_states\.pt|global_step\d+",
-        "a checkpoint of DeepSpeed",
-        "its script zero_to_fp32.py converts it to one file",
-    ),
-    (r"pytorch_model_fsdp_\d+", "a sharded checkpoint of FSDP", "accelerate merge-weights"),
-    (r"latest_checkpointed_iteration\.txt|mp_rank_\d+", "a checkpoint of Megatron-LM", None),
-    (r"\.snapshot_metadata", "a snapshot of torchsnapshot", None),
-    (r"_CHECKPOINT_METADATA|_METADATA", "a checkpoint of Orbax", None),
-    (r"saved_model\.pb", "a SavedModel of TensorFlow", None),
-    (r"model_index\.json", "a pipeline of diffusers", "convert each of its folders separately"),
-    (r"snapshots", "a repository in the cache of the Hub", "name a folder within snapshots/"),
-    (r"data\.pkl", "an unpacked checkpoint of torch.save", "zip it again without compression"),
-    (r"checkpoint-\d+", "a folder of checkpoints", "give one of them"),
-)
 
 
 class ModelFolder(Format):
@@ -145,10 +122,7 @@ def _only_one(probe: Probe) -> str:
     indexes = [name for name in names if name.endswith(_INDEXED)]
     found = indexes or [name for name in names if _may_be_weights(name)]
     if not indexes:
-        for pattern, what, hint in _STRANGERS:
-            if any(re.fullmatch(pattern, name) for name in probe.entries):
-                hint = hint and hint.replace("DIR", path)
-                raise UnsupportedError(f"is a directory: {what}", path=path, hint=hint)
+        refuse_stranger(probe)
     if len(found) > 1:
         raise UnsupportedError(
             f"is a directory with {len(found):,} files that may be checkpoints",

@@ -34,6 +34,8 @@ from .header import LENGTH_NBYTES, Entry, read_header, shown
 from .metadata import other_names
 from .writing import plan_write
 
+#: Under which torch.distributed.checkpoint says which part of each tensor a file holds.
+SHARDING = "DCP_SHARDING_INFO"
 _SPACE = b" \t\n\r"  # that JSON may start with
 #: What libraries say under `format`, and what they are for.
 _WRITERS = {
@@ -190,6 +192,11 @@ class SafetensorsContainer(TensorsContainer):
         probe.session.folder()
         source = probe.source
         self.header = read_header(source)
+        if SHARDING in self.header.metadata:
+            raise UnsupportedError(
+                "holds parts of tensors: one rank's file of a distributed checkpoint",
+                hint="give the folder that it is in",
+            )
         placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
         said, own = self.header.metadata, ("format", TREE)
         besides = {key: text for key, text in said.items() if key not in own}

@@ -1,0 +1,70 @@
+"""Folders whose files are parts of one checkpoint that is not read: named, never in silence."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.errors import UnsupportedError
+from tests.conftest import RunCli
+from tests.making.distributed import save_dcp, save_hf_rank
+from tests.making.trees import contents
+
+STATE = {"w": torch.arange(6.0).reshape(2, 3), "n": 7}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with a plain checkpoint, a folder of DCP, one of ZeRO, and one in safetensors."""
+    top = tmp_path / "tree"
+    save_dcp(top / "run" / "step-10", dict(STATE))
+    save_hf_rank(top / "hf", {"w": torch.ones(2)})
+    zero = top / "ds" / "global_step2"
+    zero.mkdir(parents=True)
+    torch.save(STATE, top / "plain.pt")
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        torch.save(STATE, zero / name)
+    (top / "ds" / "latest").write_text("global_step2")
+    return top
+
+
+def test_a_batch_names_each_and_converts_none_of_its_files(tree: Path, tmp_path: Path) -> None:
+    found = {each.name: each for each in ckptmove.batch("convert", tree, tmp_path / "out")}
+    refused = {name: each.reason for name, each in found.items() if each.outcome == "refused"}
+    assert set(refused) == {"ds/global_step2", "hf", "run/step-10"}
+    assert "DeepSpeed in parts" in refused["ds/global_step2"]
+    assert "torch.distributed.checkpoint" in refused["run/step-10"]
+    assert "one of each rank" in refused["hf"]
+    written = {name for name in contents(tmp_path / "out") if not name.startswith(".")}
+    assert written == {"plain.safetensors"}
+
+
+def test_a_batch_of_single_files_tells_of_them(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    shutil.rmtree(tree / "hf")
+    done = run_cli("batch", "relocate", tree, tmp_path / "out", "--to", "cpu", exit=0)
+    for name in ("run/step-10", "ds/global_step2"):
+        assert f"{name} is one checkpoint in many files" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["run/step-10", "hf", "ds/global_step2"])
+def test_it_is_no_tree(name: str, tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="one checkpoint, not a tree"):
+        list(ckptmove.batch("convert", tree / name, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_save_that_did_not_finish_is_told(tree: Path) -> None:
+    (tree / "run" / "step-10" / ".metadata").unlink()
+    with pytest.raises(UnsupportedError, match="its save did not finish") as raised:
+        ckptmove.inspect(tree / "run" / "step-10")
+    assert "dcp_to_torch" not in str(raised.value.hint)
+
+
+def test_a_file_of_one_rank_is_not_taken_for_the_whole(tree: Path) -> None:
+    (file,) = (tree / "hf").iterdir()
+    with pytest.raises(UnsupportedError, match="parts of tensors"):
+        ckptmove.inspect(file)

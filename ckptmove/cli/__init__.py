@@ -54,6 +54,10 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS:
+            from .first_use import unknown_command
+
+            raise unknown_command(args[0], COMMANDS)
         found = super().resolve_command(ctx, args)
         ctx.with_resource(_signals())  # only now: while so much is imported, there is no undoing
         return found
@@ -82,7 +86,10 @@ def cli(context: click.Context) -> None:
     ckptmove convert run.pt run.safetensors
     """
     if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+        from .first_use import examples
+
+        help_text = context.get_help()
+        click.echo("\n".join((help_text, *examples())))
         context.exit(2)
 
 

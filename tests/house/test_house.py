@@ -366,6 +366,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("",),
     (
         "cli.streams",
+        "cli.first_use",
         "cli.declare",
         "cli.output",
         "cli.inspect",

@@ -15,15 +15,18 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
 from ..sources.source import MAX_NBYTES, Readable
+from .nearby_reads import NearbyReads
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008
 _REFUSED_FLAGS = {0x0001: "encrypted", 0x0020: "patch data", 0x0040: "encrypted", 0x2000: "masked"}
+_ANY_REFUSED = 0x2061
 
 LOCAL = struct.Struct("<4s5H3I2H")
 CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -39,6 +42,7 @@ _DIRECTORY_ATTRIBUTE = 0x10  # of MS-DOS, which torch's zip reader minds
 _USUAL_EXTRA = 96  # bytes of an extra field that are read with the header; torch's are shorter
 _DESCRIPTOR_NBYTES = 24  # the longest
 _WIDE_SIZES = struct.Struct("<QQ")
+_DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
 _MAX_RATIO = 1032  # deflate can't do better
 
 
@@ -160,9 +164,10 @@ class Archive:
             if position + CENTRAL.size > len(directory):
                 raise CorruptError("the zip directory is truncated")
             record, nbytes = self._entry(directory, position)
-            if record.name.casefold() in folded:
+            name = record.name.casefold()
+            if name in folded:
                 raise CorruptError(f"the record {record.name!r} occurs twice")
-            folded.add(record.name.casefold())
+            folded.add(name)
             self.records[record.name] = record
             position += nbytes
         if position != len(directory):
@@ -177,18 +182,12 @@ class Archive:
             raise CorruptError("the zip directory is damaged")
         name_end = at + CENTRAL.size + name_nbytes
         name = _name(directory[at + CENTRAL.size : name_end])
-        wide = _zip64(directory[name_end : name_end + extra_nbytes], name)
-        values = []
-        for value in (nbytes, stored, header_at):
-            if value == MAX32:
-                if len(wide) < 8:
-                    raise CorruptError(f"the sizes of the record {name!r} are missing")
-                value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
-            values.append(value)
-        nbytes, stored, header_at = values
-        for flag, meaning in _REFUSED_FLAGS.items():
-            if flags & flag:
-                raise UnsupportedError(f"the record {name!r} is not readable: {meaning}")
+        wide = _zip64(directory[name_end : name_end + extra_nbytes], name) if extra_nbytes else b""
+        if MAX32 in (nbytes, stored, header_at):
+            nbytes, stored, header_at = _widened((nbytes, stored, header_at), wide, name)
+        if flags & _ANY_REFUSED:
+            meaning = next(each for flag, each in _REFUSED_FLAGS.items() if flags & flag)
+            raise UnsupportedError(f"the record {name!r} is not readable: {meaning}")
         if method not in (STORED, DEFLATED):
             raise UnsupportedError(f"the record {name!r} is compressed by method {method}")
         if (
@@ -207,63 +206,62 @@ class Archive:
 
     def data_at(self, record: Record) -> int:
         """Offset of the record's first byte, from its local header, which must agree."""
-        if record.name not in self._data_at:
-            self._data_at[record.name] = self._check_header(record)
-        return self._data_at[record.name]
+        at = self._data_at.get(record.name)
+        if at is None:
+            at = self._data_at[record.name] = self._check_header(record, self.source.read)
+        return at
 
-    def _check_header(self, record: Record) -> int:
+    def _check_header(self, record: Record, read: Callable[[int, int], bytes]) -> int:
+        header_at, stored_nbytes = record.header_at, record.stored_nbytes
         guess = LOCAL.size + len(record.name) + _USUAL_EXTRA
-        head = self.source.read(record.header_at, min(guess, self.directory_at - record.header_at))
+        head = read(header_at, min(guess, self.directory_at - header_at))
         magic, _, flags, method, _, _, crc32, stored, nbytes, name_nbytes, extra_nbytes = (
             LOCAL.unpack_from(head)
         )
-        header_nbytes = LOCAL.size + name_nbytes + extra_nbytes
-        data_at: int = record.header_at + header_nbytes
-        if magic != LOCAL_MAGIC or data_at + record.stored_nbytes > self.directory_at:
+        name_end = LOCAL.size + name_nbytes
+        header_nbytes = name_end + extra_nbytes
+        data_at: int = header_at + header_nbytes
+        if magic != LOCAL_MAGIC or data_at + stored_nbytes > self.directory_at:
             raise CorruptError(f"the record {record.name!r} is not where the zip directory says")
         if len(head) < header_nbytes:
-            head = self.source.read(record.header_at, header_nbytes)
-        name = head[LOCAL.size : LOCAL.size + name_nbytes]
-        wide = _zip64(head[LOCAL.size + name_nbytes : header_nbytes], record.name)
+            head = read(header_at, header_nbytes)
+        wide = _zip64(head[name_end:header_nbytes], record.name) if extra_nbytes else b""
         if len(wide) >= _WIDE_SIZES.size:
             nbytes, stored = _WIDE_SIZES.unpack_from(wide)
         absent = (0,) if flags & HAS_DESCRIPTOR else ()  # they follow the content
         agree = (
-            _name(name) == record.name
-            and (method, flags) == (record.method, record.flags)
-            and crc32 in (record.crc32, *absent)
-            and stored in (record.stored_nbytes, *absent)
-            and nbytes in (record.nbytes, *absent)
+            _name(head[LOCAL.size : name_end]) == record.name
+            and method == record.method
+            and flags == record.flags
+            and (crc32 == record.crc32 or crc32 in absent)
+            and (stored == stored_nbytes or stored in absent)
+            and (nbytes == record.nbytes or nbytes in absent)
         )
         if not agree:
             raise CorruptError(
                 f"the local header of the record {record.name!r} contradicts the zip directory"
             )
         if flags & HAS_DESCRIPTOR:
-            self._check_descriptor(record, data_at + record.stored_nbytes)
+            at = data_at + stored_nbytes
+            found = read(at, min(_DESCRIPTOR_NBYTES, self.source.nbytes - at))
+            if not found.startswith(_descriptors(record)):
+                raise CorruptError(
+                    f"the descriptor of the record {record.name!r} contradicts the zip directory"
+                )
         return data_at
-
-    def _check_descriptor(self, record: Record, at: int) -> None:
-        """What follows the content must repeat the directory, in one of the four usual forms."""
-        found = self.source.read(at, min(_DESCRIPTOR_NBYTES, self.source.nbytes - at))
-        crc32 = struct.pack("<I", record.crc32)
-        sizes = record.stored_nbytes, record.nbytes
-        forms = [crc32 + _WIDE_SIZES.pack(*sizes)]
-        if max(sizes) <= MAX32:
-            forms.append(crc32 + struct.pack("<II", *sizes))
-        if not found.startswith((*forms, *(DESCRIPTOR_MAGIC + form for form in forms))):
-            raise CorruptError(
-                f"the descriptor of the record {record.name!r} contradicts the zip directory"
-            )
 
     def check_layout(self) -> None:
         """Check every local header, and that no two records overlap."""
         self.source.expect(self._beside_content())
-        end, before = 0, ""
-        for record in sorted(self.records.values(), key=lambda record: record.header_at):
+        read = NearbyReads(self.source).read
+        end, before, places = 0, "", self._data_at
+        for record in sorted(self.records.values(), key=attrgetter("header_at")):
             if record.header_at < end:
                 raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
-            end, before = self.data_at(record) + record.stored_nbytes, record.name
+            at = places.get(record.name)
+            if at is None:
+                at = places[record.name] = self._check_header(record, read)
+            end, before = at + record.stored_nbytes, record.name
 
     def _beside_content(self) -> Iterator[tuple[int, int]]:
         """Where headers lie, and descriptors, as far as the directory tells."""
@@ -331,6 +329,28 @@ def _name(raw: bytes) -> str:
     if "\0" in name:
         raise CorruptError("a record's name holds a NUL byte")
     return name
+
+
+def _widened(narrow: tuple[int, int, int], wide: bytes, name: str) -> list[int]:
+    """Sizes and offset of a directory entry, with those that do not fit it from its zip64 field."""
+    values = []
+    for value in narrow:
+        if value == MAX32:
+            if len(wide) < 8:
+                raise CorruptError(f"the sizes of the record {name!r} are missing")
+            value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
+        values.append(value)
+    return values
+
+
+def _descriptors(record: Record) -> tuple[bytes, ...]:
+    """What may follow the content of a record: the directory once more, in four usual forms."""
+    crc32, stored, nbytes = record.crc32, record.stored_nbytes, record.nbytes
+    form = _WIDE_DESCRIPTOR.pack(crc32, stored, nbytes)
+    if stored > MAX32 or nbytes > MAX32:
+        return form, DESCRIPTOR_MAGIC + form
+    short = _DESCRIPTOR.pack(crc32, stored, nbytes)
+    return DESCRIPTOR_MAGIC + short, short, form, DESCRIPTOR_MAGIC + form
 
 
 def _zip64(extra: bytes, name: str) -> bytes:

@@ -72,6 +72,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.terms.text",
         "pickles.terms",
         "pickles",
+        "zips.nearby_reads",
         "zips.archive",
         "zips.layout",
         "zips.content",

@@ -136,7 +136,7 @@ def target_of(
     `dst` is a folder if it ends in a slash, is there as one, or may have several files. What comes
     from a folder goes to one, too, unless the suffix is that of a file.
     """
-    limit = None if max_shard_size is None else _nbytes_of_text(max_shard_size)
+    limit = None if max_shard_size is None else nbytes_of(max_shard_size)
     sharded = limit is not None
     path = os.fspath(dst)
     suffix = PurePath(path).suffix.lower()
@@ -169,7 +169,7 @@ def target_of(
     return Target(path, stem, found, is_folder, limit)
 
 
-def _nbytes_of_text(size: int | str) -> int:
+def nbytes_of(size: int | str) -> int:
     """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120."""
     found = _SIZE.fullmatch(str(size).strip())
     many = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0

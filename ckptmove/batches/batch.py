@@ -14,6 +14,7 @@ from ..writing.verify import Progress
 from .options import absolute, from_root
 from .planning import plan_batch
 from .running import Batch
+from .selection import FORMAT_NAMES, ItemFilter
 
 if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
@@ -52,11 +53,39 @@ def batch(
             "FILE",
         ),
     ] = None,
+    format_in: Annotated[
+        str | Iterable[str],
+        Option(
+            "Do only items of FORMAT.",
+            "FORMAT",
+            value=f"FORMAT is one of {', '.join(FORMAT_NAMES)}.",
+        ),
+    ] = (),
+    newer: Annotated[
+        str | None,
+        Option(
+            "Do only items changed since WHEN.",
+            "WHEN",
+            value="WHEN is a date, such as 2026-11-01 or 2026-11-01T12:30, or an age, such as 36h, "
+            "7d or 2w.",
+        ),
+    ] = None,
+    min_size: Annotated[
+        int | str | None, Option("Do only items of at least SIZE, for example 100MB.", "SIZE")
+    ] = None,
+    max_size: Annotated[int | str | None, Option("Do only items of at most SIZE.", "SIZE")] = None,
     verify: Annotated[
         bool, Option("Read finished outputs again, to check that they have not changed.")
     ] = False,
     copy_rest: Annotated[
         bool, Option("Also copy files that are not checkpoints.", former="copy_others")
+    ] = False,
+    keep_suffix: Annotated[
+        bool,
+        Option(
+            "Keep the suffix of each item in front of the new one: run.pt becomes "
+            "run.pt.safetensors. Items that differ only in the suffix can then all be converted."
+        ),
     ] = False,
     jobs: Annotated[
         int | None,
@@ -113,8 +142,7 @@ def batch(
     Raises:
         UsageError: the request makes no sense, or the Ray cluster cannot be reached.
         InputError: the tree cannot be read.
-        RefusedError: two items would get the same name, there is not enough disk space, or the
-            destination cannot be written.
+        RefusedError: there is not enough disk space, or the destination cannot be written.
         WriteError: a folder cannot be made.
     """
     if jobs is not None and jobs < 1:
@@ -126,6 +154,16 @@ def batch(
     if executor is not None or ray is not None:  # they may be in another folder
         src, dst = absolute(src), None if dst is None else absolute(dst)
         options = from_root(options)
+    wanted = ItemFilter(
+        include,
+        exclude,
+        shard_of=shard_of,
+        retry=retry,
+        formats=format_in,
+        newer=newer,
+        min_size=min_size,
+        max_size=max_size,
+    )
     cluster = _joined(ray) if ray is not None and not dry_run else None
     with ExitStack() as failing:
         if cluster is not None:
@@ -134,11 +172,9 @@ def batch(
             verb,
             src,
             dst,
-            include=(include,) if isinstance(include, str) else tuple(include),
-            exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+            wanted=wanted,
             copy_rest=copy_rest,
-            shard_of=shard_of,
-            retry=retry,
+            keep_suffix=keep_suffix,
             verify=verify,
             dry_run=dry_run,
             options=options,

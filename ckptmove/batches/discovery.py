@@ -5,9 +5,12 @@ A model folder is one item, and so is an index with the files that it names.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
@@ -19,8 +22,9 @@ from .trees import tree_at
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", ".index.json")
+_INDEX = ".json"  # how an index is called that names others of the files beside it
+_ITEMS = ("file", "index", "unreadable")
 _HEAD_NBYTES = 512
-_Kind = tuple[str, tuple[str, ...]]
 
 
 @dataclass
@@ -30,6 +34,16 @@ class Discovery:
     items: list[Item] = field(default_factory=list)  #: checkpoints, and what can't be read
     others: list[Item] = field(default_factory=list)  #: every other file
     notes: list[str] = field(default_factory=list)  #: what is in it and is neither, a sentence each
+    #: what may be checkpoints, and was not opened: they are in another share, or not to be retried
+    unopened: list[Item] = field(default_factory=list)
+
+
+class _Kind(NamedTuple):
+    """What a file is."""
+
+    kind: str  #: as `Item.kind`
+    files: tuple[str, ...] = ()  #: of an index, all its files, itself the last
+    format: str = ""  #: as `Item.format`
 
 
 @dataclass
@@ -38,13 +52,22 @@ class _Folder:
 
     name: str
     path: str
-    above: int
     files: list[FolderEntry] = field(default_factory=list)
-    holds: bool = False  # whether items are in it, or below
+    inside: list[_Folder] = field(default_factory=list)
 
     def named(self, name: str) -> str:
         """The name in the tree of an entry of this folder."""
         return f"{self.name}/{name}" if self.name else name
+
+    @cached_property
+    def format(self) -> formats.Format | None:
+        """The format of the folder, if its files make it one checkpoint."""
+        return formats.folder_format(self.path, [each.name for each in self.files])
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether none of the files in it, and below, is a checkpoint of its own."""
+        return self.format is not None and self.format.in_parts
 
 
 def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
@@ -54,34 +77,26 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
     """
     found = Discovery()
     folders = _folders(root, wanted, found)
-    kind_of = tree_at(root).prepared(
-        _kind_of, [each.path for folder in folders for each in folder.files]
-    )
-    for folder in reversed(folders):  # those within come before those that they are in
-        format = formats.folder_format(folder.path, [each.name for each in folder.files])
-        in_parts = format is not None and format.in_parts
-        if in_parts and not folder.name:
-            raise UnsupportedError(
-                "is one checkpoint, not a tree of them",
-                path=root,
-                hint="run it without batch",
-            )
-        if in_parts and not whole:
-            found.notes.append(
-                f"{folder.name} is one checkpoint in many files, which are treated one by one"
-            )
-        if format is not None and whole and folder.name and (in_parts or not folder.holds):
-            names = [each.name for each in folder.files]
-            folder.holds = True
-            if in_parts:  # and so is what is below it
-                found.items = [each for each in found.items if folder.name not in _above(each.name)]
-            if wanted.includes(folder.name, *map(folder.named, names)):
-                found.items.append(_item(folder.name, folder.path, "folder"))
-        else:
-            _look_into(folder, wanted, found, kind_of, whole=whole)
-        if folder.holds and folder.above >= 0:
-            folders[folder.above].holds = True
-    covered = {each.name for each in found.items if each.kind == "folder"}
+    if folders[0].in_parts:
+        raise UnsupportedError(
+            "is one checkpoint, not a tree of them", path=root, hint="run it without batch"
+        )
+    if whole:
+        folders = _without_parts(folders)
+    else:
+        found.notes += [
+            f"{each.name} is one checkpoint in many files, which are treated one by one"
+            for each in folders
+            if each.in_parts
+        ]
+    search = _Search(root, folders, wanted, whole=whole)
+    covered = set[str]()
+    for folder in folders:
+        if not search.is_one(folder):
+            search.look_into(folder, found)
+        elif wanted.includes(folder.name, *(folder.named(each.name) for each in folder.files)):
+            covered.add(folder.name)
+            search.add_folder(folder, found)
     if covered:  # what is in folders below a model's is a part of it
         found.others = [each for each in found.others if covered.isdisjoint(_above(each.name))]
     found.items.sort()
@@ -97,8 +112,8 @@ def _above(name: str) -> Iterable[str]:
 
 def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
     """All folders, each before those in it."""
-    folders, listing = [_Folder("", root, -1)], tree_at(root).listings()
-    for n, folder in enumerate(folders):
+    folders, listing = [_Folder("", root)], tree_at(root).listings()
+    for folder in folders:
         try:
             entries = listing(folder.path)
         except InputError:
@@ -112,7 +127,8 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
             if wanted.excludes(name):
                 continue
             if entry.kind is EntryKind.FOLDER:
-                folders.append(_Folder(name, entry.path, n))
+                folder.inside.append(_Folder(name, entry.path))
+                folders.append(folder.inside[-1])
             elif entry.kind is EntryKind.FOLDER_LINK:
                 found.notes.append(f"{name} is a link to a folder and was not followed")
             elif entry.kind is EntryKind.BAD_NAME:
@@ -126,69 +142,156 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
     return folders
 
 
-def _look_into(
-    folder: _Folder,
-    wanted: ItemFilter,
-    found: Discovery,
-    kind_of: Callable[[str], _Kind],
-    *,
-    whole: bool,
-) -> None:
-    """Tell the files in a folder apart."""
-    items, others = list[Item](), list[Item]()
-    parts: set[str] = set()
-    for each in folder.files:
-        name = folder.named(each.name)
-        kind, files = kind_of(each.path) if each.kind is EntryKind.FILE else ("unreadable", ())
-        if kind == "index" and whole:
-            items.append(_item(name, each.path, kind, files))
-            parts.update(files[:-1])
-        else:
-            to = others if kind in ("index", "other") else items
-            to.append(Item(name, each.path, kind, (), each.nbytes, each.stamp))
-    items = [each for each in items if each.path not in parts]
-    folder.holds = folder.holds or bool(items)
-    found.items += [each for each in items if wanted.includes(each.name)]
-    found.others += [each for each in others if wanted.includes(each.name)]
+def _without_parts(folders: Iterable[_Folder]) -> list[_Folder]:
+    """All folders but those below one that is a single checkpoint whatever is in it."""
+    kept, gone = list[_Folder](), set[str]()
+    for folder in folders:
+        if folder.name not in gone:
+            kept.append(folder)
+        if folder.name in gone or folder.in_parts:
+            gone.update(each.name for each in folder.inside)
+    return kept
 
 
-def _item(name: str, path: str, kind: str, files: Iterable[str] = ()) -> Item:
-    """An item of several files: those given, or all in a folder."""
-    tree = tree_at(path)
-    try:
-        files = tuple(files or (each.path for each in tree.files()))
-        return Item(name, path, kind, files, tree.nbytes_of(files), tree.stamp_of(files))
-    except InputError:  # the verb will say so
-        return Item(name, path, kind, tuple(files), tree.nbytes_of(files))
+class _Search:
+    """Tells what is in listed folders apart, and opens no more files than it must."""
+
+    def __init__(
+        self, root: str, folders: Iterable[_Folder], wanted: ItemFilter, *, whole: bool
+    ) -> None:
+        self._wanted, self._whole = wanted, whole
+        self._look = tree_at(root).prepared(
+            _kind_of,
+            [
+                each.path
+                for folder in folders
+                if not (whole and folder.name and folder.format is not None)
+                for each in self._to_open(folder)
+                if each.kind is EntryKind.FILE
+            ],
+        )
+
+    def is_one(self, folder: _Folder) -> bool:
+        """Whether a folder is one item, or would be one if it was wanted."""
+        if not self._whole or not folder.name or folder.format is None:
+            return False
+        todo = [] if folder.in_parts else [*folder.inside]
+        while todo:
+            below = todo.pop()
+            if below.format is not None or any(
+                self._kind(each).kind in _ITEMS for each in below.files
+            ):
+                return False
+            todo += below.inside
+        return True
+
+    def add_folder(self, folder: _Folder, found: Discovery) -> None:
+        """Add a folder that is one item."""
+        if not self._wanted.selects(folder.name):
+            found.unopened.append(Item(folder.name, folder.path, "folder", (), 0))
+            return
+        format = "" if folder.format is None else folder.format.name
+        if self._wanted.accepts_format(format):
+            item = _item(folder.name, folder.path, _Kind("folder", (), format))
+            if self._wanted.fits(item.nbytes, max(each.mtime for each in folder.files)):
+                found.items.append(item)
+
+    def look_into(self, folder: _Folder, found: Discovery) -> None:
+        """Add what is in a folder that is no item itself."""
+        opened, wanted = self._to_open(folder), self._wanted
+        parts = set[str]()
+        if self._whole:
+            for each in opened:
+                parts.update(self._kind(each).files[:-1])
+        mtimes = {each.path: each.mtime for each in folder.files}
+        for each in folder.files:
+            name = folder.named(each.name)
+            if each.path in parts or not wanted.includes(name):
+                continue
+            fits = wanted.fits(each.nbytes, each.mtime)
+            item = Item(name, each.path, "file", (), each.nbytes, each.stamp)
+            if not wanted.selects(name):
+                found.unopened += [item] if fits else []
+            elif self._may_be(each, name):
+                kind = self._kind(each)
+                item = item._replace(kind=kind.kind, format=kind.format)
+                if kind.kind == "index" and self._whole:
+                    item = _item(name, each.path, kind)
+                    newest = max(mtimes.get(path, 0.0) for path in kind.files)
+                    fits = wanted.fits(item.nbytes, newest)
+                elif kind.kind in ("index", "other"):
+                    found.others += [item] if fits else []
+                    continue
+                if fits and wanted.accepts_format(kind.format):
+                    found.items.append(item)
+
+    def _to_open(self, folder: _Folder) -> list[FolderEntry]:
+        """The files of a folder that have to be opened: those wanted, and what may name these."""
+        chosen = [each for each in folder.files if self._may_be(each, folder.named(each.name))]
+        if not chosen or not self._whole:
+            return chosen
+        names = {each.name for each in chosen}
+        return [each for each in folder.files if each.name in names or each.name.endswith(_INDEX)]
+
+    def _may_be(self, file: FolderEntry, name: str) -> bool:
+        """Whether a file is wanted, unless its content says otherwise."""
+        wanted = self._wanted
+        if not wanted.includes(name) or not wanted.selects(name):
+            return False
+        fits = wanted.fits(file.nbytes, file.mtime)
+        return fits or (self._whole and name.endswith(_INDEX))  # that counts with its files
+
+    def _kind(self, file: FolderEntry) -> _Kind:
+        return self._look(file.path) if file.kind is EntryKind.FILE else _Kind("unreadable")
+
+
+def is_item(unopened: Item, wanted: ItemFilter) -> bool:
+    """Whether what was not opened when the tree was searched is an item, as the others are."""
+    if unopened.kind == "folder":
+        return True
+    kind = _kind_of(unopened.path)
+    return kind.kind in _ITEMS and wanted.accepts_format(kind.format)
+
+
+def _item(name: str, path: str, kind: _Kind) -> Item:
+    """An item of several files: those of its kind, or all in a folder."""
+    tree, files = tree_at(path), kind.files
+    stamp = ""
+    with contextlib.suppress(InputError):  # the verb will say so
+        files = files or tuple(each.path for each in tree.files())
+        stamp = tree.stamp_of(files)
+    return Item(name, path, kind.kind, files, tree.nbytes_of(files), stamp, format=kind.format)
 
 
 def checkpoint_files(path: str) -> tuple[str, ...]:
     """All files of a checkpoint, be it a file, an index, or a folder."""
     if place_of(path).is_folder():
         return tuple(each.path for each in tree_at(path).files())
-    return _kind_of(path)[1] or (path,)
+    return _kind_of(path).files or (path,)
 
 
 def _kind_of(path: str) -> _Kind:
-    """The kind of a file, as `Item.kind`; for an index also its files, itself the last."""
-    named, head = path.endswith(_NAMED), b""
+    """What a file is, by its content."""
+    named, head, format = path.endswith(_NAMED), b"", ""
     try:
         with place_of(path).open() as source:
             head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
             found = formats.sniffed(source)
+        format = "" if found is None else found.format.name
         if found is not None and found.files:
             folder = place_of(path).parent
-            return "index", (*(folder.child(each).path for each in found.files), path)
+            files = (*(folder.child(each).path for each in found.files), path)
+            return _Kind("index", files, format)
         known = found is not None
     except UnsupportedError:
         known = False
     except InputError as error:
         if isinstance(error.__cause__, OSError):
-            return "unreadable", ()
+            return _Kind("unreadable")
         known = b"data.pkl" in head
     except Exception:  # a fault of ours: the verb will meet it, and only this file fail
         known = True
-    return ("file" if known or named else "other"), ()
+    return _Kind("file" if known or named else "other", (), format)
 
 
 def dedupe_hard_links(items: Iterable[Item], notes: list[str]) -> list[Item]:

@@ -110,7 +110,10 @@ class ReferenceTree:
         self._alike: dict[str, dict[str, list[str]]] = {}
 
     def of(self, name: str) -> str:
-        """The checkpoint of the same name there, or the only one with another suffix."""
+        """The checkpoint of the same name there, or the only one with another suffix.
+
+        `run.pt.safetensors`, as --keep-suffix names it, is also that of `run.pt`.
+        """
         place, last = place_of(self._root).child(name), name.rpartition("/")[2]
         folder = place.parent
         if folder.path not in self._alike:
@@ -118,5 +121,8 @@ class ReferenceTree:
             with contextlib.suppress(InputError):
                 for each in folder.entries():
                     alike.setdefault(bare_name(each.name), []).append(each.name)
-        found = self._alike[folder.path].get(bare_name(last), [])
-        return folder.child(found[0]).path if len(found) == 1 and last not in found else place.path
+        alike, bare = self._alike[folder.path], bare_name(last)
+        if last in alike.get(bare, ()):
+            return place.path
+        found = [bare] if bare in alike.get(bare_name(bare), ()) else alike.get(bare, [])
+        return folder.child(found[0]).path if len(found) == 1 else place.path

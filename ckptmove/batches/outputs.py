@@ -8,17 +8,18 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
-from ..errors import RefusedError
 from ..reports.batch_items import Item
 from ..sources import place_of
 
 _REPORT = ".validation.json"
 _SUFFIXES = sorted({each for format in formats.FORMATS for each in format.suffixes}, key=len)
-_MOST_TOLD = 4  # clashes
 
 
-def output_namer(verb: str, root: str | None, options: Mapping[str, Any]) -> Callable[[Item], str]:
+def output_namer(
+    verb: str, root: str | None, options: Mapping[str, Any], *, keep_suffix: bool
+) -> Callable[[Item], str]:
     """A function that gives the path of an item's output, or nothing without a destination."""
+    bare = str if keep_suffix else bare_name
     suffixes = next(
         each.suffixes
         for each in formats.WRITABLE
@@ -35,9 +36,9 @@ def output_namer(verb: str, root: str | None, options: Mapping[str, Any]) -> Cal
         elif verb == "convert" and item.kind != "folder":
             name = name.removesuffix(".index.json")
             if divided:
-                name = bare_name(name)
+                name = bare(name)
             elif not name.endswith(suffixes):
-                name = bare_name(name) + suffixes[0]
+                name = bare(name) + suffixes[0]
         return place_of(root).child(name).path
 
     return named
@@ -51,26 +52,30 @@ def bare_name(name: str) -> str:
     return name
 
 
-def refuse_clashes(items: Iterable[Item]) -> None:
-    """Raises RefusedError if two items would have one name, or one would lie in another."""
-    made: dict[str, list[str]] = {}
-    for item in items:
-        made.setdefault(item.output, []).append(item.name)
-    folders: dict[str, str] = {}
-    for output, names in made.items():
-        above = os.path.dirname(output)
-        while above and above not in folders:
-            folders[above] = names[0]
-            above = os.path.dirname(above) if os.path.dirname(above) != above else ""
-    clashes = [" and ".join(names) for names in made.values() if len(names) > 1]
-    clashes += [
-        f"{names[0]} and {folders[output]}" for output, names in made.items() if output in folders
-    ]
-    if clashes:
-        told = "; ".join(clashes[:_MOST_TOLD])
-        more = len(clashes) - _MOST_TOLD
-        told += f"; and {more:,} more" if more > 0 else ""
-        raise RefusedError(
-            f"would have the same name in the destination: {told}",
-            hint="use --exclude to leave out all but one",
-        )
+def clashes(
+    items: Iterable[Item], unopened: Iterable[Item], is_item: Callable[[Item], bool]
+) -> dict[str, str]:
+    """The items that would get the name of another's output, or lie in it: with the other's name.
+
+    Of those that are `unopened`, only the ones that would clash are opened, by `is_item`.
+    """
+    items = list(items)
+    ours = {item.name for item in items}
+    made: dict[str, list[Item]] = {}
+    for item in (*items, *unopened):
+        made.setdefault(item.output, []).append(item)
+    for item in [item for group in made.values() for item in group[:1]]:
+        above = os.path.dirname(item.output)
+        while above and above != os.path.dirname(above):
+            if above in made:
+                made[above].append(item)
+            above = os.path.dirname(above)
+    found = dict[str, str]()
+    for group in made.values():
+        if len(group) < 2 or ours.isdisjoint(item.name for item in group):
+            continue
+        names = [item.name for item in group if item.name in ours or is_item(item)]
+        for name in names if len(names) > 1 else ():
+            if name in ours:
+                found.setdefault(name, next(other for other in names if other != name))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..api.folder_files import check_apart
@@ -14,12 +15,12 @@ from ..reports.batch_items import Item, Task
 from ..sources import place_of
 from ..writing.execute import FICLONE
 from ..writing.final_name import NO_ROOM, failure_of
-from .discovery import dedupe_hard_links, discover
+from .discovery import dedupe_hard_links, discover, is_item
 from .fingerprints import is_done, is_ours, key_of, request_of
 from .options import ReferenceTree, resolve_options
-from .outputs import output_namer, refuse_clashes
+from .outputs import clashes, output_namer
 from .run_item import output_nbytes
-from .selection import ItemFilter, is_below, is_in_share, names_to_retry, share_of
+from .selection import ItemFilter
 from .trees import tree_at
 from .trees.local_tree import existing_parent
 
@@ -29,11 +30,9 @@ def plan_batch(
     src: StrPath,
     dst: StrPath | None,
     *,
-    include: Iterable[str],
-    exclude: Iterable[str],
+    wanted: ItemFilter,
     copy_rest: bool,
-    shard_of: str | None,
-    retry: StrPath | None,
+    keep_suffix: bool,
     verify: bool,
     dry_run: bool,
     options: Mapping[str, Any],
@@ -51,33 +50,35 @@ def plan_batch(
         )
     if copy_rest and (dst is None or verb == "validate"):
         raise UsageError("--copy-rest needs a destination")
-    shard = share_of(shard_of)
-    only = None if retry is None else names_to_retry(retry)
     if not place_of(source).is_folder():
         raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:
         check_apart(source, os.fspath(dst))
         tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
-    found = discover(source, ItemFilter(include, exclude), whole=verb != "relocate")
+    found = discover(source, wanted, whole=verb != "relocate")
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
     indices = verb == "relocate" and not in_place  # an index stays that of its files
     copied = [each for each in found.others if copy_rest or (indices and each.kind == "index")]
     left = len(found.others) - len(copied)
-    named = output_namer(verb, root, options)
+    named = output_namer(verb, root, options, keep_suffix=keep_suffix)
     items = [item._replace(output=named(item)) for item in found.items]
     items += [item._replace(output=place_of(root or "").child(item.name).path) for item in copied]
+    clash = dict[str, str]()
     if dst is not None:
-        refuse_clashes(items)
-    items = [item for item in items if shard is None or is_in_share(item.name, *shard)]
-    items = [item for item in items if only is None or is_below(item.name, only)]
+        unopened = [item._replace(output=named(item)) for item in found.unopened]
+        clash = clashes(items, unopened, partial(is_item, wanted=wanted))
     tasks, done = list[Task](), list[Item]()
     tree = tree_at(root or "")
     asked = list(_tasks(verb, items, root, options, verify=verify))
     for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
         if finished:
             done.append(task.item)
+        elif task.item.name in clash:
+            other = clash[task.item.name]
+            why = f"would have the same name in the destination as {other}"
+            tasks.append(task._replace(clash=why))
         else:
             tasks.append(task)
     tasks.sort(key=lambda task: (-task.item.nbytes, task.item.name))
@@ -85,7 +86,7 @@ def plan_batch(
         in_the_way = _obstacles(task.item.output for task in tasks)
         found_there = tree.map_items(_there, tasks)
         tasks = [
-            task._replace(obstacle=obstacle, there=there)
+            task._replace(obstacle=task.clash or obstacle, there=there)
             for task, obstacle, there in zip(tasks, in_the_way, found_there, strict=True)
         ]
     free = None

@@ -1,4 +1,4 @@
-"""Select items of a tree: by globs, by shares, or from a log of failures."""
+"""Select items of a tree: by name, share, size, age or format, or from a log of failures."""
 
 from __future__ import annotations
 
@@ -7,33 +7,82 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 from fnmatch import fnmatchcase
 
+from ..api.target import nbytes_of
 from ..errors import InputError, StrPath, UsageError
+from ..formats import FORMATS
 
+#: What the formats are called that a file or folder can have.
+FORMAT_NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
 _SETTLED = ("done", "skipped")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WILD = re.compile(r"[*?[]")
 
 
 class ItemFilter:
-    """Which names in a tree are wanted."""
+    """Which items of a tree are wanted. What a name tells is decided before anything is opened."""
 
-    def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
-        """Accept names that match a glob of `include`, if there is any, and none of `exclude`."""
-        self._include, self._exclude = tuple(include), tuple(exclude)
+    def __init__(
+        self,
+        include: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        *,
+        shard_of: str | None = None,
+        retry: StrPath | None = None,
+        formats: str | Iterable[str] = (),
+        newer: str | None = None,
+        min_size: int | str | None = None,
+        max_size: int | str | None = None,
+    ) -> None:
+        """As the options of `batch`. Raises UsageError, or InputError for the log of `retry`."""
+        self._include, self._exclude = _several(include), _several(exclude)
+        self._share = share_of(shard_of)
+        self._only = None if retry is None else names_to_retry(retry)
+        self._formats = _several(formats)
+        self._since = 0.0 if newer is None else time_of(newer, time.time())
+        self._least = 0 if min_size is None else nbytes_of(min_size)
+        self._most = None if max_size is None else nbytes_of(max_size)
+        for each in self._formats:
+            if each not in FORMAT_NAMES:
+                hint = f"one of {', '.join(FORMAT_NAMES)}"
+                raise UsageError(f"{each!r} is no format that can be read", hint=hint)
 
     def excludes(self, name: str) -> bool:
         """Whether a file is excluded, or a folder with all that is in it."""
         return _matches(name, self._exclude)
 
     def includes(self, *names: str) -> bool:
-        """Whether what goes by any of these names is included."""
+        """Whether what goes by any of these names is included, in whatever share it is."""
         return not self._include or any(_matches(name, self._include) for name in names)
 
     def may_include_in(self, folder: str) -> bool:
         """Whether something in a folder that can't be read might be included."""
+        if not self.selects(folder):
+            return False
         return not self._include or any(_may_match_in(f"{folder}/", each) for each in self._include)
+
+    def selects(self, name: str) -> bool:
+        """Whether an item is in the share, and in the log of what is to be done again."""
+        in_share = self._share is None or is_in_share(name, *self._share)
+        return in_share and (self._only is None or is_below(name, self._only))
+
+    def fits(self, nbytes: int, mtime: float) -> bool:
+        """Whether an item of this size that was last changed at this time is wanted."""
+        return self._least <= nbytes <= (nbytes if self._most is None else self._most) and (
+            mtime >= self._since
+        )
+
+    def accepts_format(self, format: str) -> bool:
+        """Whether an item of this format is wanted; the name is empty if it can't be told."""
+        return not self._formats or format in self._formats
+
+
+def _several(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
@@ -94,3 +143,16 @@ def is_in_share(name: str, number: int, count: int) -> bool:
     """Whether an item belongs to a share of the tree, whatever else is in it."""
     digest = hashlib.sha256(os.fsencode(name)).digest()
     return int.from_bytes(digest[:8], "big") % count == number - 1
+
+
+def time_of(text: str, now: float) -> float:
+    """Parse a date, or an age such as `7d`, as seconds since 1970. Raises UsageError."""
+    age = re.fullmatch(r"(\d{1,9})([smhdw])", text)
+    if age is not None:
+        return now - int(age[1]) * _SECONDS[age[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise UsageError(
+            f"{text!r} is neither a date nor an age", hint="e.g. 2026-11-01, 36h or 7d"
+        ) from error

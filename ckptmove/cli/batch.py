@@ -76,6 +76,8 @@ def _retry_command(log: str | None) -> RetryCommand:
 def _options(verb: str) -> Decorator:
     """Add the options of a batch, and those of its verb."""
     batch_options = dict(options_of(run_batch))
+    if verb != "convert":
+        del batch_options["keep_suffix"]
     if verb == "validate":
         del batch_options["copy_rest"]
     arguments = source_argument, destination_argument

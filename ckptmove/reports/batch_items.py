@@ -46,6 +46,7 @@ class Item(NamedTuple):
     stamp: str = ""  #: of what it is made of, when it was found; see `Tree.stamp_of`
     #: what is written; the file itself if it is changed in place, and empty if nothing is.
     output: str = ""
+    format: str = ""  #: by a first look; empty if that does not tell it
 
 
 class Task(NamedTuple):
@@ -62,6 +63,7 @@ class Task(NamedTuple):
     #: with what would be written, or `replaced`; empty if nothing is there.
     there: str = ""
     obstacle: str = ""  #: why it will be refused, if that is known
+    clash: str = ""  #: why it must not be done: its output would be another item's too
     verify: bool = False  #: whether to read an output that is done, even if nothing looks changed
     patient: bool = False  #: whether to wait for another run that is at the same item
 

@@ -6,9 +6,11 @@ Credentials and endpoints are those that fsspec and its implementations find: en
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
@@ -219,6 +221,19 @@ def info_of(place: StorePath) -> Mapping[str, Any]:
 def size_in(info: Mapping[str, Any]) -> int:
     """The size that an entry tells, or 0."""
     return max(0, int(info.get("size") or 0))
+
+
+def mtime_of(info: Mapping[str, Any]) -> float:
+    """When the object of an entry was last changed, in seconds since 1970; 0 if it isn't told."""
+    for told in (info[key] for key in _TIMES if info.get(key) is not None):
+        if isinstance(told, (int, float)):
+            return float(told)
+        if isinstance(told, str):
+            with contextlib.suppress(ValueError):
+                told = datetime.fromisoformat(told.replace("Z", "+00:00"))
+        if hasattr(told, "timestamp"):
+            return float(told.timestamp())
+    return 0.0
 
 
 def stamp_of(info: Mapping[str, Any]) -> str:

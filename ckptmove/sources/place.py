@@ -48,6 +48,7 @@ class FolderEntry(NamedTuple):
     kind: EntryKind = EntryKind.FILE
     nbytes: int = 0  #: of a file
     stamp: str = ""  #: of a file: a text that changes if the file does
+    mtime: float = 0.0  #: when a file was last changed, in seconds since 1970; 0 if unknown
 
 
 class Place(ABC):
@@ -241,7 +242,8 @@ def _entry(entry: os.DirEntry[str]) -> FolderEntry | None:
         return FolderEntry(entry.name, entry.path, EntryKind.FOLDER_LINK)
     if not stat.S_ISREG(about.st_mode):
         return FolderEntry(entry.name, entry.path, EntryKind.SPECIAL)
-    return FolderEntry(entry.name, entry.path, EntryKind.FILE, *_size_and_stamp(about))
+    nbytes, stamp = _size_and_stamp(about)
+    return FolderEntry(entry.name, entry.path, EntryKind.FILE, nbytes, stamp, about.st_mtime)
 
 
 def _size_and_stamp(about: os.stat_result) -> tuple[int, str]:

@@ -8,7 +8,16 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..errors import CorruptError, InputError, UnsupportedError
-from .filesystem import Missing, StorePath, info_of, open_store, size_in, stamp_of, with_retries
+from .filesystem import (
+    Missing,
+    StorePath,
+    info_of,
+    mtime_of,
+    open_store,
+    size_in,
+    stamp_of,
+    with_retries,
+)
 from .place import EntryKind, FolderEntry, Place
 from .remote_object import RemoteObject
 from .source import Source
@@ -104,10 +113,8 @@ class RemotePlace(Place):
         for path, about in with_retries(find, self.path).items():
             if path.startswith(within) and about.get("type") != "directory":
                 name = path[len(within) :]
-                entry = FolderEntry(
-                    name, f"{base}/{name}", EntryKind.FILE, size_in(about), stamp_of(about)
-                )
-                listed.append(entry)
+                said = size_in(about), stamp_of(about), mtime_of(about)
+                listed.append(FolderEntry(name, f"{base}/{name}", EntryKind.FILE, *said))
         if not listed:
             raise Missing("can't be read: there is nothing below it", path=self.path)
         return sorted(each for each in listed if not any(map(ignored, each.name.split("/"))))

@@ -218,22 +218,6 @@ def test_the_biggest_come_first_and_progress_adds_up(tmp_path: Path) -> None:
 # What is refused before anything is done
 
 
-def test_two_that_would_have_one_name_are_refused_by_name(tmp_path: Path) -> None:
-    many(tmp_path / "tree", 2)
-    shutil.copy(tmp_path / "tree/run-0/step-000.pt", tmp_path / "tree/run-0/step-000.ckpt")
-    with pytest.raises(RefusedError, match=r"run-0/step-000\.ckpt and run-0/step-000\.pt") as found:
-        ckptmove.batch("convert", tmp_path / "tree", tmp_path / "out")
-    assert found.value.exit_code == 4
-    assert not (tmp_path / "out").exists()
-    assert len(run("convert", tmp_path / "tree", tmp_path / "out", exclude="*.ckpt")) == 2
-    (tmp_path / "tree" / "run-1" / "step-001").mkdir()
-    save(tmp_path / "tree" / "run-1" / "step-001" / "x.pt", torch.ones(1))
-    with pytest.raises(RefusedError, match=r"run-1/step-001\.pt and run-1/step-001/x\.pt"):
-        ckptmove.batch(
-            "convert", tmp_path / "tree", tmp_path / "other", exclude="*.ckpt", max_shard_size="5MB"
-        )
-
-
 @pytest.mark.parametrize(
     ("verb", "options", "match"),
     [

@@ -45,6 +45,10 @@ def work(task: Task) -> Result:
 def _outcome_of(task: Task) -> Result:
     item = task.item
     try:
+        if task.clash:
+            can_keep = task.verb == "convert"
+            hint = f"{'--keep-suffix keeps both; ' if can_keep else ''}--exclude leaves one out"
+            raise RefusedError(task.clash, hint=hint)
         if not task.ledger:
             made = do_item(task, None)
             assert made is not None, "it exists already"

@@ -9,6 +9,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import TypeVar
 
 from ...errors import RefusedError
@@ -32,7 +33,7 @@ class LocalTree(Tree):
         return map(call, given)
 
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        return call
+        return cache(call)
 
     def listings(self) -> Callable[[str], list[FolderEntry]]:
         return lambda path: [

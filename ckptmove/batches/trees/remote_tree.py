@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import TypeVar
 
 from ...reports.batch_items import Item
@@ -30,8 +31,9 @@ class RemoteTree(Tree):
         return map_parallel(call, given)
 
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        paths = list(paths)
-        return dict(zip(paths, map_parallel(call, paths), strict=True)).__getitem__
+        paths = list(dict.fromkeys(paths))
+        known = dict(zip(paths, map_parallel(call, paths), strict=True))
+        return cache(lambda path: known[path] if path in known else call(path))
 
     def listings(self) -> Callable[[str], list[FolderEntry]]:
         """As `Tree.listings`: the whole tree is listed at once."""

@@ -72,7 +72,7 @@ class Tree(ABC):
 
     @abstractmethod
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
-        """The same function for these paths; where answers take long, it has called it already."""
+        """The same function, called once a path; it may have been called already for these."""
 
     @abstractmethod
     def listings(self) -> Callable[[str], list[FolderEntry]]:

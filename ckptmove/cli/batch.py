@@ -29,6 +29,7 @@ from .output import (
     destination_argument,
     emit,
     emit_json,
+    html_option,
     needs_source,
     output_options,
     source_argument,
@@ -88,7 +89,7 @@ def _options(verb: str) -> Decorator:
         help="Append one line of JSON for each item to FILE.",
     )
     both = verb_options({**batch_options, **item_options(verb)})
-    return lambda command: with_options(command, *arguments, both, log, output_options)
+    return lambda command: with_options(command, *arguments, both, log, html_option, output_options)
 
 
 @click.group()
@@ -157,7 +158,7 @@ def validate(src: str | None, dst: str | None, output: Output, **options: Any) -
 def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str, Any]) -> None:
     """Plan, run and sum up."""
     gc.enable()  # which the command line does without, but this may take long
-    as_json, quiet, verbose, no_progress = output
+    as_json, quiet, verbose, no_progress, _ = output
     log, dry_run = options.pop("log"), options["dry_run"]
     bar = _ProgressBar(not (quiet or verbose or no_progress) and sys.stderr.isatty())
     work = run_batch(verb, src, dst, progress=bar.advance, **options)
@@ -179,6 +180,7 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
         finally:
             work.close()
     report = work.report()
+    output.write_page(report, src)
     output.warn(src, report.notes[len(work.plan.notes) :])
     if as_json:
         emit_json(report.to_json())

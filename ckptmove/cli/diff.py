@@ -8,13 +8,14 @@ import click
 
 from ..api.diff import diff as diff_checkpoints
 from ..errors import UsageError
-from .output import Output, needs_source, verb_command
+from .output import Output, html_option, needs_source, verb_command
 
 
 @verb_command(
     diff_checkpoints,
     click.argument("a", type=click.Path(), required=False),
     click.argument("b", type=click.Path(), required=False),
+    html_option,
 )
 def diff(a: str | None, b: str | None, output: Output, **options: Any) -> None:
     """Show what differs between two checkpoints of any formats; exit 1 if they differ.

@@ -8,11 +8,11 @@ import click
 
 from ..api.doctor import doctor as examine
 from ..errors import CheckFailed
-from .output import Output, verb_command
+from .output import Output, html_option, verb_command
 from .streams import stdout_kept
 
 
-@verb_command(examine, click.argument("args", nargs=-1))
+@verb_command(examine, click.argument("args", nargs=-1), html_option)
 def doctor(output: Output, **options: Any) -> None:
     """Find out why a model trains on the CPU or fails on the GPU, and how to fix it.
 

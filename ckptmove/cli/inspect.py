@@ -8,7 +8,7 @@ from ..errors import UsageError
 from ..reports import inspect as views
 from ..reports.blocks import text_of
 from .declare import option
-from .output import Output, emit, needs_source, source_argument, verb_command
+from .output import Output, emit, html_option, needs_source, source_argument, verb_command
 
 
 @verb_command(
@@ -16,6 +16,7 @@ from .output import Output, emit, needs_source, source_argument, verb_command
     source_argument,
     option("--tensors", is_flag=True, help="List every tensor."),
     option("--tree", is_flag=True, help="Show the saved object as a tree."),
+    html_option,
 )
 def inspect(
     src: str | None,
@@ -43,6 +44,7 @@ def inspect(
     manifest = whole.select(select) if select else whole
     if (tree or tensors) and not output.quiet:
         emit(text_of(views.tree(whole, select) if tree else views.tensors(manifest)))
+        output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     else:
         output.show(manifest, path)

@@ -17,6 +17,7 @@ from ..reports.text import printable
 from ..sources import mask_secrets, place_of
 from ..writing.verify import Progress
 from .declare import Command, Decorator, Function, option, verb_options, with_options, with_values
+from .pages import check_page, write_page
 
 
 class Output(NamedTuple):
@@ -26,14 +27,21 @@ class Output(NamedTuple):
     quiet: bool
     verbose: bool
     no_progress: bool
+    html: str | None = None
 
     def show(self, report: Report, path: str | None = None) -> None:
         """Print a report, about a file if one is named, and its remarks to stderr."""
+        self.write_page(report, path)
         if self.as_json:
             emit_json(report.to_json())
         elif not self.quiet:
             emit(report.lines(full=self.verbose))
         self.warn(path, report.remarks())
+
+    def write_page(self, report: Report, path: str | None = None) -> None:
+        """Write a report as an HTML file, if the user asked for one."""
+        if self.html is not None:
+            write_page(self.html, report.to_html(None if path is None else mask_secrets(path)))
 
     def warn(self, path: str | None, messages: Iterable[str]) -> None:
         """Print warnings to stderr, about a file if one is named."""
@@ -63,9 +71,17 @@ def output_options(command: Function) -> Function:
 
     @functools.wraps(command)
     def called(
-        *, as_json: bool, quiet: bool, verbose: bool, no_progress: bool, **values: Any
+        *,
+        as_json: bool,
+        quiet: bool,
+        verbose: bool,
+        no_progress: bool,
+        html: str | None = None,
+        **values: Any,
     ) -> Any:
-        return command(output=Output(as_json, quiet, verbose, no_progress), **values)
+        if html is not None:
+            check_page(html)
+        return command(output=Output(as_json, quiet, verbose, no_progress, html), **values)
 
     return with_options(
         called,
@@ -88,6 +104,13 @@ def verb_command(verb: Function, *arguments: Decorator) -> Callable[[Function], 
     return lambda command: click.command(cls=Command)(with_options(command, *added))
 
 
+#: For commands whose report is worth a page; `output_options` takes its value.
+html_option = option(
+    "--html",
+    metavar="FILE",
+    help="Also write the result as one HTML file that needs no network. An older report is "
+    "replaced, any other file is not.",
+)
 source_argument = click.argument("src", type=click.Path(), required=False)
 destination_argument = click.argument("dst", type=click.Path(), required=False)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
-from .output import Output, needs_source, source_argument, verb_command
+from .output import Output, html_option, needs_source, source_argument, verb_command
 from .streams import stdout_kept
 
 
-@verb_command(validate_checkpoint, source_argument)
+@verb_command(validate_checkpoint, source_argument, html_option)
 def validate(src: str | None, output: Output, **options: Any) -> None:
     """Check that a checkpoint is intact, equals its source, loads and trains; exit 1 if not.
 

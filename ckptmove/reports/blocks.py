@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .text import printable, table
 
@@ -27,8 +28,29 @@ class Table:
     details: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
+class Drawing(NamedTuple):
+    """How a page draws the bytes of columns, as boxes within boxes."""
+
+    name: int  #: the column of dotted names, whose keys divide the boxes
+    above: Sequence[int]  #: columns that divide them first
+    colors: Sequence[int]  #: columns that can give the color
+    nbytes: int | Sequence[int]  #: a column; or, where tensors share bytes, those of each row
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table of very many rows, column by column: pages show it so that one can search in it."""
+
+    head: Sequence[str]
+    columns: Sequence[Sequence[str] | Sequence[int]]  #: numbers are bytes
+    right: Sequence[int] = ()  #: the columns that are flushed right
+    what: str = "rows"  #: what a row is, in the plural
+    drawn: Drawing | None = None
+
+
 #: A line, or a table. An empty line divides a text into paragraphs.
 Block = str | Table
+PageBlock = Block | Columns
 _DETAIL = 4  # blanks before a line below a row
 
 

@@ -29,7 +29,7 @@ from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
-from .blocks import Block, Table
+from .blocks import Block, Columns, Drawing, PageBlock, Table
 from .groups import groups_of
 from .text import cut, listed, shape, size
 
@@ -68,6 +68,12 @@ class FileManifest(Manifest):
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show a summary."""
         return summary(self, full=full)
+
+    def page(self) -> Iterator[PageBlock]:
+        """Show a summary, a map of the bytes, and every tensor."""
+        yield from self._shown()
+        if self.tensors:
+            yield tensor_columns(self)
 
 
 # -- the summary -------------------------------------------------------------------------------
@@ -193,6 +199,34 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
     yield Table(rows, head, right=(5,))
 
 
+def tensor_columns(manifest: Manifest) -> Columns:
+    """Every tensor, for a page that draws their bytes; those that tensors share count once."""
+    entries = manifest.tensors
+    left = {key: each.nbytes for key, each in manifest.storages.items()}
+    own = list[int]()
+    for entry in entries:
+        drawn = min(entry.nbytes, left.get(entry.storage or "", entry.nbytes))
+        own.append(0 if entry.part_of else drawn)
+        if entry.storage in left:
+            left[entry.storage] -= own[-1]
+    sizes = [entry.nbytes for entry in entries]
+    return Columns(
+        ("name", "section", "device", "dtype", "shape", "bytes", ""),
+        (
+            [entry.name for entry in entries],
+            [str(entry.section) for entry in entries],
+            [entry.device for entry in entries],
+            [entry.dtype for entry in entries],
+            [shape(entry.shape) for entry in entries],
+            sizes,
+            ["; ".join(_remarks(entry, with_names=False)) for entry in entries],
+        ),
+        right=(5,),
+        what="tensors",
+        drawn=Drawing(0, (1,), (2, 3, 1), 5 if own == sizes else own),
+    )
+
+
 def _tensor_row(entry: TensorEntry) -> tuple[str, ...]:
     return (
         entry.name,
@@ -206,7 +240,7 @@ def _tensor_row(entry: TensorEntry) -> tuple[str, ...]:
     )
 
 
-def _remarks(entry: TensorEntry) -> Iterator[str]:
+def _remarks(entry: TensorEntry, *, with_names: bool = True) -> Iterator[str]:
     if entry.layout not in ("strided", "storage"):
         yield entry.layout
     elif not _is_contiguous(entry):
@@ -219,7 +253,9 @@ def _remarks(entry: TensorEntry) -> Iterator[str]:
         yield "requires grad"
     if entry.role is not None:
         yield str(entry.role)
-    if entry.shared_with:
+    if entry.shared_with and not with_names:
+        yield f"shared with {len(entry.shared_with):,} more"
+    elif entry.shared_with:
         more = len(entry.shared_with) - 1
         yield f"shared with {entry.shared_with[0]}" + (f" and {more} more" if more else "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .blocks import Block, html_of, text_of
+from .blocks import Block, PageBlock, html_of, text_of
 from .plain import Plain
 
 
@@ -31,14 +31,28 @@ class Report(Plain):
         warnings: Sequence[str] = getattr(self, "warnings", ())
         return warnings
 
+    def page(self) -> Iterator[PageBlock]:
+        """Return what a page of it shows: everything, with what the user should know besides."""
+        yield from self._shown(full=True)
+
+    def to_html(self, title: str | None = None) -> str:
+        """Return one HTML file that shows everything. It loads nothing and needs no network.
+
+        Args:
+            title: the title of the page; by default the name of the report.
+        """
+        from .page import page_of  # here, since few reports are shown so
+
+        return page_of(f"{title or type(self).__name__} - ckptmove", self.page())
+
     def __str__(self) -> str:
         return "\n".join(text_of(self._shown()))
 
     def _repr_html_(self) -> str:
         return html_of(self._shown())
 
-    def _shown(self) -> Iterator[Block]:
-        yield from self.blocks()
+    def _shown(self, *, full: bool = False) -> Iterator[Block]:
+        yield from self.blocks(full=full)
         remarks = self.remarks()
         if remarks:
             yield from ("", "notes:", *(f"  - {each}" for each in remarks))

@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 #: What only the command line has, and why.
 CLI_ONLY = {
     "json": "a report has to_json",
+    "html": "a report has to_html",
     "quiet": "the library does not print",
     "verbose": "the same",
     "no-progress": "the library calls back",

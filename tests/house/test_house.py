@@ -29,6 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "reports.text",
         "reports.blocks",
         "reports.plain",
+        "reports.page",
         "reports.report",
         "version",
         "device",
@@ -368,6 +369,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "cli.streams",
         "cli.first_use",
+        "cli.pages",
         "cli.declare",
         "cli.output",
         "cli.inspect",

@@ -198,7 +198,7 @@ def convert(
     from_folder = place_of(src).is_folder()
     target = target_of(dst, format, max_shard_size=max_shard_size, from_folder=from_folder)
     options = target.write_options(shared, metadata, bare=edits.bare)
-    with formats.opened(src, follow_links=follow_links) as found:
+    with formats.opened(src, follow_links=follow_links, only_weights=True) as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         graph = found.draft(nested=edits.narrow)

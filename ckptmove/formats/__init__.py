@@ -9,6 +9,7 @@ import contextlib
 import gc
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import InputError, StrPath, UnsupportedError
@@ -22,6 +23,7 @@ from .checkpoint import Checkpoint
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
+from .folders.training_folder import FolderCheckpoint, TrainingFolder, read_folder
 from .pickle import PlainPickle
 from .probe import Opener, Probe
 from .programs.torch_export import TorchExport
@@ -39,12 +41,14 @@ __all__ = [
     "FORMATS",
     "WRITABLE",
     "Checkpoint",
+    "FolderCheckpoint",
     "Format",
     "WritableFormat",
     "folder_format",
     "looks_like",
     "new_session",
     "opened",
+    "opened_folder",
     "read",
     "sniffed",
     "uncollected",
@@ -52,6 +56,7 @@ __all__ = [
 
 #: The first that recognizes something reads it.
 FORMATS: tuple[Format, ...] = (
+    TrainingFolder(),
     ModelFolder(),
     Sharded(),
     TorchPackage(),
@@ -77,17 +82,38 @@ _NESTED = [each for each in FORMATS if isinstance(each, PickledFormat) and each.
 
 
 @contextlib.contextmanager
-def opened(path: StrPath, *, follow_links: bool = False) -> Iterator[Checkpoint]:
+def opened(
+    path: StrPath, *, follow_links: bool = False, only_weights: bool = False
+) -> Iterator[Checkpoint]:
     """Open a checkpoint of any format, or an index with its files, or a folder, for a `with` block.
 
     Changes in place that were interrupted are undone first, in all its files. Links in the folder,
-    or beside the index, may lead out of it only with `follow_links`.
+    or beside the index, may lead out of it only with `follow_links`. `only_weights`: of a folder
+    with more in it than the weights of a model, read only these.
+    """
+    read = partial(_read, only_weights=only_weights)
+    with ExitStack() as stack:
+        opener = Opener(stack, read, follow_links=follow_links)
+        probe = opener.probe(path, new_session())
+        with uncollected():
+            checkpoint = read(probe)
+        checkpoint.notes = opener.notes
+        yield checkpoint
+
+
+@contextlib.contextmanager
+def opened_folder(path: StrPath, *, follow_links: bool = False) -> Iterator[FolderCheckpoint]:
+    """Open all that a folder holds, even if that is but the weights of one model; as `opened`.
+
+    Tensors have the names that they have for `opened`.
     """
     with ExitStack() as stack:
         opener = Opener(stack, _read, follow_links=follow_links)
         probe = opener.probe(path, new_session())
         with uncollected():
-            checkpoint = _read(probe)
+            format = TrainingFolder()
+            bare = not format.sniff(probe) and ModelFolder().sniff(probe)
+            checkpoint = read_folder(probe, format, bare=bare)
         checkpoint.notes = opener.notes
         yield checkpoint
 
@@ -156,17 +182,21 @@ def new_session() -> ReadSession:
     return ReadSession(_open_nested)
 
 
-def _read(probe: Probe) -> Checkpoint:
-    format = _format_of(probe)
+def _read(probe: Probe, *, only_weights: bool = False) -> Checkpoint:
+    format = _format_of(probe, only_weights=only_weights)
     if format is None:
         raise stranger(probe)
     return format.read(probe)
 
 
-def _format_of(probe: Probe) -> Format | None:
+def _format_of(probe: Probe, *, only_weights: bool = False) -> Format | None:
     if not (probe.is_folder or probe.source.nbytes):
         raise UnsupportedError("is empty")
-    return next((each for each in (*FORMATS, *_GUESSES) if each.sniff(probe)), None)
+    for each in (*FORMATS, *_GUESSES):
+        passed_over = only_weights and isinstance(each, TrainingFolder)
+        if not passed_over and each.sniff(probe):
+            return each
+    return None
 
 
 def _open_nested(source: Readable, session: ReadSession) -> Container | None:

@@ -61,6 +61,11 @@ class Probe:
         return self.source
 
     @cached_property
+    def entries_below(self) -> list[FolderEntry]:
+        """What is in a folder, however deep, sorted by name; links to folders are not followed."""
+        return sorted(place_of(self.path).files_below())
+
+    @cached_property
     def head(self) -> bytes:
         """The first 512 bytes."""
         return self.source.read(0, min(self.source.nbytes, _HEAD_NBYTES))
@@ -87,10 +92,19 @@ class Probe:
         folder = place if self.is_folder else place.parent
         return Probe(self._opener.open(folder.child(name), folder), self.session, self._opener)
 
+    def open_folder(self, name: str) -> Probe:
+        """The folder of this name in the folder."""
+        assert self._opener is not None
+        place = place_of(self.path).child(name)
+        return Probe(Memory(b"", place.path), self.session, self._opener, place.entries())
+
     def read(self, name: str) -> Checkpoint:
         """The checkpoint in the file of this name; raises as `open` and `formats.read`."""
+        return self.read_from(self.open(name))
+
+    def read_from(self, found: Probe) -> Checkpoint:
+        """The checkpoint in a file or folder that was opened; raises as `formats.read`."""
         assert self._opener is not None
-        found = self.open(name)
         try:
             return self._opener.read(found)
         except CkptmoveError as error:

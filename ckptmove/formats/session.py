@@ -26,13 +26,18 @@ class ReadSession:
         self._streams = count()
         self._containers = count()
         self.unread = 0  #: how many checkpoints within bytes could not be read
+        self._base = ""
         self._depth = 0
         self._too_deep = False
+
+    def begin_file(self, name: str) -> None:
+        """Have the ids of storages from here on start with the name of a file of several."""
+        self._base, self._containers = f"{name}/", count()
 
     def folder(self) -> str:
         """What the ids of a new container's storages start with."""
         number = next(self._containers)
-        return f"nested/{number}/" if number else ""
+        return f"{self._base}nested/{number}/" if number else self._base
 
     def stream(self, source: Readable, start: int = 0) -> Stream:
         """Read the pickle that starts there, and whatever is nested in it."""

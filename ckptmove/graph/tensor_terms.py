@@ -134,11 +134,12 @@ class MissingTensor(CorruptError):
 class Reader:
     """Builds the nodes of what a file of tensors holds."""
 
-    def __init__(self, entries: Mapping[str, Held]) -> None:
-        """`entries` are the tensors of the file by name."""
+    def __init__(self, entries: Mapping[str, Held], folder: str = "") -> None:
+        """`entries` are the tensors by name; `folder` is what the ids of storages start with."""
         #: where the nodes of storages are kept
         self.graph = Graph(None)
         self.entries = entries
+        self._folder = folder
         #: the names of tensors that terms refer to
         self.used: set[str] = set()
         #: `id()` of long bytes → their tensor, and their order, where that is not the tensor's
@@ -268,7 +269,7 @@ class Reader:
         nbytes = self.entries[name].nbytes
         if dtype is not None and nbytes % storage_element_nbytes(dtype):
             raise CorruptError(f"its tree says that {name!r} is of another dtype than it can be")
-        node = self.graph.storage(name, dtype, nbytes, location)
+        node = self.graph.storage(self._folder + name, dtype, nbytes, location)
         if self.graph.ids[id(node)].location != location:
             raise CorruptError(f"its tree says that {name!r} is on several devices")
         return node

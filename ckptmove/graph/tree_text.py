@@ -40,26 +40,27 @@ def read_tree(
     text: str | None,
     warnings: list[str],
     others: Mapping[str, str] | None = None,
+    folder: str = "",
 ) -> tuple[Reader, Node]:
     """What read the tree of a file of tensors, and the root: without a tree, a dict of the tensors.
 
     `text` is what the metadata tell of the tree. `others`: further names of tensors → their name; a
-    tree says such things itself. Warnings are added. UnsupportedError if the tree was written by a
-    newer version.
+    tree says such things itself. `folder`: what the ids of storages start with. Warnings are added.
+    UnsupportedError if the tree was written by a newer version.
     """
     if text is not None:
         try:
-            return _told(entries, text)
+            return _told(entries, text, folder)
         except MissingTensor as error:
             warnings.append(f"{error}: its tree is ignored")
-    reader, root = Reader(entries), Dict()
+    reader, root = Reader(entries, folder), Dict()
     names = {**{name: name for name in entries}, **(others or {})}
     root.pairs = [(name, reader.whole(of)) for name, of in names.items()]
     reader.graph.root = root
     return reader, root
 
 
-def _told(entries: Mapping[str, Held], text: str) -> tuple[Reader, Node]:
+def _told(entries: Mapping[str, Held], text: str, folder: str) -> tuple[Reader, Node]:
     said = parsed(text)
     if not isinstance(said, dict) or not {"version", "root"} <= said.keys():
         raise CorruptError("its tree is malformed")
@@ -68,7 +69,7 @@ def _told(entries: Mapping[str, Held], text: str) -> tuple[Reader, Node]:
     duplicates = said.get("duplicates", [])
     if not _are_names(duplicates) or not said.keys() <= {"version", "root", "duplicates"}:
         raise CorruptError("its tree is malformed")
-    reader = Reader(entries)
+    reader = Reader(entries, folder)
     root = from_terms(said["root"], reader.leaf)
     strays = entries.keys() - reader.used - set(duplicates)
     if strays or not set(duplicates) <= entries.keys():

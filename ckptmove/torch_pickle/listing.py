@@ -87,7 +87,9 @@ def contents_of(
     listing = _Listing(found, nbytes, recogniser or Recogniser(found.ids, found.tensors))
     for path, root in container.roots:
         example = container.program and path[:1] == _EXAMPLES
-        listing.run(root, path, Context(Section.OTHER if example else container.section))
+        section = Section.OTHER if example else container.section_at(path)
+        rng = Rng.INSIDE if section is Section.RNG else Rng.UNKNOWN
+        listing.run(root, path, Context(section, rng=rng))
     for stream in found.streams:
         if stream.pickle.dropped:  # unpickling made these too: by setters of state, for one
             met = reachable(stream.pickle.root)

@@ -113,6 +113,10 @@ class Container:
         #: what is known of who wrote it
         self.writer = ""
 
+    def section_at(self, path: Path) -> Section:
+        """What the tensors below one of its roots serve, where nothing else tells."""
+        return self.section
+
     @property
     def nbytes(self) -> int:
         """Its size, of all its files together."""

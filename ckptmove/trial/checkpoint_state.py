@@ -84,7 +84,8 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
     """
     with (
         formats.uncollected(),
-        formats.opened(path, follow_links=True) as found,  # whoever asks has looked where they lead
+        # whoever asks has looked where links lead
+        formats.opened(path, follow_links=True, only_weights=True) as found,
     ):
         manifest = found.manifest
         says_devices = found.carries.devices

@@ -280,6 +280,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.folders.parts",
         "formats.folders.sharded",
         "formats.folders.strangers",
+        "formats.folders.layouts",
+        "formats.folders.training_folder",
         "formats.folders.model_folder",
         "formats.folders",
         "formats",

@@ -23,6 +23,7 @@ from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
 from .strangers import refuse_stranger
+from .training_folder import TrainingFolder, read_folder
 
 _INDEX = ".index.json"
 #: The weights as one file each, in order of preference: those of a line are the same weights.
@@ -59,14 +60,15 @@ class ModelFolder(Format):
 
 
 class OnlyFile(ModelFolder):
-    """The last resort: a folder in which exactly one file may hold weights."""
+    """The last resort: a folder in which files may hold weights, whatever they are called."""
 
     def sniff(self, probe: Probe) -> bool:
         """Any folder."""
         return probe.is_folder
 
     def read(self, probe: Probe) -> Checkpoint:
-        return _read(probe, _only_one(probe))
+        found = _may_hold_weights(probe)
+        return _read(probe, found[0]) if len(found) == 1 else read_folder(probe, TrainingFolder())
 
 
 def _usual(probe: Probe) -> str | None:
@@ -116,23 +118,17 @@ def _may_be_weights(name: str) -> bool:
     return name.endswith(_LIKE_WEIGHTS) and not name.startswith(_BESIDE)
 
 
-def _only_one(probe: Probe) -> str:
-    """The one file in a folder that may hold weights, if none has a usual name."""
+def _may_hold_weights(probe: Probe) -> list[str]:
+    """The files in a folder that may hold weights, if none has a usual name."""
     names, path = _files(probe), probe.path
     indexes = [name for name in names if name.endswith(_INDEXED)]
     found = indexes or [name for name in names if _may_be_weights(name)]
     if not indexes:
         refuse_stranger(probe)
-    if len(found) > 1:
-        raise UnsupportedError(
-            f"is a directory with {len(found):,} files that may be checkpoints",
-            path=path,
-            hint=f"give one of them, e.g. {found[0]}",
-        )
     if not found:
         raise UnsupportedError(
             "is a directory without any file that usually holds weights",
             path=path,
             hint="give one file in it",
         )
-    return found[0]
+    return found

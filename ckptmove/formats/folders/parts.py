@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import UnsupportedError
+from ...manifest.manifest import Section
+from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
@@ -18,6 +20,11 @@ class PartsContainer(Container):
         """`source` is their index or folder; `parts` go by file names: see `number_files`."""
         super().__init__(source)
         self.parts = parts
+        #: the sections of roots, by their paths, where a name of a file tells them
+        self.sections: dict[Path, Section] = {}
+
+    def section_at(self, path: Path) -> Section:
+        return self.sections.get(path, self.section)
 
     @property
     def nbytes(self) -> int:

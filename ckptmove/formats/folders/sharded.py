@@ -180,11 +180,12 @@ class _ShardedTensors(TensorsContainer):
     def __init__(self, index: Index, shards: Sequence[Shard]) -> None:
         headers: dict[str, Mapping[str, Entry]] = {}
         own = list[str]()
-        described = index.source.nbytes
+        described, folders = index.source.nbytes, list[str]()
         placed: dict[str, Placed] = {}
         for n, shard in enumerate(shards):
             assert isinstance(shard.container, SafetensorsContainer)
             header = shard.container.header
+            folders.append(shard.container.folder)
             headers[shard.name] = header.entries
             described += header.data_at
             own += [shard.name] if TREE in header.metadata else []
@@ -201,7 +202,7 @@ class _ShardedTensors(TensorsContainer):
                     warnings.append(
                         f"its files have different values for the metadata {key!r}; one is kept"
                     )
-        super().__init__(index.source, placed, index.tree, described, metadata)
+        super().__init__(index.source, placed, index.tree, described, metadata, folders[0])
         self.warnings = [*dict.fromkeys(warnings), *self.warnings]
         self.writer = self.writer or shards[0].container.writer
         self._nbytes = index.source.nbytes + sum(shard.source.nbytes for shard in shards)

@@ -129,9 +129,14 @@ class TensorsContainer(Container):
         tree: str | None,
         described: int,
         metadata: Mapping[str, str],
+        folder: str = "",
     ) -> None:
-        """`source` names the tensors in `described` bytes; `tree` is what is told of their tree."""
+        """`source` names the tensors in `described` bytes; `tree` is what is told of their tree.
+
+        `folder`: what the ids of its storages start with.
+        """
         super().__init__(source)
+        self.folder = folder
         entries = {name: each.entry for name, each in placed.items()}
         for name, entry in entries.items():
             if len(entry.shape) > MOST_DIMENSIONS:
@@ -140,7 +145,7 @@ class TensorsContainer(Container):
                 )
         self.metadata = dict(metadata)
         others = other_names(entries, self.metadata)
-        reader, root = read_tree(entries, tree, self.warnings, others)
+        reader, root = read_tree(entries, tree, self.warnings, others, folder)
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
         self.graph = reader.graph  #: its nodes
@@ -151,7 +156,7 @@ class TensorsContainer(Container):
         self.is_canonical = not reader.terms  # terms may say anything
         latest = Latest()
         self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
-        self.storages = {name: self._storage(reader, name) for name in reader.graph.storages}
+        self.storages = {key: self._storage(reader, key) for key in reader.graph.storages}
         self.writer = "ckptmove" if reader.terms else ""
 
     @property
@@ -169,13 +174,13 @@ class TensorsContainer(Container):
         window = file.window(entry.start, entry.nbytes)
         return window if order is None else Reordered(window, order, latest)
 
-    def _storage(self, reader: Reader, name: str) -> Storage:
-        entry, file, source = self._placed[name]
-        said = reader.graph.ids[id(reader.graph.storages[name])]
+    def _storage(self, reader: Reader, key: str) -> Storage:
+        entry, file, source = self._placed[key.removeprefix(self.folder)]
+        said = reader.graph.ids[id(reader.graph.storages[key])]
         extent = None
         if file.start is not None:
             extent = Extent(file.start + entry.start, entry.nbytes, source)
-        return Storage(name, str(said.location), entry.nbytes, said.dtype, extent)
+        return Storage(key, str(said.location), entry.nbytes, said.dtype, extent)
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise UnsupportedError(
@@ -189,7 +194,7 @@ class SafetensorsContainer(TensorsContainer):
 
     def __init__(self, probe: Probe) -> None:
         """Read the header."""
-        probe.session.folder()
+        folder = probe.session.folder()
         source = probe.source
         self.header = read_header(source)
         if SHARDING in self.header.metadata:
@@ -200,6 +205,7 @@ class SafetensorsContainer(TensorsContainer):
         placed = {name: Placed(entry, source) for name, entry in self.header.entries.items()}
         said, own = self.header.metadata, ("format", TREE)
         besides = {key: text for key, text in said.items() if key not in own}
-        super().__init__(source, placed, said.get(TREE), self.header.data_at, besides)
+        tree, described = said.get(TREE), self.header.data_at
+        super().__init__(source, placed, tree, described, besides, folder)
         made_for = _WRITERS.get(self.header.metadata.get("format", ""))
         self.writer = self.writer or (f"a library for {made_for}" if made_for else "")

@@ -1,0 +1,213 @@
+"""The layouts of folders that libraries write: what the name of each file in them says.
+
+A rule maps a pattern of names, within the folder and with `/`, to the section that all in the file
+belongs to, and to the keys under which it is in the tree of the folder. Keys are separated by `/`
+in a template, and those of digits are numbers: `rng_state_1.pth` is at `("rng", 1)`. A section of
+OTHER leaves it to the content of the file. The first layout of which a mark is there tells what
+the folder is; what its rules leave open, those of `ANY` say, and else the name of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from ...manifest.manifest import Section
+from ...manifest.paths import Key, Path
+
+
+class Rule(NamedTuple):
+    """What is in the files that are called so."""
+
+    pattern: str
+    section: Section
+    keys: str  #: with the groups of the pattern
+
+
+class Layout(NamedTuple):
+    """How a library lays out a folder."""
+
+    name: str
+    #: Patterns of names of files or folders right in it, of which one has to be there.
+    marks: tuple[str, ...]
+    rules: tuple[Rule, ...] = ()
+    #: Whether it is more than the weights of one model, by its marks alone.
+    is_several: bool = True
+
+
+_WHOLE = r"(?:\.safetensors|\.bin)(?:\.index\.json)?"
+#: The weights of one model, in the order in which libraries prefer them.
+WEIGHTS = (
+    r"model\.safetensors(?:\.index\.json)?",
+    r"pytorch_model\.bin(?:\.index\.json)?",
+    rf"diffusion_pytorch_model{_WHOLE}",
+    rf"adapter_model{_WHOLE}",
+    r"open_clip_(?:model\.safetensors|pytorch_model\.bin)",
+)
+_NUMBER = r"(_\d+)?"
+_MODELS = tuple(Rule(each, Section.MODEL, "model") for each in WEIGHTS)
+_COMPONENTS = (
+    *(Rule(rf"([^/]+)/{each}", Section.MODEL, r"\1") for each in WEIGHTS),
+    # diffusers: variants, `unet/diffusion_pytorch_model.fp16.safetensors`
+    Rule(rf"([^/]+)/(?:diffusion_pytorch_)?model\.\w+{_WHOLE}", Section.MODEL, r"\1"),
+)
+
+#: What files are called whichever library writes them.
+ANY = (
+    *_MODELS,
+    Rule(rf"optimizer{_NUMBER}(?:\.pt|\.pth|\.bin)?", Section.OPTIMIZER, r"optimizer\1"),
+    Rule(rf"(?:lr_)?scheduler{_NUMBER}\.(?:pt|pth|bin)", Section.SCHEDULER, r"scheduler\1"),
+    Rule(r"rng_state\.pth", Section.RNG, "rng"),
+    Rule(r"rng_state_(\d+)\.pth", Section.RNG, r"rng/\1"),
+    Rule(r"random_states_(\d+)\.pkl", Section.RNG, r"rng/\1"),
+    Rule(rf"scaler{_NUMBER}\.(?:pt|pth|bin)", Section.OTHER, r"scaler\1"),
+    Rule(r"training_args\.bin", Section.OTHER, "training_args"),
+    *_COMPONENTS,
+)
+
+LAYOUTS: tuple[Layout, ...] = (
+    # skorch/net.py, `save_params`; callbacks/training.py, `Checkpoint`.
+    Layout(
+        "skorch",
+        (r"(.*_)?params\.(pt|safetensors)",),
+        (
+            Rule(r"(.*_)?params\.(?:pt|safetensors)", Section.MODEL, r"\1model"),
+            Rule(r"(.*_)?optimizer\.(?:pt|safetensors)", Section.OPTIMIZER, r"\1optimizer"),
+            Rule(r"(.*_)?criterion\.(?:pt|safetensors)", Section.OTHER, r"\1criterion"),
+        ),
+        is_several=False,
+    ),
+    # transformers/trainer.py, `_save_checkpoint`, `_save_optimizer_and_scheduler`.
+    Layout(
+        "Hugging Face Trainer",
+        (r"optimizer\.pt", r"scheduler\.pt", r"rng_state(_\d+)?\.pth"),
+        (Rule(r"pytorch_model_fsdp_0", Section.MODEL, "model"),),
+    ),
+    # accelerate/checkpointing.py, `save_accelerator_state`; utils/constants.py.
+    Layout(
+        "accelerate",
+        (
+            rf"optimizer{_NUMBER}\.bin",
+            rf"scheduler{_NUMBER}\.bin",
+            r"random_states_\d+\.pkl",
+            r"custom_checkpoint_\d+\.pkl",
+            r"(model|pytorch_model)_[1-9]\d*\.(safetensors|bin)",
+        ),
+        (
+            Rule(r"model(_\d+)\.safetensors(?:\.index\.json)?", Section.MODEL, r"model\1"),
+            Rule(r"pytorch_model(_\d+)\.bin(?:\.index\.json)?", Section.MODEL, r"model\1"),
+            Rule(rf"pytorch_model_fsdp{_NUMBER}\.bin", Section.MODEL, r"model\1"),
+            Rule(r"pytorch_model_fsdp_0", Section.MODEL, "model"),
+            Rule(rf"sampler{_NUMBER}\.bin", Section.OTHER, r"sampler\1"),
+            Rule(rf"dl_state_dict{_NUMBER}\.bin", Section.OTHER, r"dl_state_dict\1"),
+            Rule(r"custom_checkpoint_(\d+)\.pkl", Section.OTHER, r"custom_checkpoint/\1"),
+        ),
+    ),
+    # diffusers/pipelines/pipeline_utils.py, `save_pretrained`.
+    Layout("diffusers pipeline", (r"model_index\.json",)),
+    # sentence_transformers/SentenceTransformer.py, `save`.
+    Layout("sentence-transformers", (r"modules\.json",), is_several=False),
+    # peft/peft_model.py, `save_pretrained`: adapters with a name have a folder each.
+    Layout("peft", (r"adapter_config\.json",), is_several=False),
+    # Meta's llama, `save`; torchtune/training/checkpointing/_checkpointer.py.
+    Layout(
+        "Meta",
+        (r"consolidated\.(?!00\.)\d+\.pth",),
+        (Rule(r"consolidated\.(\d+)\.pth", Section.MODEL, r"consolidated/\1"),),
+    ),
+    Layout(
+        "torchtune",
+        (r"recipe_state\.pt", r"recipe_state"),
+        (
+            Rule(r"(?:recipe_state/)?recipe_state\.pt", Section.OTHER, "recipe_state"),
+            Rule(r"((?:hf_|meta_)?model_\d+(?:_\d+)?)\.pt", Section.MODEL, r"\1"),
+            Rule(r"(adapter_\d+)\.pt", Section.MODEL, r"\1"),
+        ),
+    ),
+    # lightning/pytorch/trainer/connectors/checkpoint_connector.py; loggers/csv_logs.py.
+    Layout(
+        "Lightning",
+        (r"hparams\.yaml", r"checkpoints"),
+        (Rule(r"(?:checkpoints/)?(.+)\.ckpt", Section.OTHER, r"\1"),),
+        is_several=False,
+    ),
+    # fairseq/checkpoint_utils.py, `save_checkpoint`.
+    Layout(
+        "fairseq",
+        (r"checkpoint_(last|best)\.pt",),
+        (Rule(r"(checkpoint[\w.-]*)\.pt", Section.OTHER, r"\1"),),
+        is_several=False,
+    ),
+    # mmengine/hooks/checkpoint_hook.py.
+    Layout(
+        "MMEngine",
+        (r"last_checkpoint",),
+        (Rule(r"(.+)\.pth", Section.OTHER, r"\1"),),
+        is_several=False,
+    ),
+    # ignite/handlers/checkpoint.py, `Checkpoint`.
+    Layout(
+        "ignite",
+        (r"(\w+_)?checkpoint_\d+\.pt",),
+        (Rule(r"(.+)\.pt", Section.OTHER, r"\1"),),
+        is_several=False,
+    ),
+)
+
+#: What is trained with, not the model; a file that says so makes a folder one of training.
+_OF_TRAINING = tuple(
+    rule.pattern
+    for rule in (*ANY, *(rule for layout in LAYOUTS for rule in layout.rules))
+    if rule.section in (Section.OPTIMIZER, Section.SCHEDULER, Section.RNG)
+)
+_SUFFIX = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|pkl|tar|pt2|index\.json))+$")
+
+
+class Said(NamedTuple):
+    """What a name says of what is in the file or folder."""
+
+    rank: int  #: of the rule: of two with the same keys the lower one is preferred
+    section: Section
+    keys: Path
+    is_known: bool  #: whether it is surely a checkpoint, by its name
+
+
+def layout_of(names: Collection[str]) -> Layout | None:
+    """The layout of a folder, by what is right in it."""
+    return next((each for each in LAYOUTS if _any(each.marks, names)), None)
+
+
+def is_several(names: Collection[str]) -> bool:
+    """Whether a folder surely holds more than the weights of one model, by what is right in it."""
+    found = layout_of(names)
+    return (found is not None and found.is_several) or _any(_OF_TRAINING, names)
+
+
+def says(name: str, layout: Layout | None) -> Said:
+    """What a name in a folder of this layout says."""
+    rules = (*(layout.rules if layout else ()), *ANY)
+    for rank, rule in enumerate(rules):
+        match = re.fullmatch(rule.pattern, name)
+        if match is not None:
+            keys = _path(match.expand(rule.keys))
+            return Said(rank, rule.section, keys, is_known="/" not in name)
+    return Said(len(rules), Section.OTHER, (stem_of(name),), is_known=False)
+
+
+def stem_of(name: str) -> str:
+    """A name without the suffixes of checkpoints."""
+    return _SUFFIX.sub("", name) or name
+
+
+def _path(keys: str) -> Path:
+    return tuple(map(_key, keys.split("/")))
+
+
+def _key(text: str) -> Key:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _any(patterns: Iterable[str], names: Collection[str]) -> bool:
+    one_of = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.DOTALL)
+    return any(one_of.fullmatch(name) for name in names)

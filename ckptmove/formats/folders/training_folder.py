@@ -1,0 +1,239 @@
+"""training-folder: all that a folder holds, as one checkpoint: each file in it is a part.
+
+    checkpoint-500/
+      model.safetensors, or an index with its files      model
+      optimizer.pt                                       optimizer
+      scheduler.pt                                       scheduler
+      rng_state_0.pth, rng_state_1.pth                   rng.0, rng.1
+      training_args.bin                                  training_args
+      trainer_state.json, config.json, …                 other files
+
+The tree has an entry for each part, so the tensors are called `model.lm_head.weight` or
+`optimizer.state.0.exp_avg`. What a part is called follows from the name of its file: `layouts` says
+what libraries call their files, and any other is called by its name without the suffix. If two
+would have one name, the second keeps that of its file: `pytorch_model`, for one, where
+`model.safetensors` is `model` already. A subfolder of torch.distributed.checkpoint is a part.
+
+Folders within it that are checkpoints of their own (`checkpoint-600/`) are no part of it. Files
+that are called like checkpoints, but are none that can be read, are told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ...errors import UnsupportedError
+from ...manifest.manifest import Section
+from ...manifest.paths import Path
+from ...phrases import join_names
+from ...sources.place import EntryKind, FolderEntry
+from ...sources.source import Memory, Source
+from ...torch_pickle.streams import Container
+from ..base import Format
+from ..checkpoint import Carries, Checkpoint
+from ..probe import Probe
+from .layouts import Said, is_several, layout_of, says, stem_of
+from .parts import PartsContainer, number_files
+
+#: What files are called that are checkpoints, whatever they hold.
+_LIKE_CHECKPOINTS = (
+    *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2"),
+    *(".safetensors.index.json", ".bin.index.json"),
+)
+_SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(\.safetensors|\.bin)", re.DOTALL)
+_INDEX = ".index.json"
+#: Folders within a folder that are checkpoints of their own.
+_OWN = re.compile(r"(checkpoint|step|epoch)[-_]\d+")
+_DISTRIBUTED = "/.metadata"
+_MOST_NAMED = 5
+
+
+class Part(NamedTuple):
+    """A checkpoint in a folder: a file, an index with its files, or a folder with its files."""
+
+    name: str  #: of the file, the index or the folder, within the folder, with `/`
+    keys: Path  #: under which it is in the tree of the folder
+    section: Section  #: what its name says that it serves; OTHER leaves that to its content
+    checkpoint: Checkpoint
+    first: int  #: the number of its first file among the files of the folder
+    copy_of: str | None = None  #: the part of which it seems to hold the same weights
+
+
+class Unread(NamedTuple):
+    """A file or folder that is called like a checkpoint, and why it can't be read."""
+
+    name: str
+    why: str
+
+
+class FolderCheckpoint(Checkpoint):
+    """All that a folder holds."""
+
+    container: PartsContainer
+
+    def __init__(
+        self,
+        format: str,
+        probe: Probe,
+        layout: str,
+        parts: Sequence[Part],
+        others: Sequence[FolderEntry],
+        unread: Sequence[Unread],
+        carries: Carries,
+    ) -> None:
+        """`others`: the files that are no checkpoints; `unread`: what can't be read."""
+        self.layout, self.parts = layout, parts
+        self.others, self.unread = others, unread
+        files: list[Source] = []
+        indexes: list[Source] = []
+        for part in parts:
+            files += part.checkpoint.files
+            indexes += part.checkpoint.sources[len(part.checkpoint.files) :]
+        super().__init__(format, _container(probe, parts), carries, files, indexes)
+
+    def containers_of(self, part: Part) -> Iterator[tuple[int, Container]]:
+        """Each file of a part that holds pickles or tensors, by its number, with what it holds."""
+        container = part.checkpoint.container
+        inside = dict(container.inner()) if isinstance(container, PartsContainer) else {}
+        return enumerate(inside.values() if inside else [container], part.first)
+
+
+class TrainingFolder(Format):
+    """The format of a folder with more in it than the weights of one model."""
+
+    name = "training-folder"
+    summary = "transformers `Trainer`, accelerate `save_state`, diffusers, and other folders"
+    refused = "files that can't be read; links that lead out of it"
+    carries = Carries(True, True, True, True, dtypes="those of its files")
+
+    def sniff(self, probe: Probe) -> bool:
+        """Files of training, or of several models, are right in it."""
+        return probe.is_folder and is_several(probe.entries.keys())
+
+    def read(self, probe: Probe) -> FolderCheckpoint:
+        return read_folder(probe, self)
+
+
+def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCheckpoint:
+    """Read all checkpoints in a folder; UnsupportedError if there is none.
+
+    `bare`: its weights are those of one model, whose names are to be those of its tensors.
+    """
+    layout = layout_of(probe.entries.keys())
+    found = _Files(probe.entries_below)
+    parts: list[Part] = []
+    unread: list[Unread] = []
+    first = 0
+    owners: dict[Path, Part] = {}
+    for said, name in sorted((says(name, layout), name) for name in found.parts):
+        keys = () if bare and said.section is Section.MODEL else said.keys
+        copied = owners.get(keys) if said.section is Section.MODEL else None
+        keys = next(each for each in _free(keys, name) if each not in owners)
+        checkpoint = _read(probe, name, said, unread, is_folder=name in found.folders)
+        if checkpoint is None:
+            continue
+        part = Part(name, keys, said.section, checkpoint, first, copied and copied.name)
+        number_files(checkpoint.container, first)
+        first += len(checkpoint.files)
+        parts.append(part)
+        owners[keys] = part
+    for own in found.own:
+        probe.note(f"{own} in it is a checkpoint of its own and was not looked at")
+    if not parts:
+        raise UnsupportedError("holds no checkpoint that can be read", path=probe.path)
+    for part in parts:
+        if part.copy_of is not None:
+            probe.note(f"{part.name} seems to hold the same weights as {part.copy_of}")
+    if unread:
+        told = join_names([f"{each.name} ({each.why})" for each in unread], _MOST_NAMED)
+        probe.note(f"not read: {told}")
+    about = layout.name if layout is not None else ""
+    return FolderCheckpoint(format.name, probe, about, parts, found.others, unread, format.carries)
+
+
+def _free(keys: Path, name: str) -> Iterator[Path]:
+    """What a part may be called, the best first."""
+    yield keys
+    yield (stem_of(name),)
+    yield (name,)
+    yield (f"{name}/",)
+
+
+def _read(
+    probe: Probe, name: str, said: Said, unread: list[Unread], *, is_folder: bool
+) -> Checkpoint | None:
+    """Read a part; None if it can't be, which is noted."""
+    probe.session.begin_file(name)
+    found = probe.open_folder(name) if is_folder else probe.open(name)
+    try:
+        return probe.read_from(found)
+    except UnsupportedError as error:
+        if said.is_known and not is_folder:
+            raise
+        unread.append(Unread(name, str(error)))
+        return None
+
+
+def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
+    within = {part.name: part.checkpoint.container for part in parts}
+    container = PartsContainer(Memory(b"", probe.path), within)
+    writers: dict[str, None] = {}
+    for part in parts:
+        inside = part.checkpoint.container
+        for path, root in inside.roots:
+            full = (*part.keys, *path)
+            section = inside.section_at(path)
+            container.roots.append((full, root))
+            container.sections[full] = part.section if section is Section.OTHER else section
+        writers[inside.writer] = None
+    written = [each for each in writers if each]
+    container.writer = written[0] if len(written) == 1 else ""
+    return container
+
+
+class _Files:
+    """Tells the entries of a folder apart."""
+
+    def __init__(self, entries: Sequence[FolderEntry]) -> None:
+        names = {each.name for each in entries}
+        #: Folders that are checkpoints of their own.
+        self.own = sorted({own for name in names for own in _own(name)})
+        apart = set(self.own)
+        #: Folders that torch.distributed.checkpoint wrote.
+        self.folders = {
+            name.removesuffix(_DISTRIBUTED)
+            for name in names
+            if name.endswith(_DISTRIBUTED) and apart.isdisjoint(_above(name))
+        }
+        self.parts: list[str] = sorted(self.folders)
+        self.others: list[FolderEntry] = []
+        apart |= self.folders
+        for each in entries:
+            if not apart.isdisjoint(_above(each.name)) or _is_shard(each.name, names):
+                continue
+            if each.kind is EntryKind.FILE and each.name.endswith(_LIKE_CHECKPOINTS):
+                self.parts.append(each.name)
+            else:
+                self.others.append(each)
+
+
+def _is_shard(name: str, names: set[str]) -> bool:
+    """Whether an index names the file."""
+    shard = _SHARD.fullmatch(name)
+    return shard is not None and f"{shard[1]}{shard[2]}{_INDEX}" in names
+
+
+def _own(name: str) -> Iterator[str]:
+    """The outermost folder in a path that is a checkpoint of its own."""
+    outermost_first = reversed(list(_above(name)))
+    own = (each for each in outermost_first if _OWN.fullmatch(each.rpartition("/")[2]))
+    yield from islice(own, 1)
+
+
+def _above(name: str) -> Iterator[str]:
+    """The folders that it is in, the innermost first."""
+    while name := name.rpartition("/")[0]:
+        yield name

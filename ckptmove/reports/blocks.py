@@ -42,8 +42,9 @@ class Columns:
     """A table of very many rows, column by column: pages show it so that one can search in it."""
 
     head: Sequence[str]
-    columns: Sequence[Sequence[str] | Sequence[int]]  #: numbers are bytes
+    columns: Sequence[Sequence[str] | Sequence[int] | Sequence[float | None]]
     right: Sequence[int] = ()  #: the columns that are flushed right
+    bars: Sequence[int] = ()  #: the columns of numbers that are drawn as bars; others are bytes
     what: str = "rows"  #: what a row is, in the plural
     drawn: Drawing | None = None
 

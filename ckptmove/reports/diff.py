@@ -15,7 +15,7 @@ from .. import phrases
 from ..errors import CheckFailed
 from ..manifest.paths import spell
 from ..phrases import plural
-from .blocks import Block, Table
+from .blocks import Block, Columns, PageBlock, Table
 from .groups import collapsed, pattern_of
 from .plain import Key, Seconds, derived, to_json
 from .report import Report
@@ -244,6 +244,25 @@ class Diff(Report):
             if len(shown) < len(groups):
                 more = plural(len(groups) - len(shown), "more line")
                 yield f"  … and {more} of this kind; -v shows all"
+
+    def page(self) -> Iterator[PageBlock]:
+        """Show a summary, and a row for each difference, with its size drawn as a bar."""
+        yield summary(self)
+        yield f"{self.a} ({self.a_format}) → {self.b} ({self.b_format})"
+        found = [*self.differences, *self.ignored]
+        if found:
+            rows = [_row(each.kind, [each], True) for each in found]
+            most = [each.values.max_abs if each.values is not None else None for each in found]
+            drawn = [n if n is not None and isfinite(n) else None for n in most]
+            whats = [
+                " · ".join((row[3], *each.lines)) for row, each in zip(rows, found, strict=True)
+            ]
+            names = [row[1] for row in rows]
+            kinds = [row[0] for row in rows]
+            head = ("difference", "name", "largest |Δ|", "first → second")
+            columns = (kinds, names, drawn, whats)
+            yield Columns(head, columns, right=(2,), bars=(2,), what="differences")
+        yield from self.remarks()
 
 
 def summary(diff: Diff) -> str:

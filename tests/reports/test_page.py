@@ -124,6 +124,21 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert "é\\x00" in decoded(data["columns"][0])
 
 
+def test_a_comparison_draws_how_much_differs(tmp_path: Path) -> None:
+    kept = torch.zeros(2)
+    torch.save({"w": kept, "v": kept + 1, "n": 1}, tmp_path / "a.pt")
+    torch.save({"w": kept + 0.5, "v": kept + torch.inf, "n": 2}, tmp_path / "b.pt")
+    found = ckptmove.diff(tmp_path / "a.pt", tmp_path / "b.pt")
+    (data,) = Elements(found.to_html()).data()
+    rows = list(zip(*map(decoded, data["columns"]), strict=True))
+    assert [row[:3] for row in rows if row[0] == "changed"] == [
+        ("changed", "w", 0.5),
+        ("changed", "v", None),
+    ]
+    assert "infinite" in rows[1][3] or "inf" in rows[1][3]
+    assert ("value", "n", None, "1 → 2") in rows
+
+
 def test_long_tables_become_data_with_the_lines_below_them() -> None:
     rows = [(f"row {n}", str(n)) for n in range(300)]
     table = Table(rows, ("name", "n"), right=(1,), details={1: ("why", "how")})

@@ -101,6 +101,7 @@ def _data_of(columns: Columns, name: str) -> str:
     data = {
         "head": list(columns.head),
         "right": list(columns.right),
+        "bars": list(columns.bars),
         "columns": [_encoded(column) for column in columns.columns],
         "what": columns.what,
         "map": columns.drawn and columns.drawn._asdict(),
@@ -114,12 +115,12 @@ def _data_of(columns: Columns, name: str) -> str:
     )
 
 
-def _encoded(column: Sequence[str] | Sequence[int]) -> dict[str, object]:
+def _encoded(column: Sequence[str | float | None]) -> dict[str, object]:
     """A column in few bytes: numbers, or each text once, or what it does not share with the last.
 
     The script counts in UTF-16, so that the shared start is counted so too.
     """
-    if column and isinstance(column[0], int):
+    if column and not isinstance(column[0], str):
         return {"numbers": list(column)}
     texts = [printable(str(each)) for each in column]
     places = {text: n for n, text in enumerate(dict.fromkeys(texts))}

@@ -83,7 +83,7 @@ class Rows {
     const column = this.columns[n];
     const sign = falling ? -1 : 1;
     const compare = new Intl.Collator("en", { numeric: true }).compare;
-    const by = typeof column[0] === "number" ? (a, b) => a - b : compare;
+    const by = typeof column[0] === "string" ? compare : (a, b) => (a ?? -1) - (b ?? -1);
     this.order = Array.from({ length: this.length }, (_, row) => row);
     this.order.sort((a, b) => sign * by(column[a], column[b]));
     this.show();
@@ -91,7 +91,21 @@ class Rows {
 
   text(row, n) {
     const value = this.columns[n][row];
+    if (this.data.bars.includes(n)) return value === null ? "" : `${Number(value.toPrecision(3))}`;
     return typeof value === "number" ? size(value) : value;
+  }
+
+  cell(row, n) {
+    const cell = make("td", {}, this.text(row, n));
+    if (this.data.right.includes(n)) cell.classList.add("right");
+    if (this.data.bars.includes(n)) {
+      this.most ??= new Map();
+      if (!this.most.has(n)) this.most.set(n, this.columns[n].reduce((a, b) => Math.max(a, b), 0));
+      const bar = make("div", { class: "of-most", "aria-hidden": "true" });
+      bar.style.width = `${(100 * (this.columns[n][row] || 0)) / (this.most.get(n) || 1)}%`;
+      cell.append(bar);
+    }
+    return cell;
   }
 
   show() {
@@ -116,12 +130,7 @@ class Rows {
   add() {
     const start = this.body.children.length;
     for (const row of this.shown.slice(start, start + STEP)) {
-      const cells = this.columns.map((_, n) => {
-        const cell = make("td", {}, this.text(row, n));
-        if (this.data.right.includes(n)) cell.classList.add("right");
-        return cell;
-      });
-      this.body.append(make("tr", {}, ...cells));
+      this.body.append(make("tr", {}, ...this.columns.map((_, n) => this.cell(row, n))));
     }
     const left = this.shown.length - this.body.children.length;
     this.more.hidden = left <= 0;

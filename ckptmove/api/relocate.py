@@ -153,6 +153,7 @@ def relocate(
         unknown_callables=manifest.unknown_callables,
         warnings=(*notes, *manifest.warnings, *moves.warnings),
         nbytes=nbytes,
+        destination_nbytes=0 if target is None else change.plan.nbytes,
         bytes_written=bytes_written,
         seconds=time.monotonic() - started,
         in_place=in_place,

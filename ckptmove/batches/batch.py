@@ -87,11 +87,32 @@ def batch(
             "run.pt.safetensors. Items that differ only in the suffix can then all be converted."
         ),
     ] = False,
+    delete_source: Annotated[
+        bool,
+        Option(
+            "Remove the source of each item that is done, after its output was read again. Folders "
+            "and links are kept."
+        ),
+    ] = False,
     jobs: Annotated[
         int | None,
         Option("Number of processes.", "N", "How to run", default="one per core", short="j"),
     ] = None,
     executor: Executor | None = None,
+    max_failures: Annotated[
+        int | None, Option("Stop when N items have failed or were refused.", "N")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        Option(
+            "Give up an item that takes longer, clean up, and do the others.",
+            "SECONDS",
+            python="Not with `executor`.",
+        ),
+    ] = None,
+    allow_empty: Annotated[
+        bool, Option("Accept that nothing is found; otherwise it is refused.")
+    ] = False,
     ray: Annotated[
         str | None,
         Option(
@@ -103,7 +124,12 @@ def batch(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, Option("Show the plan and do nothing. Each item is checked only when it is done.")
+        bool,
+        Option(
+            "Write nothing. Read the metadata of each item, and show what would become of it; the "
+            "exit code is that of the run. Bytes of tensors are not read, and checks of batch "
+            "validate are not run."
+        ),
     ] = False,
     progress: Progress | None = None,
     **options: Any,
@@ -137,18 +163,26 @@ def batch(
             run did not write.
 
     Returns:
-        The batch: `plan` says what will be done; iterating over it gives a `Result` per item.
+        The batch: `plan` says what will be done; iterating over it gives a `Result` per item. With
+        `dry_run`, each result is what would become of the item.
 
     Raises:
         UsageError: the request makes no sense, or the Ray cluster cannot be reached.
         InputError: the tree cannot be read.
-        RefusedError: there is not enough disk space, or the destination cannot be written.
+        RefusedError: nothing is found, and `allow_empty` is not set; there is not enough disk
+            space; or the destination cannot be written.
         WriteError: a folder cannot be made.
     """
     if jobs is not None and jobs < 1:
         raise UsageError("jobs must be at least 1")
     if executor is None:
         _refuse_memory(src, dst)
+    if max_failures is not None and max_failures < 1:
+        raise UsageError("max-failures must be at least 1")
+    if timeout is not None and not timeout > 0:
+        raise UsageError("timeout must be more than 0 seconds")
+    if timeout is not None and executor is not None:
+        raise UsageError("timeout cannot be combined with an executor")
     if ray is not None and (executor is not None or jobs is not None):
         raise UsageError("ray cannot be combined with jobs or an executor")
     if executor is not None or ray is not None:  # they may be in another folder
@@ -175,12 +209,23 @@ def batch(
             wanted=wanted,
             copy_rest=copy_rest,
             keep_suffix=keep_suffix,
+            delete_source=delete_source,
+            timeout=timeout,
+            allow_empty=allow_empty,
             verify=verify,
             dry_run=dry_run,
             options=options,
         )
         failing.pop_all()
-    return Batch(plan, jobs or _cores(), executor, progress, cluster=cluster, dry_run=dry_run)
+    return Batch(
+        plan,
+        jobs or _cores(),
+        executor,
+        progress,
+        cluster=cluster,
+        dry_run=dry_run,
+        max_failures=max_failures,
+    )
 
 
 def _refuse_memory(*trees: StrPath | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..api.folder_files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
+from ..phrases import plural
 from ..reports.batch import BatchPlan
 from ..reports.batch_items import Item, Task
 from ..sources import place_of
@@ -21,6 +22,7 @@ from .options import ReferenceTree, resolve_options
 from .outputs import clashes, output_namer
 from .run_item import output_nbytes
 from .selection import ItemFilter
+from .source_removal import check_removal
 from .trees import tree_at
 from .trees.local_tree import existing_parent
 
@@ -33,6 +35,9 @@ def plan_batch(
     wanted: ItemFilter,
     copy_rest: bool,
     keep_suffix: bool,
+    delete_source: bool,
+    timeout: float | None,
+    allow_empty: bool,
     verify: bool,
     dry_run: bool,
     options: Mapping[str, Any],
@@ -44,6 +49,8 @@ def plan_batch(
     source = os.fspath(src)
     options = resolve_options(verb, dst, options)
     in_place = bool(options.get("in_place"))
+    if delete_source:
+        check_removal(verb, options)
     if in_place and not place_of(source).changes_in_place:
         raise RefusedError(
             "is in an object store, where files cannot be changed in place", path=source
@@ -57,6 +64,11 @@ def plan_batch(
         tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
     found = discover(source, wanted, whole=verb != "relocate")
+    if not (found.items or found.unopened or allow_empty or (copy_rest and found.others)):
+        more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
+        raise RefusedError(
+            f"no checkpoint was found{more}", path=source, hint="--allow-empty accepts that"
+        )
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
     indices = verb == "relocate" and not in_place  # an index stays that of its files
@@ -71,16 +83,16 @@ def plan_batch(
         clash = clashes(items, unopened, partial(is_item, wanted=wanted))
     tasks, done = list[Task](), list[Item]()
     tree = tree_at(root or "")
-    asked = list(_tasks(verb, items, root, options, verify=verify))
+    asked = list(_tasks(verb, items, root, options, verify=verify, timeout=timeout))
     for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
-        if finished:
+        if finished and not (delete_source and not dry_run):  # what was done is to be removed
             done.append(task.item)
         elif task.item.name in clash:
             other = clash[task.item.name]
             why = f"would have the same name in the destination as {other}"
             tasks.append(task._replace(clash=why))
         else:
-            tasks.append(task)
+            tasks.append(task._replace(delete_source=delete_source))
     tasks.sort(key=lambda task: (-task.item.nbytes, task.item.name))
     if root is not None:
         in_the_way = _obstacles(task.item.output for task in tasks)
@@ -103,14 +115,20 @@ def plan_batch(
 
 
 def _tasks(
-    verb: str, items: Iterable[Item], root: str | None, options: Mapping[str, Any], *, verify: bool
+    verb: str,
+    items: Iterable[Item],
+    root: str | None,
+    options: Mapping[str, Any],
+    *,
+    verify: bool,
+    timeout: float | None,
 ) -> Iterator[Task]:
     request = request_of(verb, options)
     ledger = None if root is None else tree_at(root).open_ledger()
     against = ReferenceTree(str(options["against"])) if "against" in options else None
     for item in items:
         own = options if against is None else {**options, "against": against.of(item.name)}
-        task = Task(item, verb, own, request, verify=verify)
+        task = Task(item, verb, own, request, verify=verify, timeout=timeout)
         if ledger is not None:
             known = ledger.entry(item.name)
             task = task._replace(ledger=ledger.path, known=known, since=ledger.nbytes)

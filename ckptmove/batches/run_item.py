@@ -34,6 +34,7 @@ class ItemOutcome(NamedTuple):
 
     report: Mapping[str, Any] | None  #: as plain data
     bytes_written: int  #: how much it wrote
+    copied: bool = False  #: whether the file was copied unchanged, as it is no checkpoint
 
     @property
     def ok(self) -> bool:
@@ -54,7 +55,7 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
         tree_at(output.place.parent.path).make_folder()
     if task.verb == "validate":
         return _validated(task, known, force=force)
-    if not task.in_place and not _is_folder(task) and output.place.is_folder():
+    if not task.in_place and not output_is_folder(task) and output.place.is_folder():
         raise RefusedError("the destination is a directory", path=item.output)
     if task.in_place or force or not output.is_taken():
         try:
@@ -72,11 +73,11 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
                 error.path = item.output
             raise
         if not output.same(tree_at(other)):
-            raise _other(task)
+            raise other_error(task)
     return None
 
 
-def _is_folder(task: Task) -> bool:
+def output_is_folder(task: Task) -> bool:
     """Whether what is written is a folder."""
     return task.verb == "convert" and (
         task.item.kind == "folder"
@@ -106,19 +107,26 @@ def _refuse_other_sizes(task: Task) -> None:
         files = _converted(task, output, force=True, dry_run=True).files
         sizes = {each[len(output) :].lstrip("/"): nbytes for each, nbytes in files.items()}
         if sizes != tree_at(output).sizes():
-            raise _other(task)
+            raise other_error(task)
 
 
-def _other(task: Task) -> RefusedError:
+def other_error(task: Task) -> RefusedError:
+    """The error of an output that exists and is not what would be written."""
     return RefusedError(_ANOTHER, path=task.item.output, hint=EXISTS_HINT)
+
+
+def is_copied(task: Task) -> bool:
+    """Whether an item is no checkpoint for its verb, and is copied unchanged."""
+    kind = task.item.kind
+    return kind == "other" or (kind == "index" and task.verb == "relocate")
 
 
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
     """Run the verb, or copy what is not a checkpoint."""
     kind = task.item.kind
     if kind == "unreadable":
-        raise _unreadable(task.item)
-    if kind == "other" or (kind == "index" and task.verb == "relocate"):
+        raise unreadable_error(task.item)
+    if is_copied(task):
         if task.options.get("strict"):
             refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
         return _copied(task.item, output, force)
@@ -138,7 +146,7 @@ def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
 
 def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:
     options = dict(task.options)
-    as_folder = _is_folder(task)
+    as_folder = output_is_folder(task)
     options["force"] = force
     dst = f"{output}/" if as_folder else output
     return convert(task.item.path, dst, dry_run=dry_run, progress=LISTENER.get(), **options)
@@ -147,7 +155,7 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
 def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
     """Validate an item, and write the report, which may replace only a report of ours."""
     if task.item.kind == "unreadable":
-        raise _unreadable(task.item)
+        raise unreadable_error(task.item)
     options = {name: each for name, each in task.options.items() if name != "force"}
     report = validate(task.item.path, progress=LISTENER.get(), **options).to_json()
     output, nbytes = task.item.output, 0
@@ -157,7 +165,7 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
         taken = tree.is_taken()
         if not taken or not tree.holds(data):
             if taken and not force and not is_ours(known, output):
-                raise _other(task)
+                raise other_error(task)
             with destination_of(output).new_file([], force=taken) as file:
                 file.write(Plan("relay", len(data), (), (Write(0, data),)))
                 file.commit()
@@ -182,10 +190,10 @@ def _copied(item: Item, output: str, force: bool) -> ItemOutcome:
         with destination_of(output).new_file([source], force=force) as file:
             file.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
             file.commit()
-    return ItemOutcome(None, nbytes)
+    return ItemOutcome(None, nbytes, copied=True)
 
 
-def _unreadable(item: Item) -> InputError:
+def unreadable_error(item: Item) -> InputError:
     """The error of an item that can't be read."""
     try:
         if os.path.isdir(item.path):

@@ -7,18 +7,20 @@ import os
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import CkptmoveError
+from ..phrases import plural
 from ..reports.batch import BatchPlan, BatchReport
 from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of
 from ..writing.final_name import sync_folder
 from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
-from .executors.worker import work
+from .executors.worker import foretell, work
 from .trees import tree_at
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ class Batch(Iterator[Result]):
     not begun do not begin, and items in progress are stopped and cleaned up (unless another
     executor runs them).
 
-    Attributes:
-        plan: what there is to do.
+    In a dry run nothing is done: each result is what would become of the item, as its metadata
+    tells.
     """
 
     def __init__(
@@ -49,11 +51,12 @@ class Batch(Iterator[Result]):
         *,
         cluster: Cluster | None = None,
         dry_run: bool = False,
+        max_failures: int | None = None,
     ) -> None:
-        self.plan = plan
         self._cluster = cluster
-        self._run = _Run(plan, jobs, executor, progress, cluster)
-        self._results = iter(()) if dry_run else self._run.results()
+        call = foretell if dry_run else work
+        self._run = _Run(plan, jobs, executor, progress, cluster, call, max_failures)
+        self._results = self._run.results()
 
     def __iter__(self) -> Batch:
         return self
@@ -76,6 +79,11 @@ class Batch(Iterator[Result]):
             self._cluster.stop()
 
     @property
+    def plan(self) -> BatchPlan:
+        """What there is to do; of a dry run also what would become of each item so far."""
+        return self._run.plan
+
+    @property
     def current(self) -> list[str]:
         """The names of the items in progress, as far as known; otherwise the last one."""
         return self._run.current
@@ -95,8 +103,14 @@ class _Run:
         executor: Executor | None,
         progress: Progress | None,
         cluster: Cluster | None,
+        call: Callable[[Task], Result],
+        max_failures: int | None,
     ) -> None:
-        self.plan = plan
+        self._plan = plan
+        self._call = call
+        self._max_failures = max_failures
+        self._forecasts = list[Result]()
+        self._copied = self._removed = 0
         self._jobs = jobs
         self._executor = executor
         self._cluster = cluster
@@ -114,6 +128,16 @@ class _Run:
         self._started = time.monotonic()
 
     @property
+    def plan(self) -> BatchPlan:
+        """As `Batch.plan`."""
+        foretold = tuple(self._forecasts)
+        return replace(self._plan, forecasts=foretold) if self._is_dry else self._plan
+
+    @property
+    def _is_dry(self) -> bool:
+        return self._call is foretell
+
+    @property
     def current(self) -> list[str]:
         """As `Batch.current`."""
         running = [task.item.name for future, task in self._pending.items() if future.running()]
@@ -121,24 +145,26 @@ class _Run:
 
     def report(self) -> BatchReport:
         """As `Batch.report`."""
-        remaining = [task.item.name for task in self.plan.tasks]
+        remaining = [task.item.name for task in self._plan.tasks]
         return BatchReport(
-            self.plan.verb,
-            self.plan.source,
-            self.plan.destination,
+            self._plan.verb,
+            self._plan.source,
+            self._plan.destination,
             dict(self._counts),
+            self._copied,
+            self._removed,
             tuple(sorted(self._failures)),
             tuple(name for name in remaining if name not in self._known),
-            self.plan.others,
+            self._plan.others,
             self._nbytes,
             self._bytes_written,
             time.monotonic() - self._started,
-            (*self.plan.notes, *self._notes),
+            (*self._plan.notes, *self._notes),
         )
 
     def results(self) -> Iterator[Result]:
         """The results of the items, as they finish."""
-        for item in self.plan.done:
+        for item in self._plan.done:
             yield self._counted(result_of(item, SKIPPED, "done before", output=item.output or None))
         workers = self._workers()
         executor = self._executor or workers
@@ -147,13 +173,21 @@ class _Run:
         try:
             for result in self._gathered(executor):
                 yield self._counted(result)
+                if len(self._failures) == self._max_failures and self._left():
+                    self._notes.append(f"stopped after {plural(len(self._failures), 'failure')}")
+                    return
             finished = True
         finally:
             if workers is not None:
                 workers.shutdown() if finished else workers.stop()
             elif not finished:
                 self._give_up()
-            self._tidy_up()
+            if not self._is_dry:
+                self._tidy_up()
+
+    def _left(self) -> bool:
+        """Whether there are items without a result."""
+        return any(task.item.name not in self._known for task in self._plan.tasks)
 
     def _workers(self) -> Workers | Cluster | None:
         """Our own workers, unless the user has given an executor."""
@@ -172,7 +206,7 @@ class _Run:
         self._events.put((task, nbytes))
 
     def _gathered(self, executor: Executor) -> Iterator[Result]:
-        todo, later = deque(self.plan.tasks), deque[Task]()
+        todo, later = deque(self._plan.tasks), deque[Task]()
         while todo or later or self._pending:
             while todo and len(self._pending) < self._window():
                 self._submit(executor, todo.popleft())
@@ -192,7 +226,7 @@ class _Run:
 
     def _submit(self, executor: Executor, task: Task) -> None:
         try:
-            future: Future[Result] = executor.submit(work, task)
+            future: Future[Result] = executor.submit(self._call, task)
         except Exception as error:  # it is broken, or was shut down
             future = Future()
             future.set_exception(error)
@@ -228,7 +262,7 @@ class _Run:
                 recover_if_interrupted(task.item.path)
             except CkptmoveError as error:
                 return error.hint
-        elif task.item.output:
+        elif task.item.output and not self._is_dry:
             with contextlib.suppress(CkptmoveError, OSError):  # the next run will do it
                 tree = tree_at(os.path.dirname(task.item.output))
                 tree.remove_leftovers([task.item], task.ledger)
@@ -236,6 +270,10 @@ class _Run:
 
     def _counted(self, result: Result) -> Result:
         self._counts[result.outcome] += 1
+        self._copied += result.copied
+        self._removed += result.source_removed
+        if self._is_dry:
+            self._forecasts.append(result)
         self._known.add(result.name)
         self._folders.update(result.folders)
         if not result.ok:
@@ -255,7 +293,7 @@ class _Run:
 
     def _tidy_up(self) -> None:
         """Sync the names of new files, and remove temporary files."""
-        plan = self.plan
+        plan = self._plan
         for folder in sorted(_with_those_above(self._folders, plan.destination or "")):
             try:
                 sync_folder(folder)

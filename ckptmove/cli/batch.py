@@ -80,7 +80,7 @@ def _options(verb: str) -> Decorator:
     if verb != "convert":
         del batch_options["keep_suffix"]
     if verb == "validate":
-        del batch_options["copy_rest"]
+        del batch_options["copy_rest"], batch_options["delete_source"]
     arguments = source_argument, destination_argument
     log = option(
         "--log",
@@ -163,7 +163,7 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     bar = _ProgressBar(not (quiet or verbose or no_progress) and sys.stderr.isatty())
     work = run_batch(verb, src, dst, progress=bar.advance, **options)
     if dry_run:
-        output.show(work.plan)
+        _foretell(work, src, output, bar)
         return
     output.warn(src, work.plan.notes)
     warned, broken = 0, None
@@ -195,6 +195,19 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     if report.failures:
         failed, items = len(report.failures), sum(report.outcomes.values())
         raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)
+
+
+def _foretell(work: Batch, src: str, output: Output, bar: _ProgressBar) -> None:
+    """Show what would become of each item. Raises CheckFailed if some would not be done."""
+    with bar.over(work), work:
+        for _ in work:
+            pass
+    plan = work.plan
+    output.show(plan)
+    if plan.failures:
+        items = len(plan.forecasts or ())
+        failed = len(plan.failures)
+        raise CheckFailed(f"{failed:,} of {items:,} items would fail or be refused", path=src)
 
 
 def _print_item(result: Result) -> None:

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import escape
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from ..errors import CheckFailed
 from ..phrases import plural
-from .batch_items import FAILED, REFUSED, Item, Result, Task
+from .batch_items import DONE, FAILED, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
 from .blocks import Block, Table
 from .plain import OMITTED, Key, Seconds, derived
 from .report import Report
@@ -39,7 +40,10 @@ _NAMES = Key(plain=lambda items: [item.name for item in items], gives=list[str])
 
 
 class PlannedItem(NamedTuple):
-    """What will become of an item."""
+    """What will become of an item.
+
+    What follows the obstacle is None, or empty, unless a dry run has read the metadata of the item.
+    """
 
     name: str
     kind: str
@@ -47,6 +51,12 @@ class PlannedItem(NamedTuple):
     destination: str | None
     there: str | None
     obstacle: str | None
+    outcome: str | None
+    reason: str | None
+    hint: str | None
+    nbytes_to_write: int | None
+    dropped: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,7 @@ class BatchPlan(Report):
         nbytes: the bytes to read.
         free_nbytes: the free space at the destination, or None if nothing is written there.
         notes: what the user should know, one sentence each.
+        forecasts: what a dry run has foretold; None if it is none.
     """
 
     verb: str
@@ -74,17 +85,42 @@ class BatchPlan(Report):
     nbytes: int = 0
     free_nbytes: int | None = None
     notes: tuple[str, ...] = ()
+    forecasts: Annotated[tuple[Result, ...] | None, OMITTED] = None
 
     @derived(after="destination")
     def items(self) -> tuple[PlannedItem, ...]:
         """What will become of each item."""
+        foretold = {each.name: each for each in self.forecasts or ()}
         return tuple(
             PlannedItem(
                 *(task.item.name, task.item.kind, task.item.nbytes),
                 *(task.item.output or None, task.there or None, task.obstacle or None),
+                *_foretold(foretold.get(task.item.name)),
             )
             for task in self.tasks
         )
+
+    @derived(after="items")
+    def outcomes(self) -> dict[str, int] | None:
+        """The numbers of items by what would become of them; None unless a dry run has told."""
+        if self.forecasts is None:
+            return None
+        counted = Counter(each.outcome for each in self.forecasts)
+        return {outcome: counted[outcome] for outcome in OUTCOMES}
+
+    @derived(after="outcomes")
+    def exit_code(self) -> int | None:
+        """The exit code of the run; None where it depends on what a dry run does not read."""
+        if self.failures:
+            return CheckFailed.exit_code
+        if self.forecasts is None or self.verb == "validate" or any(map(is_unsure, self.forecasts)):
+            return None
+        return 0
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        """What would be refused or fail, by name, as far as a dry run has told."""
+        return tuple(sorted(each for each in self.forecasts or () if not each.ok))
 
     def remarks(self) -> tuple[str, ...]:
         """Return nothing: the notes are among what it shows."""
@@ -92,17 +128,24 @@ class BatchPlan(Report):
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show a row for each item, the notes, and a summary."""
-        rows = [(task.item.name, size(task.item.nbytes), _where(task)) for task in self.tasks]
+        bad = {each.name for each in self.failures}
+        tasks = [task for task in self.tasks if task.item.name not in bad]
+        rows = [(task.item.name, size(task.item.nbytes), _where(task)) for task in tasks]
         shown = rows if full else rows[:_MOST]
         yield Table(shown, right=[1])
         if len(shown) < len(rows):
             yield f"and {len(rows) - len(shown):,} more"
         yield from self.notes
-        told = [f"{_WOULD[self.verb]} {plural(len(rows), 'item')}, {size(self.nbytes)}"]
-        held_up = sum(bool(task.obstacle) for task in self.tasks)
+        yield from _failures(self.failures, full=full)
+        nbytes = sum(task.item.nbytes for task in tasks)
+        copied = sum(each.copied for each in self.forecasts or ())
+        told = [f"{_WOULD[self.verb]} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
+        told += [f"would copy {plural(copied, 'other file')}"] if copied else []
+        told += self._told()
+        held_up = sum(bool(task.obstacle) for task in tasks)
         if held_up:
             told.append(f"{held_up:,} of them can't be written")
-        there = Counter(task.there for task in self.tasks if task.there and not task.obstacle)
+        there = Counter(task.there for task in tasks if task.there and not task.obstacle)
         told += [f"{there[each]:,} {_SUMMED[each]}" for each in _SUMMED if there[each]]
         if self.done:
             told.append(f"{len(self.done):,} are already done")
@@ -112,6 +155,26 @@ class BatchPlan(Report):
             told.append(f"{size(self.free_nbytes)} are free")
         yield "; ".join(told)
 
+    def _told(self) -> Iterator[str]:
+        """What a dry run has foretold, for the summary."""
+        if self.forecasts is None:
+            return
+        if self.verb != "validate":
+            nbytes = sum(each.bytes_written for each in self.forecasts if each.ok)
+            yield f"would write {size(nbytes)}"
+        counts = self.outcomes or {}
+        for outcome, word in ((REFUSED, "would be refused"), (FAILED, "would fail")):
+            if counts[outcome]:
+                yield f"{counts[outcome]:,} {word}"
+        lossy = sum(bool(_dropped(each)) for each in self.forecasts)
+        if lossy:
+            yield f"{lossy:,} would lose something that you allowed (--json)"
+        warned = sum(bool(each.warnings) for each in self.forecasts)
+        if warned:
+            yield f"{warned:,} with warnings (--json)"
+        if self.verb == "validate":
+            yield "the checks were not run"
+
 
 @dataclass(frozen=True)
 class BatchReport(Report):
@@ -120,6 +183,8 @@ class BatchReport(Report):
     Attributes:
         verb, source, destination: as in the plan.
         outcomes: the numbers of items that are `done`, `skipped`, `refused` and `failed`.
+        copied: how many of those done are no checkpoints, and were copied unchanged.
+        sources_removed: how many had their source removed.
         failures: the results of items that were refused or failed.
         remaining: the names of items without a result, because the run was stopped.
         others: the number of files that were left out because they are not checkpoints.
@@ -133,6 +198,8 @@ class BatchReport(Report):
     source: str
     destination: str | None
     outcomes: dict[str, int]
+    copied: int
+    sources_removed: int
     failures: tuple[Result, ...]
     remaining: tuple[str, ...]
     others: int
@@ -156,15 +223,15 @@ class BatchReport(Report):
         `warned` is the number of items with warnings; `told` means that every item was shown
         before.
         """
-        for outcome in () if told else (REFUSED, FAILED):
-            some = [each for each in self.failures if each.outcome == outcome]
-            shown = some if full else some[:_MOST]
-            yield from map(batch_line, shown)
-            if len(shown) < len(some):
-                yield f"{outcome:8}and {len(some) - len(shown):,} more (-v or --log)"
-        counts = self.outcomes
-        parts = [f"{_DID[self.verb]} {plural(counts['done'], 'item')}, {size(self.nbytes)}"]
+        if not told:
+            yield from _failures(self.failures, full=full)
+        counts, done = self.outcomes, self.outcomes[DONE] - self.copied
+        parts = [f"{_DID[self.verb]} {plural(done, 'item')}, {size(self.nbytes)}"]
         parts[0] += f" in {self.seconds:.2f} s"
+        if self.copied:
+            parts.append(f"{plural(self.copied, 'other file')} copied")
+        if self.sources_removed:
+            parts.append(f"{plural(self.sources_removed, 'source')} removed")
         parts += [
             f"{counts[each]:,} {word}"
             for each, word in (("skipped", "done before"), (REFUSED, "refused"), (FAILED, "failed"))
@@ -172,12 +239,38 @@ class BatchReport(Report):
         ]
         if self.remaining:
             many = len(self.remaining)
-            parts.append(f"{many:,} not done because the run was interrupted")
+            parts.append(f"{many:,} not done because the run stopped")
         if self.others:
             parts.append(f"{plural(self.others, 'other file')} left out")
         if warned and not told:
             parts.append(f"{warned:,} with warnings (-v or --log)")
         yield "; ".join(parts)
+
+
+def _foretold(result: Result | None) -> tuple[Any, ...]:
+    """The last fields of a `PlannedItem`."""
+    if result is None:
+        return None, None, None, None, (), ()
+    reason, hint = result.reason or None, result.hint
+    return (
+        *(result.outcome, reason, hint, result.bytes_written if result.ok else None),
+        *(_dropped(result), result.warnings),
+    )
+
+
+def _dropped(result: Result) -> tuple[str, ...]:
+    """What would be lost, by name."""
+    return tuple(each["name"] for each in (result.report or {}).get("dropped", ()))
+
+
+def _failures(failures: Sequence[Result], *, full: bool) -> Iterator[str]:
+    """A line for each item that was refused or failed; of many only some, unless `full`."""
+    for outcome in (REFUSED, FAILED):
+        some = [each for each in failures if each.outcome == outcome]
+        shown = some if full else some[:_MOST]
+        yield from map(batch_line, shown)
+        if len(shown) < len(some):
+            yield f"{outcome:8}and {len(some) - len(shown):,} more (-v or --log)"
 
 
 def _where(task: Task) -> str:

@@ -25,12 +25,18 @@ class Entry(NamedTuple):
     #: where a file is changed in place by the devices that it names, a digest of these: as they
     #: were when it was begun, as they are since it was done.
     tags: str = ""
+    removed: bool = False  #: whether its source was removed, after its output was read again
 
 
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
 OUTCOMES = ("done", "skipped", "refused", "failed")
 DONE, SKIPPED, REFUSED, FAILED = OUTCOMES
 BUSY = "busy"
+#: What a dry run can't tell of an output that is there, by how it will be treated.
+UNSURE = {
+    "compared": "exists; kept if it is identical, otherwise refused",
+    "checked": "exists and will be read again to check it",
+}
 
 
 class Item(NamedTuple):
@@ -65,6 +71,8 @@ class Task(NamedTuple):
     obstacle: str = ""  #: why it will be refused, if that is known
     clash: str = ""  #: why it must not be done: its output would be another item's too
     verify: bool = False  #: whether to read an output that is done, even if nothing looks changed
+    delete_source: bool = False  #: whether to remove the source once it is done
+    timeout: float | None = None  #: the most seconds that it may take
     patient: bool = False  #: whether to wait for another run that is at the same item
 
     @property
@@ -89,7 +97,9 @@ class Result(NamedTuple):
         hint: what to do next, or None.
         output: what was written, or None.
         nbytes: the size of the source.
-        bytes_written: the bytes written.
+        bytes_written: the bytes written; in a dry run, those that would be.
+        copied: whether it is no checkpoint, and was copied unchanged.
+        source_removed: whether the source was removed, after the output was read again.
         seconds: how long it took.
         report: the report of the verb, as plain data; None if there is none.
         folders: folders whose new entries are not yet synced to disk.
@@ -103,6 +113,8 @@ class Result(NamedTuple):
     output: Annotated[str | None, Key("destination")] = None
     nbytes: int = 0
     bytes_written: int = 0
+    copied: bool = False
+    source_removed: bool = False
     seconds: Seconds = 0.0
     report: Mapping[str, Any] | None = None
     folders: Annotated[tuple[str, ...], OMITTED] = ()
@@ -127,6 +139,11 @@ class Result(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return plain data: the same as a line of `--log`."""
         return to_json(self)
+
+
+def is_unsure(result: Result) -> bool:
+    """Whether a dry run could not tell what becomes of an item."""
+    return result.reason in UNSURE.values()
 
 
 def result_of(item: Item, outcome: str, reason: str = "", **more: Any) -> Result:

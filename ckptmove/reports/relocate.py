@@ -45,6 +45,7 @@ class RelocateReport(DeviceValuesReport):
             they were copied unchanged.
         warnings: what the user should know, one sentence each.
         nbytes: the size of the source.
+        destination_nbytes: the size of the destination, also after a dry run.
         bytes_written: the size of the destination; for a change in place, the bytes written to the
             file.
         seconds: how long it took.
@@ -66,6 +67,7 @@ class RelocateReport(DeviceValuesReport):
     unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
+    destination_nbytes: int = 0
     bytes_written: int = 0
     seconds: Seconds = field(default=0.0, compare=False)
     in_place: bool = False

@@ -51,15 +51,17 @@ def test_the_summary_names_what_failed_and_the_command_to_retry(
 
 
 def test_the_plan(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    done = run_cli("batch", "relocate", "tree", "out", "--to", "cpu", "--dry-run", exit=0)
+    done = run_cli("batch", "relocate", "tree", "out", "--to", "cpu", "--dry-run", exit=1)
     *rows, summary = done.stdout.splitlines()
     assert len(rows) == 9
+    assert [row.split()[0] for row in rows[5:]] == ["refused"] * 3 + ["failed"]
     assert rows[0].split()[0] == "a/last.ckpt"
     assert rows[0].endswith("→ out/a/last.ckpt")
-    assert "would relocate 9 items" in summary
+    assert "would relocate 4 items" in summary
+    assert "; 3 would be refused; 1 would fail; " in summary
     assert "2 other files left out; " in summary  # one is the model's configuration
     assert not (tmp_path / "out").exists()
-    said = json.loads(run_cli("batch", "validate", "tree", "--dry-run", "--json", exit=0).stdout)
+    said = json.loads(run_cli("batch", "validate", "tree", "--dry-run", "--json", exit=1).stdout)
     assert {each["name"]: each["kind"] for each in said["items"]}["model"] == "folder"
     assert said["destination"] is None
 

@@ -227,7 +227,7 @@ def test_a_signal_cleans_up_and_sums_up(number: signal.Signals, big: Path, tmp_p
     said, errors = process.communicate(timeout=HANG)
     assert process.returncode == -number
     assert errors.strip() == ""
-    assert "3 not done because the run was interrupted" in said
+    assert "3 not done because the run stopped" in said
     assert f"resume: ckptmove batch relocate {big} {out} --to cpu --jobs 1\n" in said
     assert left_over(out) == []
     assert list(stamps(out)) == []

@@ -229,7 +229,7 @@ def test_a_run_that_is_broken_off_leaves_nothing_behind(
     assert process.returncode == -number
     assert errors.strip() == ""
     if number != signal.SIGKILL:
-        assert "not done because the run was interrupted" in said
+        assert "not done because the run stopped" in said
         assert left_over(out) == []
         assert not any(Path(f"/proc/{pid}").exists() for pid in drivers)
     until(lambda: not left_over(out))  # the tasks are told, and clean up

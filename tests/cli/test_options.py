@@ -82,7 +82,7 @@ def test_a_batch_has_the_options_of_its_verb_too(verb: str) -> None:
     options = set(spelled(command_of("batch", verb))) - {*CLI_ONLY}
     expected = {*parameters_of("batch"), *parameters_of(verb)} - {*LIBRARY_ONLY}
     if verb == "validate":  # what it writes are reports
-        expected = expected - {"copy-rest"} | {"force"}
+        expected = expected - {"copy-rest", "delete-source"} | {"force"}
     if verb != "convert":  # nothing else changes a suffix
         expected = expected - {"keep-suffix"}
     assert options == expected

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
-from ...errors import CkptmoveError, RefusedError, UnsupportedError, UntrustedError, UsageError
+from ...errors import (
+    CkptmoveError,
+    InputError,
+    RefusedError,
+    UnsupportedError,
+    UntrustedError,
+    UsageError,
+)
 from ...reports.batch_items import (
     BUSY,
     DONE,
     FAILED,
     REFUSED,
     SKIPPED,
+    UNSURE,
     Entry,
     Item,
     Result,
@@ -22,8 +31,11 @@ from ...sources.source import NO_MEMORY
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.change import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
-from ..run_item import ItemOutcome, do_item
+from ..forecast import forecast_item
+from ..run_item import ItemOutcome, do_item, is_copied
+from ..source_removal import remove_source, why_kept
 from ..trees import Ledger, open_ledger, tree_at
+from .time_limit import TimedOut, time_limit
 
 _REFUSALS = (RefusedError, UnsupportedError, UntrustedError, UsageError)
 _MAYBE = (
@@ -37,25 +49,30 @@ def work(task: Task) -> Result:
     """Do an item, unless it is done; whatever is wrong with it is in the result."""
     started = time.monotonic()
     with syncing_later() as folders:
-        result = _outcome_of(task)
+        result = _outcome_of(task, _done)
         seconds = time.monotonic() - started
         return result._replace(seconds=seconds, folders=tuple(sorted(folders)))
 
 
-def _outcome_of(task: Task) -> Result:
+def foretell(task: Task) -> Result:
+    """What would become of an item, as far as its metadata tells; nothing is written."""
+    started = time.monotonic()
+    result = _outcome_of(task, _foretold)
+    return result._replace(seconds=time.monotonic() - started)
+
+
+def _outcome_of(task: Task, do: Callable[[Task], Result]) -> Result:
     item = task.item
     try:
         if task.clash:
             can_keep = task.verb == "convert"
             hint = f"{'--keep-suffix keeps both; ' if can_keep else ''}--exclude leaves one out"
             raise RefusedError(task.clash, hint=hint)
-        if not task.ledger:
-            made = do_item(task, None)
-            assert made is not None, "it exists already"
-            return _result(item, made)
-        ledger = _ledger(task.ledger, task.since)
-        with ledger.lock(item.name, patient=task.patient) as held:
-            return _entered(task, ledger) if held else result_of(item, BUSY)
+        with time_limit(task.timeout):
+            return do(task)
+    except TimedOut:
+        why = f"took longer than {task.timeout:g} s"
+        return result_of(item, FAILED, why, hint="--timeout gives it longer")
     except CkptmoveError as error:
         return _failure(item, error)
     except OSError as error:
@@ -65,6 +82,24 @@ def _outcome_of(task: Task) -> Result:
     except Exception as error:  # the others must not suffer from it
         why = f"a bug in ckptmove: {type(error).__name__}: {error}"
         return result_of(item, FAILED, " ".join(why.split()))
+
+
+def _done(task: Task) -> Result:
+    """Do an item, or find out that it is done."""
+    if not task.ledger:
+        made = do_item(task, None)
+        assert made is not None, "it exists already"
+        return _result(task.item, made)
+    ledger = _ledger(task.ledger, task.since)
+    with ledger.lock(task.item.name, patient=task.patient) as held:
+        return _entered(task, ledger) if held else result_of(task.item, BUSY)
+
+
+def _foretold(task: Task) -> Result:
+    """The result of an item that would be done."""
+    made = forecast_item(task)
+    result = _result(task.item, made)
+    return result._replace(reason=UNSURE[task.there]) if task.there in UNSURE else result
 
 
 def _failure(item: Item, error: CkptmoveError) -> Result:
@@ -86,28 +121,61 @@ def _entered(task: Task, ledger: Ledger) -> Result:
     if task.in_place:
         notes += recover_if_interrupted(item.path)
     known = ledger.entry(item.name) or task.known
-    key = key_of(task, source_stamp(item)) if item.kind != "unreadable" else ""
+    key = _key(task)
     if known is not None:
         verify = task.verify and not task.in_place  # there, what is done is not to be done again
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
-            return result_of(item, SKIPPED, why, output=item.output)
+            result = result_of(item, SKIPPED, why, output=item.output)
+            return _without_source(task, ledger, known, result)
         moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
                 _add(ledger, moved, notes)
-            return result_of(item, SKIPPED, "done before", output=item.output)
+            result = result_of(item, SKIPPED, "done before", output=item.output)
+            return _without_source(task, ledger, moved, result)
     made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
+    entry = Entry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
-        _add(ledger, _entry(task, key, DONE if made is None or made.ok else FAILED), notes)
+        entry = _entry(task, key, DONE if made is None or made.ok else FAILED)
+        _add(ledger, entry, notes)
     if made is None:
         how = "changed" if task.in_place else "there"
-        return result_of(item, SKIPPED, f"it was already {how}", output=item.output)
-    result = _result(item, made)
+        result = result_of(item, SKIPPED, f"it was already {how}", output=item.output)
+        return _without_source(task, ledger, entry, result)
+    result = _without_source(task, ledger, entry, _result(item, made))
     if notes and result.report is not None:
         told = [*notes, *result.report.get("warnings", ())]
         result = result._replace(report={**result.report, "warnings": told})
     return result
+
+
+def _key(task: Task) -> str:
+    """The digest of what an item is made of now. If a part of it is gone, raises as the verb."""
+    if task.item.kind == "unreadable":
+        return ""
+    try:
+        return key_of(task, source_stamp(task.item))
+    except InputError:
+        forecast_item(task._replace(there="", obstacle=""))
+        raise
+
+
+def _without_source(task: Task, ledger: Ledger, entry: Entry, result: Result) -> Result:
+    """Remove the source of an item that is done, if that is wanted and safe; else say why not."""
+    if not task.delete_source or not result.ok:
+        return result
+    kept = why_kept(task, entry, copied=result.copied or is_copied(task))
+    if kept:
+        reason = f"{result.reason}; " if result.reason else ""
+        return result._replace(reason=f"{reason}its source was kept: {kept}")
+    try:
+        ledger.add(entry, synced=True)
+        remove_source(task)
+        ledger.add(entry._replace(removed=True), synced=True)
+    except OSError as error:
+        raise failure_of(error, ledger.path) from error
+    return result._replace(source_removed=True)
 
 
 def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcome | None:
@@ -157,7 +225,7 @@ def _result(item: Item, made: ItemOutcome) -> Result:
     """The result of an item whose verb returned."""
     output = item.output or None
     result = result_of(item, DONE, output=output, bytes_written=made.bytes_written)
-    result = result._replace(report=made.report)
+    result = result._replace(report=made.report, copied=made.copied)
     if made.ok or made.report is None:
         return result
     checks = [each for each in made.report["checks"] if each["outcome"] == "failed"]

@@ -1,0 +1,44 @@
+"""Limit the time of an item."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+_AGAIN = 10.0  # seconds
+
+
+class TimedOut(BaseException):
+    """Raised in the middle of an item that takes too long, to unwind everything."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise TimedOut in the block when it has taken so long; only the main thread can be limited.
+
+    It is raised again after a while, as code that must not raise, such as a finalizer, swallows it.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    fired = list[int]()
+
+    def fire(number: int, frame: FrameType | None) -> NoReturn:
+        fired.append(number)
+        raise TimedOut
+
+    before = signal.signal(signal.SIGALRM, fire)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    try:
+        yield
+    except Exception as error:  # Python makes others of what is raised while a class is made
+        if fired:
+            raise TimedOut from error
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,86 @@
+"""Foretell what an item will come to, from its metadata; nothing is written."""
+
+from __future__ import annotations
+
+import os
+
+from .. import formats
+from ..api.convert import convert
+from ..api.relocate import relocate
+from ..api.strict import refuse_unknown_in
+from ..errors import CkptmoveError, RefusedError
+from ..reports.batch_items import Task
+from ..sources import place_of
+from ..writing.final_name import hidden_name
+from .run_item import (
+    ItemOutcome,
+    is_copied,
+    other_error,
+    output_is_folder,
+    unreadable_error,
+)
+from .trees import tree_at
+from .trees.local_tree import existing_parent
+
+
+def forecast_item(task: Task) -> ItemOutcome:
+    """What the verb would do with an item, and how much it would write; raises as the verb would.
+
+    An output that is there already is compared by its size alone, as far as that can tell. The
+    bytes of tensors are not read, and the checks of `validate` are not run.
+    """
+    item = task.item
+    if item.kind == "unreadable":
+        raise unreadable_error(item)
+    if task.obstacle:
+        raise RefusedError(task.obstacle)
+    if task.verb == "validate":
+        with formats.opened(item.path, follow_links=bool(task.options.get("follow_links"))):
+            return ItemOutcome(None, 0)
+    if is_copied(task):
+        if task.options.get("strict"):
+            refuse_unknown_in(item.path, otherwise="without --strict it is copied unchanged")
+        _check_size(task, {"": item.nbytes})
+        return ItemOutcome(None, item.nbytes, copied=True)
+    if not task.in_place and not output_is_folder(task) and place_of(item.output).is_folder():
+        raise RefusedError("the destination is a directory")
+    output = _where(item.output)
+    try:
+        return _dry(task, output)
+    except CkptmoveError as error:
+        if error.path is not None and error.path.startswith(output):
+            error.path = item.output
+        raise
+
+
+def _dry(task: Task, output: str) -> ItemOutcome:
+    options = {**task.options, "dry_run": True}
+    if task.verb == "relocate":
+        if not task.in_place:
+            options |= {"dst": output, "force": True}
+        report = relocate(task.item.path, **options)
+        nbytes = report.destination_nbytes if report.destination is not None else 0
+        _check_size(task, {"": nbytes})
+        return ItemOutcome(report.to_json(), nbytes)
+    options["force"] = bool(task.options.get("force")) or bool(task.there)
+    as_folder = output_is_folder(task)
+    made = convert(task.item.path, f"{output}/" if as_folder else output, **options)
+    base = output.rstrip("/")
+    sizes = {path[len(base) :].lstrip("/"): nbytes for path, nbytes in made.files.items()}
+    _check_size(task, sizes)
+    return ItemOutcome(made.to_json(), sum(sizes.values()))
+
+
+def _check_size(task: Task, sizes: dict[str, int]) -> None:
+    """Raises RefusedError where an existing output that would be compared has other sizes."""
+    if task.there == "compared" and tree_at(task.item.output).sizes() != sizes:
+        raise other_error(task)
+
+
+def _where(output: str) -> str:
+    """A free path near an output, whose folder may have to be made before it can be there."""
+    place = place_of(output)
+    if not place.opens_by_path or not output:
+        return output
+    folder, name = os.path.split(output)
+    return os.path.join(existing_parent(folder), hidden_name("") + name)

@@ -1,0 +1,228 @@
+"""What becomes of items: foretold, counted, limited in time, and with their sources removed."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ckptmove
+from ckptmove.batches.trees import LEDGER
+from ckptmove.errors import RefusedError, UsageError
+from tests.conftest import RunCli
+from tests.making.checkpoints import save
+from tests.making.trees import every_kind, many, model_folder, outcomes, small_tree
+from tests.servers.object_store import Store
+
+VERBS: dict[str, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cpu"}}
+
+
+def mixed(folder: Path, *, whole: bool) -> Path:
+    """All that a batch may meet: damage, losses, other files, and outputs that are there."""
+    small_tree(folder)
+    if whole:
+        every_kind(folder / "kinds")
+    torch.save({"w": torch.ones(3), "f": torch.nn.functional.relu}, folder / "callable.pt")
+    torch.save({"w": torch.ones(3).to_sparse()}, folder / "sparse.pt")
+    (folder / "bad.index.json").write_text('{"weight_map": {"a": "missing.safetensors"}}')
+    (folder / "x.safetensors").write_bytes(b"not really")
+    save(folder / "there.pt", torch.ones(3), "cuda:1")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["small", "every kind"]
+)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_dry_run_foretells_outcomes_sizes_and_nothing_else(
+    verb: str, whole: bool, tmp_path: Path
+) -> None:
+    tree, out = mixed(tmp_path / "tree", whole=whole), tmp_path / "out"
+    options = {**VERBS[verb], "copy_rest": True}
+    with ThreadPoolExecutor(2) as executor:
+        work = ckptmove.batch(verb, tree, out, dry_run=True, executor=executor, **options)
+        foretold = {each.name: each for each in work}
+        assert not out.exists()
+        out.mkdir()
+        plan = work.plan
+        found = {
+            each.name: each
+            for each in ckptmove.batch(verb, tree, out, executor=executor, **options)
+        }
+    assert {name: each.outcome for name, each in foretold.items()} == {
+        name: each.outcome for name, each in found.items()
+    }
+    for name, each in found.items():
+        assert foretold[name].reason == each.reason, name
+        assert foretold[name].copied == each.copied
+        if each.ok:
+            assert foretold[name].bytes_written == each.bytes_written
+    assert plan.exit_code == 1
+    assert plan.outcomes is not None
+    assert plan.outcomes["refused"] >= 1
+    assert plan.outcomes["failed"] >= 1
+
+
+def test_a_dry_run_says_where_it_can_not_tell(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 3, 10)
+    said = json.loads(
+        run_cli("batch", "convert", "tree", "out", "--dry-run", "--json", exit=0).stdout
+    )
+    assert said["exit_code"] == 0
+    assert said["outcomes"] == {"done": 3, "skipped": 0, "refused": 0, "failed": 0}
+    run_cli("batch", "convert", "tree", "out", exit=0)
+    for n in range(2):
+        (tmp_path / "out" / f"run-{n}" / f"step-00{n}.safetensors").write_bytes(b"x" * 10**n)
+    (tmp_path / "out" / LEDGER).unlink()
+    with ThreadPoolExecutor(2) as executor:
+        work = ckptmove.batch("convert", tree, tmp_path / "out", dry_run=True, executor=executor)
+        found = outcomes(work)
+    assert found == {
+        "run-0/step-000.pt": "refused",  # its size tells
+        "run-1/step-001.pt": "refused",
+        "run-2/step-002.pt": "done",
+    }
+    assert "kept if it is identical" in next(
+        each.reason for each in work.plan.forecasts or () if each.ok
+    )
+    done = run_cli("batch", "validate", "tree", "--dry-run", exit=0)
+    assert "; the checks were not run" in done.stdout
+    with ThreadPoolExecutor(2) as executor:
+        quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+        torch.save({"w": torch.ones(3), "q": quantized}, tree / "q.pt")
+        options: dict[str, Any] = {"bare": True, "drop": "q", "executor": executor}
+        work = ckptmove.batch("convert", tree, tmp_path / "o", dry_run=True, **options)
+        assert set(outcomes(work).values()) == {"done"}
+    assert sorted(each.dropped for each in work.plan.items) == [(), (), (), ("q",)]
+    assert "; 1 would lose something that you allowed" in str(work.plan)
+
+
+def test_nothing_found_is_refused_unless_that_is_accepted(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 2, 10)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "notes.txt").write_text("x")
+    done = run_cli("batch", "convert", "none", "out", exit=4)
+    assert done.stderr == (
+        "ckptmove: none: no checkpoint was found; 1 other file left out "
+        "(--allow-empty accepts that)\n"
+    )
+    run_cli("batch", "convert", "tree", "out", "--include=nope.pt", exit=4)
+    run_cli("batch", "convert", "none", "out", "--allow-empty", exit=0)
+    for n in range(1, 9):  # what another share has was found
+        ckptmove.batch("convert", tree, tmp_path / "out", shard_of=f"{n}/8", dry_run=True)
+
+
+def test_what_is_copied_counts_apart(tmp_path: Path, run_cli: RunCli) -> None:
+    small_tree(tmp_path / "tree")
+    options = ("--include=a/run.pt", "--include=*.txt", "--include=config.json")
+    done = run_cli(
+        *("batch", "relocate", "tree", "out", "--to=cpu", "--copy-rest", *options), exit=0
+    )
+    assert done.stdout.startswith("relocated 1 item, ")
+    assert "; 2 other files copied" in done.stdout
+
+
+def test_it_stops_after_so_many_failures(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 3, 10)
+    for n in range(6):  # small, so they come last
+        (tree / f"{n}.pt").write_bytes(b"PK\3\4")
+    done = run_cli(*("batch", "convert", "tree", "out", "-j1", "--max-failures=2"), exit=1)
+    assert "ckptmove: tree: stopped after 2 failures\n" in done.stderr
+    assert "; 4 not done because the run stopped" in done.stdout
+    assert "\nresume: ckptmove batch convert tree out" in done.stdout
+    done = run_cli(*("batch", "convert", "tree", "out", "-j1", "--max-failures=6"), exit=1)
+    assert "stopped" not in done.stderr  # all were done by then
+
+
+def test_an_item_that_takes_too_long_fails_alone(tmp_path: Path, run_cli: RunCli) -> None:
+    many(tmp_path / "tree", 2, 10)
+    save(tmp_path / "tree" / "slow.pt", {"w": torch.ones(3)}, "cpu")
+    (tmp_path / "code.py").write_text(
+        "import time, torch\n\ndef Net():\n    time.sleep(600)\n    return torch.nn.Linear(1, 1)\n"
+    )
+    done = run_cli(
+        *("batch", "validate", "tree", "--include=slow.pt", "--model=code.py:Net", "-j1"),
+        "--timeout=1",
+        exit=1,
+    )
+    assert done.stdout.startswith("failed  slow.pt: took longer than 1 s (--timeout gives it ")
+    assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if b"code.py" in _read(each)]
+    run_cli("batch", "convert", "tree", "out", "--timeout=500", exit=0)
+    with pytest.raises(UsageError, match="timeout"), ThreadPoolExecutor(1) as executor:
+        ckptmove.batch("convert", tmp_path / "tree", tmp_path / "o", timeout=1, executor=executor)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_source_is_removed_when_its_output_was_read_again(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    tree, out = many(tmp_path / "tree", 4, 10), tmp_path / "out"
+    model_folder(tree / "model")
+    (tree / "link.pt").symlink_to("run-0/step-000.pt")
+    (tree / "cut.pt").write_bytes((tree / "run-1" / "step-001.pt").read_bytes()[:-50])
+    before = {path.name: torch.load(path, map_location="cpu") for path in tree.glob("run-*/*.pt")}
+    run_cli("batch", "convert", "tree", "out", "--include=step-000.pt", exit=0)
+    damaged = out / "run-0" / "step-000.safetensors"
+    data = bytearray(damaged.read_bytes())
+    about = damaged.stat()
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    os.utime(damaged, ns=(about.st_atime_ns, about.st_mtime_ns))
+    done = run_cli("batch", "convert", "tree", "out", "--delete-source", "-v", exit=1)
+    assert "; 3 sources removed" in done.stdout
+    left = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
+    assert [each for each in left if not each.startswith("model/")] == [
+        *("cut.pt", "link.pt", "run-0/step-000.pt"),
+    ]
+    assert (
+        "skipped run-0/step-000.pt → out/run-0/step-000.safetensors: done before; its source was "
+        "kept: its output has changed" in done.stdout
+    )
+    assert "its source was kept: its source is a folder" in done.stdout
+    assert "its source was kept: its source is a link" in done.stdout
+    for n in (1, 2, 3):
+        found = load_file(out / f"run-{n % 3}" / f"step-{n:03}.safetensors")
+        assert torch.equal(found["w0"], before[f"step-{n:03}.pt"]["model"]["w0"])
+    entries = [json.loads(line) for line in (out / LEDGER).read_text().splitlines()]
+    assert sum(each.get("removed", False) for each in entries) == 3
+
+
+def test_a_run_that_was_killed_before_it_removed_a_source_does_it_when_it_is_resumed(
+    tmp_path: Path,
+) -> None:
+    tree, out = many(tmp_path / "tree", 2, 10), tmp_path / "out"
+    (tree / "notes.txt").write_text("x")
+    with ThreadPoolExecutor(2) as executor:
+        options: dict[str, Any] = {"executor": executor, "copy_rest": True}
+        outcomes(ckptmove.batch("convert", tree, out, **options))  # as far as it had come
+        work = ckptmove.batch("convert", tree, out, delete_source=True, **options)
+        assert set(outcomes(work).values()) == {"skipped"}
+        assert work.report().sources_removed == 3
+        assert not [path for path in tree.rglob("*") if path.is_file()]
+    with pytest.raises(UsageError, match="--select"):
+        ckptmove.batch("convert", tree, out, delete_source=True, select="model")
+    with pytest.raises(RefusedError, match="no checkpoint"):
+        ckptmove.batch("convert", tree, out, delete_source=True)
+
+
+def test_a_source_in_a_store_is_removed(tmp_path: Path, store: Store) -> None:
+    source = store.put_folder("runs", many(tmp_path / "tree", 2, 10))
+    with ThreadPoolExecutor(2) as executor:
+        work = ckptmove.batch(
+            "convert", source, store.url("out"), delete_source=True, executor=executor
+        )
+        assert set(outcomes(work).values()) == {"done"}
+    assert b"<Key>runs/" not in store.say("GET", f"/{store.bucket}?list-type=2&prefix=runs/")
+    assert ckptmove.inspect(store.url("out/run-1/step-001.safetensors")).tensors

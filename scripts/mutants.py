@@ -361,7 +361,7 @@ MUTANTS = (
     ),
     Mutant(
         "losses accepted without --drop",
-        "api/convert.py",
+        "api/conversion.py",
         "    if refused:\n        lines = ",
         "    if False:\n        lines = ",
         "tests/api/test_convert.py",

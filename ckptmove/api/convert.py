@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from inspect import signature
-from pathlib import PurePath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from .. import formats
-from ..errors import RefusedError, StrPath
-from ..formats.checkpoint import Folder
-from ..formats.writing import WriteOptions, WritePlan
-from ..graph.draft import CheckpointGraph
+from ..errors import StrPath
 from ..graph.edit.cast import Dtype
-from ..graph.patterns import covers
-from ..pickles.terms import TooLong
 from ..placement.rules import Device
-from ..reports.convert import ConvertReport, Loss
+from ..reports.convert import ConvertReport
 from ..sources import place_of
 from ..writing.verify import Progress
-from .edits import PRESETS, Changes, Edits, texts
-from .folder_files import Companion, check_apart, companions_of
+from .conversion import plan_conversion
+from .convert_folder import FolderOptions, convert_folder, holds_parts
+from .edits import PRESETS, Edits, texts
 from .options import (
     BARE,
     DryRun,
@@ -34,14 +31,10 @@ from .options import (
     Strict,
     declare_options,
 )
-from .strict import refuse_unknown, refuse_unknown_in
-from .target import Target, target_of
-from .trust import TrustedPlan, plan_trusted
+from .strict import refuse_unknown
+from .target import PlannedPart, Target, target_of
 
-_MOST_LISTED = 6  # losses
 _WITHOUT_STRICT = "without --strict it is converted all the same"
-_MOST_TIMES = 8  # as long as the source, unless somebody insists
-_MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
 
 
 @declare_options
@@ -132,6 +125,14 @@ def convert(
             "Safety",
         ),
     ] = (),
+    keep_files: Annotated[
+        str | Iterable[str],
+        Option(
+            "In a folder, copy files whose name matches GLOB as they are, such as pickles that a "
+            "library resumes from.",
+            "GLOB",
+        ),
+    ] = (),
     strict: Strict = False,
     trust_objects: Annotated[
         bool,
@@ -162,9 +163,13 @@ def convert(
             model folder (also a Trainer checkpoint), of which the weights are converted.
         dst: the new checkpoint. It appears complete and verified, or not at all. It is a folder if
             it ends with a slash, is an existing folder, or if `max_shard_size` is given. From
-            folder to folder, the other files are copied too: links to files are followed, links to
-            folders are skipped with a warning. In an object store (a URL), the files of a folder
-            appear one by one after all are verified, the index last.
+            folder to folder, every checkpoint is converted, however deep: weights get the names
+            that libraries load, and what else torch saved keeps all of its tree, as in
+            `optimizer.pt.safetensors`. Options about names and dtypes speak of the weights. Those
+            that select a part, and presets, leave the rest of a training out. `config.json` gets
+            the dtype of the weights. The other files are copied: links to files are followed,
+            links to folders are skipped with a warning. In an object store (a URL), the files of a
+            folder appear one by one after all are verified, the index last.
         progress: a function that is called with the number of bytes copied and verified since the
             last call.
 
@@ -195,23 +200,26 @@ def convert(
         to=to,
         bare=bare,
     )
-    from_folder = place_of(src).is_folder()
+    place = place_of(src)
+    from_folder = place.is_folder()
     target = target_of(dst, format, max_shard_size=max_shard_size, from_folder=from_folder)
-    options = target.write_options(shared, metadata, bare=edits.bare)
-    with formats.opened(src, follow_links=follow_links, only_weights=True) as found:
-        if strict:
-            refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        graph = found.draft(nested=edits.narrow)
-        changes = edits.apply(graph)
-        conversion = _Conversion(graph, found.folder if target.is_folder else None, target, force)
-        plan = conversion.plan(options, texts(drop), trusted=trust_objects)
-        companions = conversion.companions(plan.weights, strict=strict, follow_links=follow_links)
-        graph.release()
-        if dry_run:
-            target.check(plan.weights, graph.sources, companions, force=force)
-        else:
-            target.write(plan.weights, graph.sources, companions, force=force, progress=progress)
-        return conversion.report(changes, plan, companions, written=not dry_run, started=started)
+    how = FolderOptions(
+        options=target.write_options(shared, metadata, bare=edits.bare),
+        drops=texts(drop),
+        keep_files=texts(keep_files),
+        strict=strict,
+        otherwise=_WITHOUT_STRICT,
+        trusted=trust_objects,
+        follow_links=follow_links,
+        force=force,
+    )
+    if from_folder and target.is_folder and holds_parts(place):
+        report = convert_folder(
+            os.fspath(src), target, edits, how, dry_run=dry_run, progress=progress
+        )
+    else:
+        report = _convert_to_file(src, target, edits, how, dry_run=dry_run, progress=progress)
+    return replace(report, seconds=time.monotonic() - started)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -225,85 +233,43 @@ def check_options(options: Mapping[str, Any]) -> None:
     target.write_options(shared, options.get("metadata"), bare=edits.bare)
 
 
-class _Conversion(NamedTuple):
-    """What is converted, and where to."""
-
-    graph: CheckpointGraph
-    folder: Folder | None  #: that is converted as a whole, to another folder
-    target: Target
-    force: bool
-
-    def plan(self, options: WriteOptions, drops: Sequence[str], *, trusted: bool) -> TrustedPlan:
-        """Plan the weights, and list what is dropped.
-
-        Raises:
-            RefusedError: something would be lost that is not in `drops`, or written that must not
-                be; or the result is far larger than its source, and there is no `force`.
-        """
-        graph, target, force = self.graph, self.target, self.force
-        if self.folder is not None:
-            options = options._replace(stem=target.stem_of(self.folder.stem))
-        graph.losses += target.format.losses(graph, options)
-        _check_losses(graph.losses, drops)
-        source = sum(each.nbytes for each in graph.sources)
-        most = max(_MOST_TIMES * source, _MOST_AT_LEAST)
-        if not force:
-            options = options._replace(most_nbytes=most)
-        try:
-            plan = plan_trusted(graph, target.format, options, drops, trusted=trusted)
-            nbytes = sum(file.nbytes for file in plan.weights.files.values())
-            if force or nbytes <= most:
-                return plan._replace(dropped=(*graph.losses, *plan.dropped))
-            size = f"{nbytes:,}"
-        except TooLong:
-            size = f"more than {most:,}"
-        raise RefusedError(
-            f"would write {size} bytes from {source:,}: more than {_MOST_TIMES} times as many",
-            hint="--force writes them all the same",
+def _convert_to_file(
+    src: StrPath,
+    target: Target,
+    edits: Edits,
+    options: FolderOptions,
+    *,
+    dry_run: bool,
+    progress: Progress | None,
+) -> ConvertReport:
+    """Write all of a checkpoint as one, even if that is several files."""
+    with formats.opened(src, follow_links=options.follow_links, only_weights=True) as found:
+        if options.strict:
+            refuse_unknown(found.manifest, otherwise=options.otherwise)
+        graph = found.draft(nested=edits.narrow)
+        changes = edits.apply(graph)
+        plan = plan_conversion(
+            graph,
+            target.format,
+            options.options,
+            options.drops,
+            trusted=options.trusted,
+            force=options.force,
         )
-
-    def companions(
-        self, weights: WritePlan, *, strict: bool, follow_links: bool
-    ) -> Sequence[Companion]:
-        """What else is copied from a folder.
-
-        Raises:
-            RefusedError: it can't be where the folder goes.
-            UntrustedError: it names unknown callables, and `strict` is set.
-        """
-        if self.folder is None:
-            return ()
-        path, warnings = self.folder.path, self.graph.warnings
-        check_apart(path, self.target.path)
-        read = {PurePath(source.path).name for source in self.graph.sources}
-        left_out = {*read, *self.folder.copies}
-        found = companions_of(path, left_out, warnings, follow_links=follow_links)
-        for each in found:
-            if each.name.partition("/")[0] in weights.files:
-                raise RefusedError(f"it has another {each.name!r} besides its weights", path=path)
-            if strict and not each.is_folder:
-                refuse_unknown_in(each.path, otherwise=_WITHOUT_STRICT)
-        return found
-
-    def report(
-        self,
-        changes: Changes,
-        plan: TrustedPlan,
-        companions: Sequence[Companion],
-        *,
-        written: bool,
-        started: float,
-    ) -> ConvertReport:
-        """What was done, or would be."""
-        graph, weights = self.graph, plan.weights
-        files = self.target.sizes(weights, companions)
-        nbytes = sum(each.nbytes for each in graph.sources)
+        weights = plan.weights
+        part = PlannedPart(weights, graph.sources, {name: name for name in weights.files})
+        graph.release()
+        if dry_run:
+            target.check([part], (), force=options.force)
+        else:
+            target.write([part], force=options.force, progress=progress)
+        files = target.sizes([part], ())
         return ConvertReport(
-            source=graph.path if self.folder is None else self.folder.path,
-            destination=self.target.path,
+            source=graph.path if found.folder is None else found.folder.path,
+            destination=target.path,
             source_format=graph.format,
-            format=self.target.format.name,
-            written=written,
+            format=target.format.name,
+            written=not dry_run,
             files=files,
             tensors=weights.tensors,
             dropped=plan.dropped,
@@ -311,21 +277,7 @@ class _Conversion(NamedTuple):
             duplicates=weights.duplicates,
             unknown_callables=plan.unknown_callables,
             warnings=tuple(graph.warnings),
-            nbytes=nbytes + sum(each.nbytes for each in companions if not each.is_folder),
-            bytes_written=sum(files.values()) if written else 0,
-            seconds=time.monotonic() - started,
+            nbytes=sum(each.nbytes for each in graph.sources),
+            bytes_written=0 if dry_run else sum(files.values()),
             **changes._asdict(),
-        )
-
-
-def _check_losses(losses: Sequence[Loss], drops: Sequence[str]) -> None:
-    """Raises RefusedError if something would be lost that no pattern allows."""
-    refused = [loss for loss in losses if not any(covers(each, loss.name) for each in drops)]
-    if refused:
-        lines = [f"{loss.name}, which {loss.why}" for loss in refused[:_MOST_LISTED]]
-        more = [f"{len(refused) - len(lines):,} more"] if len(refused) > len(lines) else []
-        accept = " ".join(f"--drop '{loss.name}'" for loss in refused[:_MOST_LISTED])
-        raise RefusedError(
-            f"would lose {'; '.join([*lines, *more])}",
-            hint=f"{accept} {'accepts' if len(refused) == 1 else 'accept'} that",
         )

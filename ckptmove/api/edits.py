@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import RefusedError, UsageError
@@ -13,7 +13,8 @@ from ..graph.edit.model_weights import section_asked
 from ..graph.edit.narrow import leave
 from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.subtree import rename_keys, renaming, state_dicts
-from ..manifest.manifest import Role
+from ..graph.patterns import covers, unheard
+from ..manifest.manifest import Role, TensorEntry
 from ..phrases import join_names, plural
 from ..placement.place import Kept, place
 from ..placement.rules import Device, Rules, rules_of
@@ -106,6 +107,35 @@ class Edits(NamedTuple):
         """Whether only a part is wanted, which may lie in a checkpoint within the checkpoint."""
         return bool(self.root or self.weights or self.select)
 
+    @property
+    def of_training_state(self) -> Edits:
+        """What is to change in an optimizer, a scheduler and the like: their device alone."""
+        return Edits.of()._replace(rules=self.rules)
+
+    def share(self, tensors: Sequence[TensorEntry]) -> Edits | None:
+        """What speaks of these tensors, those of one model of several; None if none is selected."""
+        heard = [glob for glob in self._globs if _speaks_of(glob, tensors)]
+        select = tuple(glob for glob in self.select if glob in heard)
+        if self.select and not select:
+            return None
+        casts = self.casts._replace(
+            named=tuple(rule for rule in self.casts.named if rule[0] in heard),
+            keep=tuple(glob for glob in self.casts.keep if glob in heard),
+        )
+        exclude = tuple(glob for glob in self.exclude if glob in heard)
+        return self._replace(select=select, exclude=exclude, casts=casts)
+
+    def check_heard(self, models: Sequence[Sequence[TensorEntry]]) -> None:
+        """Raises RefusedError if a glob speaks of no tensor of any model."""
+        for glob in self._globs:
+            if not any(_speaks_of(glob, tensors) for tensors in models):
+                raise unheard(glob)
+
+    @property
+    def _globs(self) -> tuple[str, ...]:
+        casts = self.casts
+        return (*self.select, *self.exclude, *(glob for glob, _ in casts.named), *casts.keep)
+
     def apply(self, draft: CheckpointGraph) -> Changes:
         """Change a graph; raises RefusedError if it lacks something, or a device cannot be set."""
         if self.bare or self.weights or not _SECTIONS_OF_WEIGHTS.isdisjoint(self.select):
@@ -159,3 +189,8 @@ class Edits(NamedTuple):
         draft.move(moves.storages)
         draft.warnings += moves.warnings
         return tuple(moves.kept)
+
+
+def _speaks_of(glob: str, tensors: Sequence[TensorEntry]) -> bool:
+    """Whether a glob matches the name of a tensor, or its section."""
+    return any(covers(glob, each.name) or glob == each.section.value for each in tensors)

@@ -1,29 +1,56 @@
-"""Find the files beside the weights in a model folder, which are copied unchanged."""
+"""Sort the files of a folder: checkpoints, pickles that stay, and all else, which is copied."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
-from ..plans.plan import Copy, Plan
+from ..formats.folders.weight_names import weights_among
+from ..formats.pickle import PlainPickle
+from ..plans.plan import Copy, Plan, Write
+from ..reports.convert import Loss
 from ..sources import place_of
-from ..sources.place import EntryKind, FolderEntry
+from ..sources.place import EntryKind, FolderEntry, Place
+from ..sources.source import Source
 from ..writing import StagedFolder
 from ..writing.in_place.change import journaled_files, recover_if_interrupted
 from ..writing.verify import Progress
 
 _MOST = 100_000  # files, and folders
+_INDEX = ".index.json"
+#: Files that are called so are checkpoints, or damaged.
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
+_CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
+#: In a folder that torch.distributed.checkpoint wrote.
+_DIVIDED = "/.metadata"
+_WHY_DIVIDED = (
+    "is a checkpoint of torch.distributed.checkpoint, which has to be converted by itself"
+)
+_PROGRAM = "is a program, which stays a pickle"
+#: Formats that may run something where they are loaded, and why they are not converted.
+_PICKLES = {
+    PlainPickle.name: "is a plain pickle, which its own library has to read",
+    "zip-bundle": "is a zip of several files, some of which are pickles",
+    "torchscript": _PROGRAM,
+    "torchscript-v1": _PROGRAM,
+    "torch-export": _PROGRAM,
+    "torch-package": _PROGRAM,
+}
 
 
 class Companion(NamedTuple):
-    """A file or an empty folder beside the weights."""
+    """A file that is copied, or an empty folder."""
 
     name: str  #: within the folder, with `/` between its parts; it ends in one if it is a folder
     path: str
     nbytes: int
     within: str | None = None  #: the folder that it may not lead out of, if it is a link
+    content: bytes | None = None  #: what is written instead of its bytes
 
     @property
     def is_folder(self) -> bool:
@@ -39,27 +66,60 @@ class Companion(NamedTuple):
         with place.open() as source, folder.file(self.name, [source]) as file:
             if self.within is not None:
                 place.check_link(place_of(self.within), source)
+            if self.content is not None:
+                file.write(Plan("relay", self.nbytes, (), (Write(0, self.content),)), progress)
+                return
             if source.nbytes != self.nbytes:
                 raise CorruptError("the file was changed while it was read", path=self.path)
             copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
             file.write(Plan("clone", self.nbytes, copies, ()), progress)
 
 
-def companions_of(
-    folder: str, weights: Collection[str], warnings: list[str], *, follow_links: bool = False
-) -> list[Companion]:
-    """Everything in a folder but the weights, however deep; adds to the warnings.
+class CheckpointFile(NamedTuple):
+    """A checkpoint in a folder: a file, or an index with its files."""
 
-    Links to files are followed, links to folders are not. Interrupted changes in place are undone
-    first. Raises UnsupportedError for what is no file, or a link that leads out of the folder.
+    name: str  #: within the folder
+    files: Collection[str]  #: the names of all its files
+    is_weights: bool  #: whether libraries look for weights under this name
+
+    @property
+    def folder(self) -> str:
+        """The folder within the folder that it is in, with a slash at its end; or nothing."""
+        return self.name[: self.name.rfind("/") + 1]
+
+    @property
+    def stem(self) -> str:
+        """Its name without what says the format, and without the folder."""
+        name = self.name[len(self.folder) :].removesuffix(_INDEX)
+        return name.rpartition(".")[0] or name
+
+
+class FolderFiles(NamedTuple):
+    """What is in a folder."""
+
+    checkpoints: list[CheckpointFile]
+    companions: list[Companion]
+    pickles: list[Loss]  #: companions that are pickles, and why they are not converted
+
+
+def files_of(
+    folder: str,
+    warnings: list[str],
+    *,
+    keep: Collection[str] = (),
+    follow_links: bool = False,
+) -> FolderFiles:
+    """Everything in a folder, however deep; adds to the warnings.
+
+    Files that match a glob of `keep` are companions. Links to files are followed, links to folders
+    are not. Interrupted changes in place are undone first. Raises UnsupportedError for what is no
+    file, or a link that leads out of the folder, and InputError for a damaged checkpoint.
     """
-    place, found = place_of(folder), list[Companion]()
+    place, files = place_of(folder), dict[str, Companion]()
     for path in filter(os.path.lexists, journaled_files(folder)):
         notes = recover_if_interrupted(path)
         warnings += (f"{os.path.relpath(path, folder)}: {note}" for note in notes)
-    for each in place.files_below():
-        if each.name in weights:
-            continue
+    for each in sorted(place.files_below()):
         if each.kind is EntryKind.FOLDER_LINK:
             warnings.append(f"{each.name} is a link to a folder and was not followed")
             continue
@@ -68,10 +128,102 @@ def companions_of(
                 place_of(each.path).check_link(place)
         elif each.kind is not EntryKind.FOLDER:
             raise _not_copied(each)
-        found.append(Companion(each.name, each.path, each.nbytes, None if follow_links else folder))
-        if len(found) > _MOST:
+        within = None if follow_links else folder
+        files[each.name] = Companion(each.name, each.path, each.nbytes, within)
+        if len(files) > _MOST:
             raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
-    return sorted(found)
+    kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
+    divided = {name.removesuffix(_DIVIDED) for name in files if name.endswith(_DIVIDED)} - kept
+    kept |= {each for each in files if not divided.isdisjoint(_above(each))}
+    sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
+    sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))
+    sorting.take_weights(warnings)
+    sorting.take_others()
+    rest = [files[name] for name in files if name not in sorting.taken]
+    return FolderFiles(sorted(sorting.checkpoints), rest, sorting.pickles)
+
+
+def _above(name: str) -> Iterator[str]:
+    """The folders that a file is in."""
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+class _Sorting:
+    """Finds the checkpoints among files."""
+
+    def __init__(self, place: Place, files: Mapping[str, Companion]) -> None:
+        self.place = place
+        self.files = files
+        self.checkpoints = list[CheckpointFile]()
+        self.pickles = list[Loss]()
+        self.taken = set[str]()  # names of files that are not copied
+
+    def take_weights(self, warnings: list[str]) -> None:
+        """Take what has the usual name of weights."""
+        below: dict[str, list[str]] = {}
+        for name in self.files:
+            folder, slash, own = name.rpartition("/")
+            if own:
+                below.setdefault(folder + slash, []).append(own)
+        for folder, names in below.items():
+            for found in weights_among(names):
+                whole = self._take(folder + found.name, is_weights=True)
+                copies = [each for each in found.others if folder + each not in whole.files]
+                if copies:
+                    more = f" and {len(copies) - 1:,} more" if len(copies) > 1 else ""
+                    warnings.append(
+                        f"{folder}{found.name} is used as the weights; {folder}{copies[0]}{more} "
+                        "seems to hold the same weights"
+                    )
+                    self.taken.update(folder + each for each in copies)
+
+    def take_others(self) -> None:
+        """Take the other checkpoints, by their content, and list pickles that are none."""
+        names = [name for name in self.files if not name.endswith("/")]
+        for name in sorted(names, key=lambda name: not name.endswith(_INDEX)):
+            if name in self.taken or (name.endswith(".json") and not name.endswith(_INDEX)):
+                continue
+            found = self._format_of(name)
+            if found in _CONVERTED:
+                self._take(name, is_weights=False)
+            elif found in _PICKLES:
+                self.pickles.append(Loss(name, _PICKLES[found]))
+
+    def _take(self, name: str, *, is_weights: bool) -> CheckpointFile:
+        files = [name]
+        if name.endswith(".json"):
+            with self._opened(name) as source:
+                found = formats.sniffed(source)
+            beside = name[: name.rfind("/") + 1]
+            files += [beside + each for each in (found.files if found is not None else ())]
+        self.taken.update(files)
+        self.checkpoints.append(CheckpointFile(name, tuple(files), is_weights))
+        return self.checkpoints[-1]
+
+    def _format_of(self, name: str) -> str | None:
+        """The name of a file's format; None if it is no checkpoint."""
+        with self._opened(name) as source:
+            try:
+                found = formats.looks_like(source)
+                if found is None and name.endswith(_SUFFIXES):
+                    formats.read(source)  # which says what is wrong with it
+                if found is None or found.name == PlainPickle.name or not found.vague:
+                    return None if found is None else found.name
+                return found.name if formats.sniffed(source) is not None else None
+            except InputError as error:
+                error.about(source.path)
+                error.hint = error.hint or f"--keep-files '{name}' copies it as it is"
+                raise
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Source]:
+        file = self.files[name]
+        place = place_of(file.path)
+        with place.open() as source:
+            if file.within is not None:
+                place.check_link(self.place, source)
+            yield source
 
 
 def _not_copied(entry: FolderEntry) -> InputError:

@@ -18,7 +18,7 @@ from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
 from ..writing.in_place.change import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import BARE, Format, MaxShardSize, Metadata, Option, Shared, declare_options
-from .target import Target, target_of
+from .target import PlannedPart, Target, target_of
 from .trust import refuse_places
 
 _HINT = "trust_objects=True writes what they stand for"
@@ -73,7 +73,8 @@ def save(
     writing = target.format.plan_write(draft, options)
     if writing.pickle and not trust_objects:
         refuse_places([*places, *writing.places], hint=_HINT)
-    target.write(writing, [], force=force, progress=progress)
+    part = PlannedPart(writing, [], {name: name for name in writing.files})
+    target.write([part], force=force, progress=progress)
 
 
 class _StandIns:

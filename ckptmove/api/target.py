@@ -13,17 +13,30 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats import WritableFormat
-from ..formats.folders.model_folder import is_weights
+from ..formats.folders.weight_names import is_weights, stem_for, usual_name
 from ..formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
 from ..sources import place_of
 from ..sources.source import Source
-from ..writing import destination_of
+from ..writing import StagedFolder, destination_of
 from ..writing.verify import Progress
 from .folder_files import Companion
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+
+
+class PlannedPart(NamedTuple):
+    """A checkpoint that is written: the only one, or one of several in a folder."""
+
+    writing: WritePlan
+    sources: Sequence[Source]  #: that it copies from
+    names: Mapping[str, str]  #: what the plan calls a file → what it is called in the destination
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every file by its name in the destination."""
+        return {self.names[name]: plan.nbytes for name, plan in self.writing.files.items()}
 
 
 class Target(NamedTuple):
@@ -37,12 +50,17 @@ class Target(NamedTuple):
 
     def stem_of(self, stem: str) -> str:
         """What files are named like in this folder that were named like `stem` where they were."""
-        usual = {each.folder_stem for each in formats.WRITABLE}
-        return self.stem if stem in usual else stem
+        if self.format.name not in ("safetensors", "torch-zip"):
+            return self.stem if usual_name(f"{stem}.bin") else stem
+        return stem_for(stem, is_safe=self.format.name == "safetensors")
 
-    def sizes(self, plan: WritePlan, companions: Sequence[Companion]) -> dict[str, int]:
+    def sizes(
+        self, parts: Sequence[PlannedPart], companions: Sequence[Companion]
+    ) -> dict[str, int]:
         """The size of every file that is written, by its path."""
-        files = {name: file.nbytes for name, file in plan.files.items()}
+        files: dict[str, int] = {}
+        for part in parts:
+            files |= part.sizes
         files |= {each.name: each.nbytes for each in companions if not each.is_folder}
         place = place_of(self.path)
         return {place.child(name).path if name else self.path: n for name, n in files.items()}
@@ -59,62 +77,76 @@ class Target(NamedTuple):
 
     def check(
         self,
-        writing: WritePlan,
-        sources: Sequence[Source],
+        parts: Sequence[PlannedPart],
         companions: Sequence[Companion],
         *,
         force: bool,
     ) -> None:
         """Raises RefusedError where writing would be refused."""
         destination = destination_of(self.path)
+        sources = [source for part in parts for source in part.sources]
         if self.is_folder:
             destination.check_folder(sources, force=force)
-            self._check_replaced(writing, companions)
+            self._check_replaced(parts, companions)
         else:
             destination.check_file(sources, force=force)
         besides = sum(each.nbytes for each in companions)
-        destination.check_room(list(writing.files.values()), sources, besides)
+        besides += sum(nbytes for part in parts[1:] for nbytes in part.sizes.values())
+        plans = [plan for part in parts[:1] for plan in part.writing.files.values()]
+        destination.check_room(plans, parts[0].sources if parts else (), besides)
 
     def write(
         self,
-        writing: WritePlan,
-        sources: Sequence[Source],
+        parts: Sequence[PlannedPart],
         companions: Sequence[Companion] = (),
         *,
         force: bool,
         progress: Progress | None,
     ) -> None:
-        """Write the weights and their companions, verify them, and give them their names."""
+        """Write checkpoints and their companions, verify them, and give them their names."""
         destination = destination_of(self.path)
         if not self.is_folder:
+            ((writing, sources, _),) = parts
             with destination.new_file(sources, force=force) as made:
                 made.write(writing.files[""], progress)
                 with made.open_written() as written:
                     _check(writing, {"": written})
                 made.commit()
             return
-        with destination.new_folder(sources, force=force) as folder, ExitStack() as stack:
-            self._check_replaced(writing, companions)
-            files: dict[str, Source] = {}
-            for name, plan in writing.files.items():
-                with folder.file(name) as file:
-                    file.write(plan, progress)
-                    files[name] = stack.enter_context(file.open_written())
-            _check(writing, files)
+        sources = [source for part in parts for source in part.sources]
+        with destination.new_folder(sources, force=force) as folder:
+            self._check_replaced(parts, companions)
+            for part in parts:
+                _write_part(part, folder, progress)
             for each in companions:
                 each.copy_into(folder, progress)
             folder.commit()
 
-    def _check_replaced(self, writing: WritePlan, companions: Sequence[Companion]) -> None:
+    def _check_replaced(
+        self, parts: Sequence[PlannedPart], companions: Sequence[Companion]
+    ) -> None:
         """Raises RefusedError if a folder has files that are neither weights nor written again."""
-        again = {*writing.files, *(each.name for each in companions)}
+        again = {each.name for each in companions}
+        again.update(name for part in parts for name in part.sizes)
         for name in destination_of(self.path).names_below():
-            if name not in again and ("/" in name or not is_weights(name)):
+            ours = usual_name(name.rpartition("/")[2]) if "/" in name else is_weights(name)
+            if name not in again and not ours:
                 raise RefusedError(
                     f"{name!r} in it would be gone",
                     path=self.path,
                     hint="remove it first, or name another folder",
                 )
+
+
+def _write_part(part: PlannedPart, folder: StagedFolder, progress: Progress | None) -> None:
+    """Write the files of one checkpoint into a folder, and read them back."""
+    with ExitStack() as stack:
+        files: dict[str, Source] = {}
+        for name, plan in part.writing.files.items():
+            with folder.file(part.names[name], part.sources) as file:
+                file.write(plan, progress)
+                files[name] = stack.enter_context(file.open_written())
+        _check(part.writing, files)
 
 
 def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:

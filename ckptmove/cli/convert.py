@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..api.convert import convert as convert_checkpoint
-from ..errors import UsageError
+from ..errors import CheckFailed, UsageError
+from ..phrases import plural
 from .output import Output, destination_argument, needs_source, source_argument, verb_command
 
 
@@ -18,10 +19,13 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     memory) goes as text into the header, so that you can convert back to the same checkpoint. SRC
     is not changed. DST appears complete and verified, or not at all.
 
-    SRC may be a model folder, or an index of several files: they are read as one checkpoint. From
-    folder to folder, the other files are copied too, except links to folders. SRC and DST may be in
-    an object store: s3://bucket/run.pt. There, the files of a folder appear one by one after all
-    are verified, the index last.
+    SRC may be a folder, or an index of several files: they are read as one checkpoint. From folder
+    to folder, every checkpoint is converted by itself, also in subfolders: weights get the names
+    that libraries load, optimizer.pt becomes optimizer.pt.safetensors. Options about names and
+    dtypes speak of the weights; config.json gets their dtype. Other files are copied, except links
+    to folders. A pickle that can't be converted is copied and named; the exit code is then 1. SRC
+    and DST may be in an object store: s3://bucket/run.pt. There, the files of a folder appear one
+    by one after all are verified, the index last.
 
     \b
     --preset lightning   --root state_dict --strip-prefix model
@@ -37,6 +41,8 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     ckptmove convert run.pt model.safetensors --preset hf --weights ema
     ckptmove convert run.pt shards/ --select model --dtype bf16 --max-shard-size 5GB
     ckptmove convert checkpoint-500/ smaller/ --dtype bf16
+    ckptmove convert checkpoint-500/ for-the-hub/ --preset hf
+    ckptmove convert smaller/ again/ --format torch-zip
     """
     path = needs_source(src)
     if dst is None:
@@ -44,3 +50,10 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     with output.progress_bar("convert", path, shown=not options["dry_run"]) as progress:
         report = convert_checkpoint(path, dst, progress=progress, **options)
     output.show(report, path)
+    if report.pickles:
+        name, *more = (pickle.name for pickle in report.pickles)
+        raise CheckFailed(
+            f"{plural(1 + len(more), 'file')} {'stay pickles' if more else 'stays a pickle'}; "
+            f"--keep-files '{name}' accepts that",
+            path=path,
+        )

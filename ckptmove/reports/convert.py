@@ -50,6 +50,9 @@ class ConvertReport(Report):
         cast: from `float32→bfloat16` to the number of tensors.
         renamed: the number of keys with a new name.
         kept: tensors that `to` matches and that stay, with the reason.
+        parts: of a folder, from each checkpoint in it to the files that it became.
+        pickles: of a folder, what is copied though it may be a pickle, each with why it is not
+            converted; without what the caller asked to copy. The exit code is then 1.
         unknown_callables: callables not known to be harmless that loading the new checkpoint would
             import; empty for formats that run nothing, such as safetensors.
         warnings: what the user should know, one sentence each.
@@ -73,6 +76,8 @@ class ConvertReport(Report):
     cast: Mapping[str, int] = field(default_factory=dict)
     renamed: int = 0
     kept: tuple[Kept, ...] = ()
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pickles: tuple[Loss, ...] = ()
     unknown_callables: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     nbytes: int = 0
@@ -96,6 +101,9 @@ class ConvertReport(Report):
         yield from _weights(self)
         yield from _shared(self, full)
         yield from what_stays(self.kept, full=full)
+        yield from _parts(self)
+        for pickle in self.pickles:
+            yield f"not converted: {pickle.name} {pickle.why}"
         yield from _written(self, full)
 
 
@@ -125,6 +133,22 @@ def _shared(report: ConvertReport, full: bool) -> Iterator[str]:
         yield f"written once (shared bytes): {_listed(pairs, full)}"
     if report.duplicates:
         yield f"also written under: {_listed(report.duplicates, full)}"
+
+
+def _parts(report: ConvertReport) -> Iterator[Block]:
+    """What became of each checkpoint of a folder, if there are several."""
+    if len(report.parts) > 1:
+        rows = [(name, "→", _first_of(files)) for name, files in report.parts.items()]
+        yield Table(rows)
+    if any(list(files) == [f"{name}.safetensors"] for name, files in report.parts.items()):
+        yield (
+            "no library resumes from an optimizer in safetensors: --format torch-zip converts the "
+            "folder back, --keep-files copies such files"
+        )
+
+
+def _first_of(files: Sequence[str]) -> str:
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1:,} more"
 
 
 def _listed(names: Sequence[str], full: bool) -> str:

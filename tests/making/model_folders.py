@@ -161,6 +161,7 @@ SNAPSHOT = f"snapshots/{'ab' * 20}"
 def skorch_run(folder: Path, tag: str = "cpu") -> None:
     """What the callback `Checkpoint(dirname=…)` of skorch writes."""
     folder.mkdir(parents=True)
+    torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()

@@ -22,7 +22,7 @@ def loaded(name: str, folder: Path) -> State:
     """All tensors that the library takes from a folder, by its own loader."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return LOADERS[name](folder)
+        return dict(sorted(LOADERS[name](folder).items()))
 
 
 def _transformers(folder: Path) -> State:

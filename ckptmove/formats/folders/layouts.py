@@ -161,6 +161,8 @@ _OF_TRAINING = tuple(
     for rule in (*ANY, *(rule for layout in LAYOUTS for rule in layout.rules))
     if rule.section in (Section.OPTIMIZER, Section.SCHEDULER, Section.RNG)
 )
+#: `convert` writes `optimizer.pt` as `optimizer.pt.safetensors`.
+_CONVERTED = re.compile(r"(.+\.(?:pt|pth|bin|ckpt|pkl))\.safetensors", re.DOTALL)
 _SUFFIX = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|pkl|tar|pt2|index\.json))+$")
 
 
@@ -187,12 +189,19 @@ def is_several(names: Collection[str]) -> bool:
 def says(name: str, layout: Layout | None) -> Said:
     """What a name in a folder of this layout says."""
     rules = (*(layout.rules if layout else ()), *ANY)
+    name = before_convert(name)
     for rank, rule in enumerate(rules):
         match = re.fullmatch(rule.pattern, name)
         if match is not None:
             keys = _path(match.expand(rule.keys))
             return Said(rank, rule.section, keys, is_known="/" not in name)
     return Said(len(rules), Section.OTHER, (stem_of(name),), is_known=False)
+
+
+def before_convert(name: str) -> str:
+    """What a file was called that `convert` wrote as safetensors."""
+    match = _CONVERTED.fullmatch(name)
+    return name if match is None else match[1]
 
 
 def stem_of(name: str) -> str:
@@ -210,4 +219,4 @@ def _key(text: str) -> Key:
 
 def _any(patterns: Iterable[str], names: Collection[str]) -> bool:
     one_of = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.DOTALL)
-    return any(one_of.fullmatch(name) for name in names)
+    return any(one_of.fullmatch(before_convert(name)) for name in names)

@@ -102,12 +102,6 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     return checkpoint
 
 
-def is_weights(name: str) -> bool:
-    """Whether a file is called as libraries call weights, a part of them, or their index."""
-    usual = {whole for family in _FAMILIES for whole in family}
-    return _whole_of(name) in usual or bool(_SHARD.fullmatch(name)) or name.endswith(_INDEXED)
-
-
 def _whole_of(name: str) -> str:
     """The file that would hold all by itself, of one that holds a part, or of an index."""
     shard = _SHARD.fullmatch(name)

@@ -1,0 +1,98 @@
+"""The names of the files in which libraries look for the weights of a model.
+
+    model.safetensors                    transformers, accelerate, huggingface_hub, timm
+    pytorch_model.bin                    the same, before safetensors
+    model_1.safetensors, pytorch_model_1.bin      accelerate: the second model, and so on
+    diffusion_pytorch_model.*            diffusers
+    adapter_model.*                      peft
+    open_clip_model.safetensors, open_clip_pytorch_model.bin      open_clip
+    …model.fp16.safetensors              a variant
+    …-00001-of-00002.safetensors, ….safetensors.index.json      several files, and their index
+
+Sources: transformers/utils/__init__.py, accelerate/utils/constants.py,
+diffusers/utils/constants.py, peft/utils/constants.py, open_clip/constants.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+#: What weights are called as safetensors and as files of torch.
+_STEMS = {
+    "model": "pytorch_model",
+    "diffusion_pytorch_model": "diffusion_pytorch_model",
+    "adapter_model": "adapter_model",
+    "open_clip_model": "open_clip_pytorch_model",
+}
+_SAFE = {**{torch: safe for safe, torch in _STEMS.items()}, **{each: each for each in _STEMS}}
+_NAME = re.compile(
+    rf"({'|'.join(sorted(_SAFE, key=len, reverse=True))})((?:_\d+)?(?:\.\w+?)?)"
+    r"(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index(?:\.\w+)?\.json)?"
+)
+
+
+_ANY_SHARD = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)", re.DOTALL)
+_ANY_INDEX = (".safetensors.index.json", ".bin.index.json")
+
+
+class UsualName(NamedTuple):
+    """What the usual name of a file of weights says."""
+
+    stem: str  #: what it would be called as safetensors: the same for all forms of one model
+    is_safe: bool
+    is_index: bool
+    is_shard: bool
+
+
+def usual_name(name: str) -> UsualName | None:
+    """What the name of a file says, if libraries look for weights under it."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    stem, variant, shard, suffix, index = match.groups("")
+    return UsualName(_SAFE[stem] + variant, suffix == "safetensors", bool(index), bool(shard))
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file is called as libraries call weights, a part of them, or their index."""
+    known = usual_name(name) is not None
+    return known or bool(_ANY_SHARD.fullmatch(name)) or name.endswith(_ANY_INDEX)
+
+
+def stem_for(stem: str, *, is_safe: bool) -> str:
+    """What weights whose file has this stem are called as safetensors, or as a file of torch."""
+    said = usual_name(f"{stem}.bin")
+    if said is None:
+        return stem
+    if is_safe:
+        return said.stem
+    known = next(
+        each for each in sorted(_STEMS, key=len, reverse=True) if said.stem.startswith(each)
+    )
+    return _STEMS[known] + said.stem.removeprefix(known)
+
+
+class FoundWeights(NamedTuple):
+    """The weights of a model in a folder."""
+
+    name: str  #: of the file or index that libraries prefer
+    others: tuple[str, ...]  #: files that hold the same weights, or parts of them
+
+
+def weights_among(names: Iterable[str]) -> list[FoundWeights]:
+    """The weights of each model among files of these names in one folder."""
+    models: dict[str, list[tuple[bool, bool, str]]] = {}
+    shards: dict[str, list[str]] = {}
+    for name in names:
+        said = usual_name(name)
+        if said is not None and said.is_shard:
+            shards.setdefault(said.stem, []).append(name)
+        elif said is not None:
+            models.setdefault(said.stem, []).append((not said.is_safe, said.is_index, name))
+    found = list[FoundWeights]()
+    for stem, forms in models.items():
+        first, *rest = (name for *_, name in sorted(forms))
+        found.append(FoundWeights(first, tuple(sorted([*rest, *shards.get(stem, ())]))))
+    return found

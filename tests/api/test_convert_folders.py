@@ -1,0 +1,202 @@
+"""Folders to folders: every checkpoint in one is converted, and the libraries load the result."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import ckptmove
+from ckptmove import CorruptError, InputError, RefusedError, convert
+from tests.conftest import RunCli
+from tests.making.model_folders import FOLDERS, SNAPSHOT, copy_of
+from tests.oracles.model_folders import dtype_said, loaded
+from tests.oracles.sameness import assert_same_tree
+
+#: Those of which the weights are all.
+WEIGHTS = [name for name in FOLDERS if name != "accelerate"]
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def zips(folder: Path) -> list[Path]:
+    """Files that `torch.save` wrote."""
+    return [each for each in sorted(folder.rglob("*")) if zipfile.is_zipfile(each)]
+
+
+def source_of(name: str, folder: Path) -> Path:
+    """What a user names of a folder of `model_folders`."""
+    return folder / SNAPSHOT if name == "hub" else folder
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "diffusers" else n for n in WEIGHTS]
+)
+def test_its_library_loads_the_result(name: str, tmp_path: Path) -> None:
+    folder = copy_of(name, tmp_path / "models--a--in", "cuda:0")
+    made = tmp_path / "models--a--out"
+    made.mkdir()
+    source, out = source_of(name, folder), source_of(name, made)
+    out.parent.mkdir(exist_ok=True)
+    report = convert(source, out, to="cpu")
+    assert zips(out) == []
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+    assert report.pickles == ()
+    assert set(report.files) == {str(out / each) for each in files(out)}
+    plain = copy_of(name, tmp_path / "models--a--plain")
+    assert_same_tree(loaded(name, made), loaded(name, plain))
+
+
+def test_a_training_goes_there_and_back(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    report = convert(source, tmp_path / "safe")
+    assert zips(tmp_path / "safe") == []
+    assert report.parts["optimizer.bin"] == ("optimizer.bin.safetensors",)
+    convert(
+        tmp_path / "safe",
+        tmp_path / "back",
+        format="torch-zip",
+        trust_objects=True,
+        keep_files="model.*",
+    )
+    assert files(tmp_path / "back") == files(source)
+    assert_same_tree(loaded("accelerate", tmp_path / "back"), loaded("accelerate", source))
+
+
+def test_the_device_reaches_every_file(tmp_path: Path) -> None:
+    source = copy_of("skorch", tmp_path / "in", "cuda:0")
+    for format, suffix in (("safetensors", ".safetensors"), ("torch-zip", ".pt")):
+        report = convert(source, tmp_path / format, to="cuda:1", format=format)
+        for name in ("params", "optimizer.pt", "criterion"):
+            stem = name.removesuffix(".pt") if suffix == ".pt" else name
+            manifest = ckptmove.inspect(tmp_path / format / f"{stem}{suffix}")
+            assert {each.device for each in manifest.tensors} == {"cuda:1"}, name
+    report = convert(tmp_path / "torch-zip", tmp_path / "kept", to="cuda:0", dry_run=True)
+    assert not report.written
+    assert not (tmp_path / "kept").exists()
+
+
+def test_the_configuration_says_the_new_dtype(tmp_path: Path) -> None:
+    source = copy_of("transformers", tmp_path / "in")
+    before = json.loads((source / "config.json").read_text())
+    convert(source, tmp_path / "out", dtype="bf16")
+    after = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (before.pop("dtype"), after.pop("dtype")) == ("float32", "bfloat16")
+    assert before == after
+    assert {each.dtype for each in loaded("transformers", tmp_path / "out").values()} == {
+        torch.bfloat16
+    }
+    convert(source, tmp_path / "one", dtype={"*.ln_1.*": "bf16"})
+    assert dtype_said(tmp_path / "one") == "float32"
+    (source / "config.json").write_text(
+        '{"torch_dtype": "float32", "a": "\\"dtype\\": \\"float32\\""}'
+    )
+    convert(source, tmp_path / "old", dtype="fp16")
+    said = '{"torch_dtype": "float16", "a": "\\"dtype\\": \\"float32\\""}'
+    assert (tmp_path / "old" / "config.json").read_text() == said
+
+
+def test_the_dtype_is_that_of_the_weights(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    convert(source, tmp_path / "out", dtype="bf16")
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(key).dtype for key in list(file.keys())} == {torch.bfloat16}
+    for name in ("optimizer.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl"):
+        safe = tmp_path / "out" / f"{name}.safetensors"
+        convert(safe, tmp_path / "back.pt", force=True)
+        before, after = (
+            torch.load(each, weights_only=False) for each in (source / name, tmp_path / "back.pt")
+        )
+        assert_same_tree(after, before)
+
+
+@pytest.mark.parametrize("preset", ["hf", "deploy"])
+def test_presets_leave_the_training_out(preset: str, tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    report = convert(source, tmp_path / "out", preset=preset)
+    assert files(tmp_path / "out") == {"model.safetensors"}
+    left_out = files(source) - {"model.safetensors"}
+    assert set(report.left_out) == left_out
+
+
+def test_a_glob_may_speak_of_one_component(tmp_path: Path) -> None:
+    source = copy_of("sentence_transformers", tmp_path / "in")
+    convert(source, tmp_path / "out", dtype={"linear.*": "bf16"})
+    with safe_open(tmp_path / "out" / "2_Dense" / "model.safetensors", "pt") as file:
+        assert file.get_tensor("linear.weight").dtype == torch.bfloat16
+    with pytest.raises(RefusedError, match="no name in it matches 'nothing'"):
+        convert(source, tmp_path / "none", keep_dtype="nothing", dtype="bf16")
+
+
+# -- what stays, and what is damaged ---------------------------------------------------------------
+
+
+def test_a_pickle_that_stays_is_named(tmp_path: Path, run_cli: RunCli) -> None:
+    source = copy_of("timm", tmp_path / "in")
+    (source / "labels.pkl").write_bytes(pickle.dumps({"a": 1}))
+    done = run_cli("convert", "in", "out", "--dry-run", exit=1)
+    assert not (tmp_path / "out").exists()
+    done = run_cli("convert", "in", "out", exit=1)
+    assert "not converted: labels.pkl is a plain pickle" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "ckptmove: in: 1 file stays a pickle; --keep-files 'labels.pkl' accepts that"
+    )
+    assert (tmp_path / "out" / "labels.pkl").read_bytes() == (source / "labels.pkl").read_bytes()
+    done = run_cli("convert", "in", "again", "--keep-files", "*.pkl", exit=0)
+    assert "labels" not in done.stdout
+
+
+def test_what_safetensors_cannot_hold_stays_and_is_named(tmp_path: Path) -> None:
+    source = copy_of("timm", tmp_path / "in")
+    with zipfile.ZipFile(source / "odd.pt", "w") as made:
+        torch.save({"a": torch.ones(2)}, source / "whole")
+        with zipfile.ZipFile(source / "whole") as whole:
+            for name in whole.namelist():
+                made.writestr(name, whole.read(name))
+        made.writestr("whole/extra/more.bin", b"more")
+    (source / "whole").unlink()
+    report = convert(source, tmp_path / "out")
+    assert [each.name for each in report.pickles] == ["odd.pt"]
+    assert (tmp_path / "out" / "odd.pt").read_bytes() == (source / "odd.pt").read_bytes()
+
+
+def test_a_distributed_checkpoint_in_it_is_named(tmp_path: Path) -> None:
+    source = copy_of("timm", tmp_path / "in")
+    state = {"a": torch.ones(3)}
+    save(state, checkpoint_id=source / "optimizer_0", no_dist=True)
+    before = files(source)
+    report = convert(source, tmp_path / "out")
+    assert [each.name for each in report.pickles] == ["optimizer_0/"]
+    assert files(tmp_path / "out") == before - {"pytorch_model.bin"}
+
+
+@pytest.mark.parametrize("nbytes", [0, 30, -100])
+@pytest.mark.parametrize("name", ["optimizer.pt", "params.pt"])
+def test_damage_is_named_and_nothing_is_written(nbytes: int, name: str, tmp_path: Path) -> None:
+    source = copy_of("skorch", tmp_path / "in")
+    whole = (source / name).read_bytes()
+    (source / name).write_bytes(whole[:nbytes])
+    with pytest.raises(InputError) as raised:
+        convert(source, tmp_path / "out")
+    assert raised.value.path == str(source / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    source = copy_of("skorch", tmp_path / "in")
+    damaged = bytearray((source / "optimizer.pt").read_bytes())
+    state = torch.load(source / "optimizer.pt", weights_only=True)["state"][0]["exp_avg"]
+    damaged[damaged.index(bytes(state.numpy().data))] ^= 1
+    (source / "optimizer.pt").write_bytes(damaged)
+    with pytest.raises((CorruptError, InputError)) as raised:
+        convert(source, tmp_path / "out")
+    assert raised.value.path == str(source / "optimizer.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

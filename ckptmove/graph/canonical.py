@@ -32,6 +32,7 @@ from ..pickles.nodes import (
     named,
 )
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.plain_tensors import PlainTensor, StorageReference
 from ..sources.source import Readable
 from ..torch_pickle.values.numpy_arrays import array_of, put_content
 from ..torch_pickle.values.persistent_ids import StorageId, TensorId
@@ -45,7 +46,7 @@ _PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_st
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
 Composite = Tuple | List | Set | Dict | Call | Persistent
-_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent}
+_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent, PlainTensor, StorageReference}
 
 
 class StorageSlice(NamedTuple):

@@ -20,6 +20,7 @@ from ..pickles.nodes import (
     Set,
     Tuple,
 )
+from ..pickles.plain_tensors import kind_of
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of
@@ -107,7 +108,7 @@ def type_of(node: Node) -> str:
         return "frozenset" if frozen else "set"
     if isinstance(node, Call):
         return (node.qualname or "(called indirectly)").removeprefix("builtins.")
-    return type(node).__name__.lower()
+    return kind_of(node).__name__.lower()
 
 
 def signature_of(node: Composite) -> Hashable:
@@ -121,7 +122,7 @@ def signature_of(node: Composite) -> Hashable:
 
 def _kind(node: Node) -> type:
     """The type of a node; bytes are bytes, whatever holds them."""
-    return bytes if isinstance(node, Blob) else type(node)
+    return bytes if isinstance(node, Blob) else kind_of(node)
 
 
 def types_of(old: Composite, new: Composite) -> tuple[str, str]:
@@ -186,7 +187,7 @@ def scalar_of(node: Node) -> tuple[Hashable, ...]:
     if isinstance(node, int) and node.bit_length() > _SAFE_BITS:
         return "int", f"{node:x}"
     device = device_text(node)
-    return ("device", device) if device is not None else (type(node).__name__, node)
+    return ("device", device) if device is not None else (kind_of(node).__name__, node)
 
 
 def device_of(node: Node) -> str | None:

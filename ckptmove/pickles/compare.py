@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from .plain_tensors import Form, PlainTensor, StorageReference, compact_form, is_compact, kind_of
 from .rows import same_numbers
 from .walk import Pickle
 
@@ -32,14 +33,38 @@ def difference(
     made: tuple[tuple[str, Sequence[Node], Sequence[Node]], ...] = (
         ("a name", old.globals, new.globals),
         ("a storage", old.persistents, new.persistents),
-        ("a call", old.calls, new.calls),
     )
     for what, mine, others in made:
         if len(mine) != len(others):
             return f"the number of {what.partition(' ')[2]}s"
         comparison.todo.extend((a, b, what) for a, b in zip(mine, others, strict=True))
+    if _count(old.calls) != _count(new.calls):
+        return "the number of calls"
+    comparison.todo.extend((a, b, "a call") for a, b in _pairs_of_calls(old.calls, new.calls))
     comparison.todo.append((old.root, new.root, "the tree"))
     return comparison.run()
+
+
+def _count(calls: Sequence[Call]) -> int:
+    return len(calls) + sum(isinstance(each, PlainTensor) for each in calls)
+
+
+def _pairs_of_calls(old: Sequence[Call], new: Sequence[Call]) -> Iterator[tuple[Node, Node]]:
+    """The calls of two pickles that make as many, side by side.
+
+    What is one call of a plain tensor in one may be two in the other: its hooks come first.
+    """
+    left, right = iter(old), iter(new)
+    for mine, theirs in zip(left, right, strict=False):
+        if type(mine) is type(theirs):
+            yield mine, theirs
+        elif isinstance(mine, PlainTensor):
+            yield mine.hooks, theirs
+            yield mine, next(right, None)
+        elif isinstance(theirs, PlainTensor):
+            yield mine, theirs.hooks
+            yield next(left, None), theirs
+    yield from ((each, None) for each in (*left, *right))
 
 
 class _Comparison:
@@ -52,6 +77,7 @@ class _Comparison:
         self.todo: list[tuple[Node, Node, str]] = []
         self.met: dict[int, Node] = {}  # old container → its counterpart
         self.met_new: dict[int, Node] = {}
+        self.forms: dict[int, Form] = {}  # those of old tensors → of their counterparts
         self.alike: dict[int, Node] = {}  # text or bytes, which may be long → what it was last like
 
     def run(self) -> str | None:
@@ -62,7 +88,7 @@ class _Comparison:
         return None
 
     def same(self, old: Node, new: Node, where: str) -> bool:
-        if type(old) is not type(new):
+        if type(old) is not type(new) and kind_of(old) is not kind_of(new):
             return False
         if id(old) in self.nested:
             return self.nested[id(old)] is new
@@ -80,7 +106,35 @@ class _Comparison:
             return self.met.get(id(old)) is new and self.met_new.get(id(new)) is old
         self.met[id(old)] = new
         self.met_new[id(new)] = old
+        if isinstance(old, PlainTensor) and isinstance(new, PlainTensor):
+            alike = self.same_compact(old, new, where)
+            if alike is not None:
+                return alike
         return self.same_inside(old, new, where)
+
+    def same_compact(self, old: PlainTensor, new: PlainTensor, where: str) -> bool | None:
+        """Whether two tensors are the same whose arguments nobody else has; None if one may."""
+        mine, theirs = old.storage, new.storage
+        if not (
+            compact_form(old) and compact_form(new) and is_compact(mine) and is_compact(theirs)
+        ):
+            return None
+        if id(mine) in self.met or id(theirs) in self.met_new:
+            return None
+        assert isinstance(mine, StorageReference)
+        assert isinstance(theirs, StorageReference)
+        self.met[id(mine)] = theirs
+        self.met_new[id(theirs)] = mine
+        if self.forms.get(id(old.form)) is not new.form:
+            names: Sequence[Node] = old.form.names
+            others: Sequence[Node] = new.form.names
+            pairs = zip(names, others, strict=True)
+            if not all(self.same(a, b, where) for a, b in pairs) or old.form[1:] != new.form[1:]:
+                return False
+            self.forms[id(old.form)] = new.form
+        return self.same_value(mine.key, theirs.key) and self.same_value(
+            mine.location, theirs.location
+        )
 
     def same_value(self, old: Blob | Text | bytes, new: Node) -> bool:
         if isinstance(old, Blob) and isinstance(new, Blob):

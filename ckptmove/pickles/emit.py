@@ -24,6 +24,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from .names import to_python2
 from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .plain_tensors import PlainTensor, StorageReference
 from .rows import opcodes_of
 
 _BATCH = 1000  # what an APPENDS or SETITEMS adds at most
@@ -83,6 +84,8 @@ class _Emitter:
             Set: self.spell_set,
             Dict: self.spell_dict,
             Call: self.spell_call,
+            PlainTensor: self.spell_call,
+            StorageReference: self.spell_persistent,
         }
 
     def run(self, root: Node) -> bytes:

@@ -35,7 +35,8 @@ from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from .rows import extended, packed
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
-_MOST_MARKS = 100_000  # that wait for their end
+#: Marks that wait for their end.
+MOST_MARKS = 100_000
 
 
 class Machine(Literals):
@@ -149,7 +150,7 @@ class Machine(Literals):
         self.frame_end = self.position + nbytes
 
     def op_mark(self) -> None:
-        if len(self.below) >= _MOST_MARKS:
+        if len(self.below) >= MOST_MARKS:
             raise self.fault("the pickle nests marks absurdly")
         self.below.append(self.stack)
         self.stack = []

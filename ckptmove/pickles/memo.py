@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from .nodes import Node, Text
 
 #: What is in a slot that was never filled.
@@ -44,3 +47,33 @@ class Memo:
             row.append(others.pop(len(row), UNFILLED))
         row.append(node)
         return True
+
+    def holds(self, pairs: tuple[tuple[int, Node], ...]) -> bool:
+        """Whether there are these nodes, each in its slot of the row."""
+        row = self._row
+        most = len(row)
+        for slot, node in pairs:  # noqa: SIM110 (of the hottest loops: faster than a generator)
+            if slot >= most or row[slot] is not node:
+                return False
+        return True
+
+    def takes(self, slots: Sequence[int], nbytes: int) -> bool:
+        """Whether slots, in this order, can be added to the end of the row, and take little."""
+        start = len(self._row)
+        if self._others:
+            return False
+        if list(slots) == list(range(start, start + len(slots))):
+            return True
+        ascending = all(before < slot for before, slot in pairwise(slots))
+        return ascending and start <= slots[0] and slots[-1] * _SHARE <= nbytes
+
+    def take(self, slots: Sequence[int], nodes: list[Node]) -> None:
+        """Fill slots, which it takes."""
+        row = self._row
+        if slots and slots[-1] - len(row) + 1 != len(slots):
+            for slot, node in zip(slots, nodes, strict=True):
+                row += [UNFILLED] * (slot - len(row))
+                row.append(node)
+        else:
+            row += nodes
+        self.filled += len(slots)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..sources.budget import Budget
 from .machine import Machine
 from .nodes import Blob, Call, Global, Node, Persistent
+from .plain_tensors import TensorMachine
 
 
 class Pickle(NamedTuple):
@@ -40,6 +41,7 @@ def walk(
     base: int = 0,
     gaps: Mapping[int, int] | None = None,
     budget: Budget | None = None,
+    machine_type: type[Machine] = TensorMachine,
 ) -> Pickle:
     """Walk the pickle at the start of `data`; what follows it is not looked at.
 
@@ -47,7 +49,7 @@ def walk(
     many were left out of `data`. `budget` is of the file that the pickle is in; without one it has
     a budget of its own. UnsupportedError if it needs buffers from outside.
     """
-    machine = Machine(data, base, gaps or {}, budget)
+    machine = machine_type(data, base, gaps or {}, budget)
     try:
         root = machine.run()
     except (IndexError, struct.error) as error:

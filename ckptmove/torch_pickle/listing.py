@@ -11,6 +11,7 @@ from ..manifest.manifest import Alias, NamedDevice, Role, Section, Storage, Tens
 from ..manifest.paths import Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.plain_tensors import is_compact
 from .children import TRANSPARENT, visits_of
 from .hash_costs import check_keys
 from .listing_budget import Allowance
@@ -111,7 +112,8 @@ class _Listing(Allowance):
     def __init__(self, found: Whole, nbytes: int, recogniser: Recogniser) -> None:
         """`nbytes` is how many bytes describe the checkpoint."""
         super().__init__(nbytes)
-        self.pids = {id(p.pid) for s in found.streams for p in s.pickle.persistents}
+        persistents = (each for stream in found.streams for each in stream.pickle.persistents)
+        self.pids = {id(each.pid) for each in persistents if not is_compact(each)}
         self.grafts = found.grafts
         self.arrays = Arrays(found.storages)
         self.recogniser = recogniser

@@ -60,6 +60,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.names",
         "pickles.memo",
         "pickles.machine",
+        "pickles.plain_tensors",
         "pickles.scan",
         "pickles.fetch",
         "pickles.fitting",

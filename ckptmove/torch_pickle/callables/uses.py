@@ -26,6 +26,7 @@ from ...pickles.nodes import (
     Tuple,
     named,
 )
+from ...pickles.plain_tensors import compact_form, is_compact
 from ...pickles.walk import Pickle
 from . import numpy_dtypes
 from .allowlist import ACTIVATIONS, KNOWN, MODULES
@@ -99,8 +100,10 @@ class Uses:
         """The names of functions that are values somewhere, to be called by who knows what."""
         met = set[int]()
         todo: list[Node] = [pickle.root, *pickle.dropped]
-        todo += (each.pid for each in pickle.persistents)
+        todo += (each.pid for each in pickle.persistents if not is_compact(each))
         for call in pickle.calls:
+            if compact_form(call) is not None:
+                continue
             todo += (call.args, call.kwargs, call.state, *call.items)
             todo += (each for pair in call.pairs for each in pair)
         while todo:

@@ -9,6 +9,7 @@ from enum import Enum
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Key
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
+from ...pickles.plain_tensors import compact_form
 from ..pickled_modules import is_module
 from ..values.numpy_arrays import array_of
 
@@ -151,6 +152,9 @@ def _names_rng(key: Key) -> bool:
 def _is_cpu_generator_state(node: Node) -> bool:
     if not isinstance(node, Call) or node.qualname != "torch._utils._rebuild_tensor_v2":
         return False
+    plain = compact_form(node)
+    if plain is not None:
+        return len(plain.shape) == 1 and plain.shape[0] in _CPU_GENERATOR_NBYTES
     args = node.args.items if isinstance(node.args, Tuple) else []
     shape = args[2].items if len(args) > 2 and isinstance(args[2], Tuple) else []
     return len(shape) == 1 and shape[0] in _CPU_GENERATOR_NBYTES

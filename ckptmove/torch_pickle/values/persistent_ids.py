@@ -13,7 +13,6 @@ Source: torch/serialization.py (`persistent_id`, `persistent_load`).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent, Storage
 from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, named
+from ...pickles.plain_tensors import StorageReference, is_compact
 
 _LONGEST = 256  # characters of a key or a location
 
@@ -74,6 +74,11 @@ def _names_class(node: Persistent) -> bool:
 
 
 def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> StorageId:
+    if type(node) is StorageReference and is_compact(node):
+        dtype = STORAGE_CLASSES.get(node.form.names.storage_class.name)
+        if dtype is not None:
+            number, size = str(node.key), node.form.numel * storage_element_nbytes(dtype)
+            return StorageId(folder + number, number, node.location, dtype, size, size)
     items = node.pid.items if isinstance(node.pid, Tuple) else []
     if not 5 <= len(items) <= longest or items[0] != "storage":
         raise CorruptError("the pickle refers to something outside the file that is not a storage")
@@ -123,13 +128,15 @@ def storages_of(
     `extent` tells where the bytes of a storage lie in the file. If `retyped`, mentions may be of
     several dtypes, as in packages; those of an empty storage may everywhere.
     """
-    uses: dict[str, list[StorageId]] = defaultdict(list)
+    firsts: dict[str, StorageId] = {}
+    others: dict[str, list[StorageId]] = {}
     for each in ids:
-        uses[each.id].append(each)
+        if firsts.setdefault(each.id, each) is not each:
+            others.setdefault(each.id, []).append(each)
     storages = {}
-    for name, same in uses.items():
-        first = same[0]
-        for each in same[1:]:
+    for name, first in firsts.items():
+        more = others.get(name, ())
+        for each in more:
             if str(each.location) != str(first.location):
                 raise CorruptError(
                     f"the storage {first.key!r} is listed on {str(first.location)!r} and on "
@@ -140,7 +147,7 @@ def storages_of(
                     f"the storage {first.key!r} is listed with "
                     f"{first.whole_nbytes:,} bytes and with {each.whole_nbytes:,}"
                 )
-        several = len({each.dtype for each in same if each.dtype is not None}) > 1
+        several = more and len({each.dtype for each in (first, *more) if each.dtype}) > 1
         # torch saves and loads an empty storage under as many dtypes as look at it
         if several and not retyped and first.whole_nbytes:
             raise CorruptError(f"the storage {first.key!r} is listed with several dtypes")

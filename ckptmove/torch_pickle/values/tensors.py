@@ -14,6 +14,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ...manifest.manifest import Role
 from ...pickles.nodes import Call, Dict, Global, Items, List, Node, Persistent, Text, Tuple
+from ...pickles.plain_tensors import PlainTensor, compact_form
 from .persistent_ids import StorageId, TensorId, is_size
 from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 
@@ -62,6 +63,12 @@ class Recogniser:
 
     def tensor(self, node: Call, depth: int = 0) -> Tensor | None:
         """The tensor that a call would rebuild, or None if it makes something else."""
+        plain = compact_form(node)
+        if plain is not None and isinstance(node, PlainTensor):
+            found = self._ids.get(id(node.storage))
+            if found is not None and found.dtype is not None:
+                _, _, offset, shape, stride, requires_grad = plain
+                return tensor_at(found, shape, stride, offset, found.dtype, requires_grad)
         known = id(node)
         if known in self._known:
             return self._known[known][1]

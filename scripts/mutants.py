@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "journal removed before the change is on disk",
         "writing/in_place/change.py",
-        "            os.fsync(held.fd)\n            for change in journal.changes:\n",
-        "            for change in journal.changes:\n",
+        "        os.fsync(self.held.fd)\n        for change in self.journal.changes:\n",
+        "        for change in self.journal.changes:\n",
         "tests/writing/test_in_place_power.py",
     ),
     Mutant(

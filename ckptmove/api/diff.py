@@ -23,7 +23,7 @@ from ..phrases import plural
 from ..reports.diff import Diff, Difference, Kind
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
-from ..writing.in_place.change import recover_if_interrupted
+from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import FollowLinks, Option, Strict, declare_options
 from .strict import refuse_unknown

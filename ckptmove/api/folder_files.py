@@ -18,7 +18,7 @@ from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry, Place
 from ..sources.source import Source
 from ..writing import StagedFolder
-from ..writing.in_place.change import journaled_files, recover_if_interrupted
+from ..writing.in_place.undo import journaled_files, recover_if_interrupted
 from ..writing.verify import Progress
 
 _MOST = 100_000  # files, and folders

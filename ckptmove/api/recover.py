@@ -7,8 +7,8 @@ import os
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
 from ..reports.recover import RecoverReport
 from ..sources import place_of
-from ..writing.in_place.change import journaled_files, undo
 from ..writing.in_place.journal import SUFFIX, UNFINISHED
+from ..writing.in_place.undo import journaled_files, undo
 
 
 def recover(path: StrPath) -> RecoverReport:

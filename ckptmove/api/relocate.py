@@ -19,7 +19,8 @@ from ..reports.relocate import RelocateReport
 from ..sources import open_source, place_of
 from ..sources.source import File, Source
 from ..writing import destination_of
-from ..writing.in_place.change import InPlace, check_in_place, recover_if_interrupted
+from ..writing.in_place.change import InPlace, check_in_place
+from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import DryRun, Option, Strict, declare_options
 from .strict import refuse_unknown

@@ -15,7 +15,7 @@ from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
 from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
-from ..writing.in_place.change import recover_if_interrupted
+from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import BARE, Format, MaxShardSize, Metadata, Option, Shared, declare_options
 from .target import PlannedPart, Target, target_of

@@ -17,7 +17,7 @@ from ..phrases import plural
 from ..reports.batch import BatchPlan, BatchReport
 from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of
 from ..writing.final_name import sync_folder
-from ..writing.in_place.change import recover_if_interrupted
+from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
 from .executors.worker import foretell, work

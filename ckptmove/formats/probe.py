@@ -10,7 +10,7 @@ from ..errors import CkptmoveError, StrPath
 from ..sources import place_of
 from ..sources.place import FolderEntry, Place
 from ..sources.source import Memory, Readable, Source
-from ..writing.in_place.change import recover_if_interrupted
+from ..writing.in_place.undo import recover_if_interrupted
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .checkpoint import Checkpoint
 from .session import ReadSession

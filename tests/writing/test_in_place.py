@@ -291,7 +291,7 @@ def test_a_file_that_changes_meanwhile_is_left_alone(run_pt: Path) -> None:
 def test_what_is_being_changed_is_not_recovered(
     run_pt: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.writing.in_place.change._PATIENCE", 0.01)
+    monkeypatch.setattr("ckptmove.writing.in_place.undo.PATIENCE", 0.01)
     before = run_pt.read_bytes()
     with changing(run_pt) as change:
         change.write()
@@ -383,7 +383,7 @@ def test_threads_are_refused_for_what_they_do(run_pt: Path) -> None:
 def test_who_comes_shortly_before_the_end_waits(
     run_pt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptmove.writing.in_place.change._PATIENCE", HANG)
+    monkeypatch.setattr("ckptmove.writing.in_place.undo.PATIENCE", HANG)
     met, lock = threading.Event(), fcntl.flock
 
     def flock(fd: int, how: int) -> None:

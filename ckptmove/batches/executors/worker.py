@@ -29,7 +29,7 @@ from ...reports.batch_items import (
 )
 from ...sources.source import NO_MEMORY
 from ...writing.final_name import failure_of, syncing_later
-from ...writing.in_place.change import recover_if_interrupted
+from ...writing.in_place.undo import recover_if_interrupted
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
 from ..forecast import forecast_item
 from ..run_item import ItemOutcome, do_item, is_copied

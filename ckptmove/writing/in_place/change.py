@@ -8,136 +8,249 @@ is left over from an interrupted change.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import ExitStack
 
-from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, StrPath, WriteError
+from ...errors import CkptmoveError, CorruptError, RefusedError, WriteError
 from ...plans.plan import Plan
-from ...reports.recover import Recovered
-from ...sources import place_of
 from ...sources.source import File
 from ..copy import write_at
 from ..final_name import failure_of
-from .journal import SUFFIX, UNFINISHED, Journal, journal_name
-from .locked_file import LockedFile, busy_error, is_held_here, is_locked, is_open_for_writing
+from .folder_journal import folder_journal
+from .journal import Journal
+from .locked_file import (
+    Locked,
+    LockedFile,
+    LockedFolder,
+    busy_error,
+    is_held_here,
+    is_locked,
+    is_open_for_writing,
+)
 
 _INSIST = "--force changes it anyway"
-_PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
 
 
-class InPlace:
-    """A change in the making. Used as a context, it is undone at the end unless committed."""
+class FileChange:
+    """A locked file, and the changes that are about to be made to it."""
 
     def __init__(self, source: File, plan: Plan, *, force: bool) -> None:
+        """Lock it. Raises as `check_in_place`, or InputError if somebody is changing it."""
         self.path, self.source = source.path, source
-        self.plan, self.force = plan, force
-        self._journal: Journal | None = None
-        self._begun = self._committing = False
-
-    def __enter__(self) -> InPlace:
-        """Lock the file. Raises as `check_in_place`, or InputError if somebody is changing it."""
-        check_in_place(self.source, self.plan, force=self.force)
+        check_in_place(source, plan, force=force)
         try:
-            self._held = LockedFile(self.path)
+            self.held = LockedFile(self.path)
         except OSError as error:
             raise failure_of(error, self.path) from error
         try:
-            if not self._held.locked and not self.force:
+            if not self.held.locked and not force:
                 raise RefusedError(
                     "its file system does not support locks", path=self.path, hint=_INSIST
                 )
-            if self._held.has_journal():
-                raise self._has_journal()
-            self._held.remove_unfinished()
+            if self.held.has_journal():
+                raise has_journal(self.path)
+            self.held.remove_unfinished()
+            inode = os.fstat(self.held.fd).st_ino
+            self.journal = Journal.of(source.nbytes, inode, plan.writes, source.read)
         except OSError as error:
-            self._held.close()
+            self.held.close()
             raise failure_of(error, self.path) from error
         except BaseException:
-            self._held.close()
+            self.held.close()
             raise
-        return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._held as held:
-            if self._journal is None:
-                return
-            try:
-                if self._committing and not held.has_journal():
-                    return
-                if self._begun:
-                    held.put_back(list(self._journal.changes))
-                held.remove_journal()
-            except (OSError, WriteError) as failed:
-                first = f"{error}; " if isinstance(error, CkptmoveError) else ""
-                why = failed.strerror if isinstance(failed, OSError) else failed
-                raise WriteError(
-                    f"{first}undoing the change failed too: {why}",
-                    path=self.path,
-                    hint=f"ckptmove recover {self.path}",
-                ) from error
-            if self._begun and isinstance(error, CkptmoveError):
-                error.hint = error.hint or "the file is again as it was"
-
-    def write(self) -> int:
-        """Journal what is to change, and change it; gives how many bytes of the file were written.
-
-        Raises CorruptError if the file was changed since it was read.
-        """
-        held = self._held
-        inode = os.fstat(held.fd).st_ino
-        journal = Journal.of(self.source.nbytes, inode, self.plan.writes, self.source.read)
-        self._journal = journal
-        try:
-            held.write_journal(journal.to_bytes())
-            self._check_unchanged()
-            self._begun = True
-            for change in journal.changes:
-                write_at(held.fd, change.at, change.new)
-            os.fsync(held.fd)
-            for change in journal.changes:
-                held.check(change.at, change.new)
-        except FileExistsError as error:
-            self._journal = None  # it is not ours
-            raise self._has_journal() from error
-        except OSError as error:
-            raise failure_of(error, self.path) from error
-        return journal.changed_nbytes
-
-    def _has_journal(self) -> RefusedError:
-        return RefusedError(
-            "already has a journal", path=self.path, hint=f"ckptmove recover {self.path}"
-        )
-
-    def _check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
         """Raises CorruptError unless what we hold is what was read, and has its name still."""
         self.source.check_unchanged()
-        held, source = os.fstat(self._held.fd), os.fstat(self.source.fd)
+        held, source = os.fstat(self.held.fd), os.fstat(self.source.fd)
         if not os.path.samestat(held, source) or not self.source.same_file(self.path):
             raise CorruptError("the file was replaced while it was read", path=self.path)
+
+    def write(self) -> None:
+        """Make the changes, sync them and read them back. Raises OSError or WriteError."""
+        for change in self.journal.changes:
+            write_at(self.held.fd, change.at, change.new)
+        os.fsync(self.held.fd)
+        for change in self.journal.changes:
+            self.held.check(change.at, change.new)
+
+    def put_back(self) -> None:
+        """Undo the changes, as far as they were made. Raises OSError or WriteError."""
+        self.held.put_back(self.journal.changes)
 
     def open_written(self) -> File:
         """The file as it stands, to be read like any other."""
         try:
-            return File(os.dup(self._held.fd), self.path)
+            return File(os.dup(self.held.fd), self.path)
         except OSError as error:
             raise failure_of(error, self.path) from error
 
-    def commit(self) -> None:
+
+class Journaled:
+    """Changes in the making. Used as a context, they are undone at the end unless committed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path  #: of what changes
+        self.changes: list[FileChange] = []
+        self._began = self._begun = self._committing = False
+
+    def _write(self, held: Locked, journal: bytes) -> int:
+        """Have the journal on disk, then make the changes; gives how many bytes they are.
+
+        Raises CorruptError if a file was changed since it was read.
+        """
+        self._began = True
+        try:
+            held.write_journal(journal)
+            for change in self.changes:
+                change.check_unchanged()
+            self._begun = True
+            for change in self.changes:
+                change.write()
+        except FileExistsError as error:
+            self._began = False  # it is not ours
+            raise has_journal(self.path) from error
+        except OSError as error:
+            raise failure_of(error, self.path) from error
+        return sum(change.journal.changed_nbytes for change in self.changes)
+
+    def _commit(self, held: Locked) -> None:
         """Remove the journal: the change is done, and can't be undone any more."""
         self._committing = True
         try:
-            os.unlink(self._held.journal, dir_fd=self._held.folder)
+            os.unlink(held.journal, dir_fd=held.folder)
         except OSError as error:
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
         try:
-            os.fsync(self._held.folder)
+            os.fsync(held.folder)
         except OSError as error:
             raise WriteError(
                 "is changed and verified, but a power failure may undo the change: "
                 f"{error.strerror}",
                 path=self.path,
             ) from error
+
+    def _end(self, held: Locked, error: BaseException | None, again: str) -> None:
+        """Undo the changes unless they are committed; they are `again` what they were."""
+        if not self._began:
+            return
+        try:
+            if self._committing and not held.has_journal():
+                return
+            if self._begun:
+                for change in self.changes:
+                    change.put_back()
+            held.remove_journal()
+        except (OSError, WriteError) as failed:
+            first = f"{error}; " if isinstance(error, CkptmoveError) else ""
+            why = failed.strerror if isinstance(failed, OSError) else failed
+            raise WriteError(
+                f"{first}undoing the change failed too: {why}",
+                path=self.path,
+                hint=f"ckptmove recover {self.path}",
+            ) from error
+        if self._begun and isinstance(error, CkptmoveError):
+            error.hint = error.hint or again
+
+
+class InPlace(Journaled):
+    """A change of one file."""
+
+    def __init__(self, source: File, plan: Plan, *, force: bool) -> None:
+        super().__init__(source.path)
+        self.source, self.plan, self.force = source, plan, force
+
+    def __enter__(self) -> InPlace:
+        """Lock the file. Raises as `FileChange`."""
+        self._file = FileChange(self.source, self.plan, force=self.force)
+        self.changes = [self._file]
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._file.held as held:
+            self._end(held, error, "the file is again as it was")
+
+    def write(self) -> int:
+        """Journal what is to change, and change it; gives how many bytes of the file were written.
+
+        Raises CorruptError if the file was changed since it was read.
+        """
+        return self._write(self._file.held, self._file.journal.to_bytes())
+
+    def open_written(self) -> File:
+        """The file as it stands, to be read like any other."""
+        return self._file.open_written()
+
+    def commit(self) -> None:
+        """Remove the journal: the change is done, and can't be undone any more."""
+        self._commit(self._file.held)
+
+
+class InPlaceFolder(Journaled):
+    """A change of several files in a folder: of all of them, or of none."""
+
+    def __init__(self, folder: str, files: Mapping[str, tuple[File, Plan]], *, force: bool) -> None:
+        """`files` are those that change, by their names in the folder."""
+        super().__init__(folder)
+        self._files, self._force = files, force
+
+    def __enter__(self) -> InPlaceFolder:
+        """Lock the files. Raises as `check_folder_in_place`, or as `FileChange`."""
+        check_folder_in_place(self.path, self._files, force=self._force)
+        with ExitStack() as stack:
+            try:
+                self._held = stack.enter_context(LockedFolder(self.path))
+                if self._held.has_journal():
+                    raise has_journal(self.path)
+                self._held.remove_unfinished()
+            except OSError as error:
+                raise failure_of(error, self.path) from error
+            for _, (source, plan) in sorted(self._files.items()):
+                change = FileChange(source, plan, force=self._force)
+                stack.enter_context(change.held)
+                self.changes.append(change)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._stack:
+            self._end(self._held, error, "all files are again as they were")
+
+    def write(self) -> int:
+        """As `InPlace.write`, for all files."""
+        journals = [change.journal for change in self.changes]
+        found = dict(zip(sorted(self._files), journals, strict=True))
+        return self._write(self._held, folder_journal(found))
+
+    def open_written(self, name: str) -> File:
+        """A file as it stands, to be read like any other."""
+        return self.changes[sorted(self._files).index(name)].open_written()
+
+    def commit(self) -> None:
+        """Remove the journal: all changes are done, and can't be undone any more."""
+        self._commit(self._held)
+
+
+def has_journal(path: str) -> RefusedError:
+    """The error for a change of what has a journal already."""
+    return RefusedError("already has a journal", path=path, hint=f"ckptmove recover {path}")
+
+
+def check_folder_in_place(
+    folder: str, files: Mapping[str, tuple[File, Plan]], *, force: bool
+) -> None:
+    """Raises RefusedError if a file in a folder can't or mustn't be changed in place."""
+    for name, (source, plan) in files.items():
+        if os.path.realpath(source.path) != os.path.join(os.path.realpath(folder), name):
+            raise RefusedError(
+                "is a link, or in a linked folder, which is not changed with the folder",
+                path=source.path,
+                hint="without --in-place, ckptmove writes a relocated copy",
+            )
+        check_in_place(source, plan, force=force)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RefusedError("can't be changed in place: it is read-only", path=folder)
 
 
 def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
@@ -166,95 +279,3 @@ def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
         if here or is_locked(source.fd):
             raise busy_error(path, here=here)
         raise RefusedError("is open for writing elsewhere", path=path, hint=_INSIST)
-
-
-def undo(path: StrPath) -> Recovered:
-    """Undo an interrupted change of a file; without a journal it is only looked for.
-
-    A journal that was not finished is removed, unless somebody is about to finish it.
-
-    Raises InputError if the journal is not that of the file as it is now, or if another process
-    holds the file; WriteError if undoing failed, and can be tried again.
-    """
-    path = os.fspath(path)
-    if not place_of(path).changes_in_place:
-        return Recovered(path, "nothing")
-    real = os.path.realpath(path) if os.path.islink(path) else path
-    folder, name = os.path.split(real)
-    beside = os.path.join(folder, journal_name(name))
-    if not name or not os.path.lexists(beside):
-        if name and os.path.lexists(beside + UNFINISHED):
-            _remove_unfinished(path)
-        return Recovered(path, "nothing")
-    try:
-        with LockedFile(path, _PATIENCE) as held:
-            return _undo(held)
-    except FileNotFoundError as error:
-        raise InputError(
-            "is missing, but the journal of an interrupted in-place change is there",
-            path=path,
-            hint=f"put the file back, or remove {beside}",
-        ) from error
-    except OSError as error:
-        raise failure_of(error, path) from error
-    except InputError as error:
-        error.about(path)
-        if isinstance(error, CorruptError):
-            error.hint = f"if the file is whole, remove {beside}"
-        raise
-
-
-def _undo(held: LockedFile) -> Recovered:
-    data = held.read_journal()
-    if data is None:
-        return Recovered(held.path, "nothing")
-    made = Journal.from_bytes(data).to_undo(os.fstat(held.fd).st_size, held.read)
-    held.put_back(made)
-    held.remove_journal()
-    if not made:
-        return Recovered(held.path, "unchanged")
-    return Recovered(held.path, "rolled-back", sum(len(change.old) for change in made))
-
-
-def _remove_unfinished(path: str) -> None:
-    with contextlib.suppress(OSError, InputError), LockedFile(path) as held:
-        if held.locked:
-            held.remove_unfinished()
-
-
-def recover_if_interrupted(path: StrPath) -> tuple[str, ...]:
-    """Undo an interrupted change before a file is read; gives notes for the user."""
-    try:
-        outcome = undo(path).outcome
-    except (RefusedError, WriteError) as error:
-        raise InputError(
-            f"an interrupted in-place change can't be undone: {error}",
-            path=path,
-            hint=f"ckptmove recover {os.fspath(path)}",
-        ) from error
-    if outcome == "rolled-back":
-        return ("an interrupted in-place change was undone first",)
-    if outcome == "unchanged":
-        return ("an interrupted in-place change had not changed the file; removed its journal",)
-    return ()
-
-
-def journaled_files(root: str) -> Iterator[str]:
-    """Files in a folder and below that have a journal beside them, finished or not."""
-    if not place_of(root).changes_in_place:
-        return
-
-    def unreadable(error: OSError) -> None:
-        raise InputError(f"can't be read: {error.strerror}", path=error.filename)
-
-    for folder, folders, names in os.walk(root, onerror=unreadable):
-        folders.sort()
-        journals = sorted(name for name in names if name.endswith(SUFFIX))
-        unfinished = [name for name in names if name.endswith(SUFFIX + UNFINISHED)]
-        files = {journal_name(name): name for name in names} if journals or unfinished else {}
-        for journal in journals:  # without its file, it is named after the journal
-            yield os.path.join(folder, files.get(journal, journal[1 : -len(SUFFIX)]))
-        for name in unfinished:
-            journal = name.removesuffix(UNFINISHED)
-            if journal in files and journal not in journals:
-                yield os.path.join(folder, files[journal])

@@ -1,4 +1,4 @@
-"""A file that is locked for a change in place: open for writing, with its folder and journal."""
+"""Files and folders that are locked for a change in place, with their journals."""
 
 from __future__ import annotations
 
@@ -9,40 +9,33 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Collection, Iterable, Iterator
+from typing import TypeVar
 
 from ...errors import InputError, WriteError
 from ..copy import read_at, write_at
-from .journal import HEAD_NBYTES, UNFINISHED, Change, check_head, journal_name
+from .journal import HEAD_NBYTES, SUFFIX, UNFINISHED, Change, Read, check_head, journal_name
+
+_Self = TypeVar("_Self", bound="Locked")
 
 #: What this process holds for a change, or is about to: by holder, process, device and inode.
 _held_here: dict[int, tuple[int, int, int]] = {}
 
-_PATIENCE = 1.0  # seconds until who leases the file is not just looking who else has it open
+PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
+_LEASE = 1.0  # seconds until who leases the file is not just looking who else has it open
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 
 
-class LockedFile:
-    """A file open for writing, and locked; with its folder and its journal, if it has one."""
+class Locked:
+    """A file or folder that is locked, and its journal, which is a file in the open `folder`."""
 
-    def __init__(self, path: str, patience: float = 0.0) -> None:
-        """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
-        folder, self.name = os.path.split(os.path.realpath(path))
-        self.path = path
-        self.journal = journal_name(self.name)
-        self._unfinished = self.journal + UNFINISHED
-        self.folder = self.fd = -1
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            self.folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            _held_here[id(self)] = _key(os.stat(self.name, dir_fd=self.folder))
-            self.fd = self._open(flags)
-            self.locked = self._lock(patience)
-        except BaseException:
-            self.close()
-            raise
+    path: str
+    folder: int
+    fd: int
+    journal: str
 
-    def __enter__(self) -> LockedFile:
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -50,25 +43,14 @@ class LockedFile:
 
     def close(self) -> None:
         """Give it back."""
-        for fd in (self.fd, self.folder):
+        for fd in {self.fd, self.folder}:
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     os.close(fd)
         _held_here.pop(id(self), None)
 
-    def _open(self, flags: int) -> int:
-        """Open it; who leases it for an instant, as `is_open_for_writing` does, is waited for."""
-        until = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                return os.open(self.name, flags, dir_fd=self.folder)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(0.001)
-
     def _lock(self, patience: float) -> bool:
-        """Whether the file system has locks."""
+        """Whether the file system has locks. Raises InputError after `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             here = is_held_here(self.fd, self)
@@ -85,15 +67,6 @@ class LockedFile:
                     raise
                 return False
 
-    def read(self, at: int, nbytes: int) -> bytes:
-        """Bytes of the file."""
-        return read_at(self.fd, at, nbytes)
-
-    def check(self, at: int, data: bytes) -> None:
-        """Raises WriteError if what was written there is not there."""
-        if self.read(at, len(data)) != data:
-            raise WriteError("the written bytes can't be read back", path=self.path)
-
     def has_journal(self) -> bool:
         """Whether there is one."""
         return self._has(self.journal)
@@ -104,6 +77,10 @@ class LockedFile:
         except FileNotFoundError:
             return False
         return True
+
+    @property
+    def _unfinished(self) -> str:
+        return self.journal + UNFINISHED
 
     def write_journal(self, data: bytes) -> None:
         """Have it on disk, and only then under its name; or raise OSError."""
@@ -120,31 +97,31 @@ class LockedFile:
         os.rename(self._unfinished, self.journal, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         os.fsync(self.folder)
 
-    def read_journal(self) -> bytes | None:
-        """The journal's bytes; None if it is gone.
+    @contextlib.contextmanager
+    def _opened_journal(self, owners: Collection[int]) -> Iterator[tuple[int, int] | None]:
+        """The descriptor and the size of the journal; None if it is gone.
 
-        Raises InputError if it belongs to another user, as a trap would, or is not of this file.
+        Raises InputError if it belongs to another user than these and us, as a trap would.
         """
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             fd = os.open(self.journal, flags, dir_fd=self.folder)
         except FileNotFoundError:
-            return None
+            yield None
+            return
         try:
             found = os.fstat(fd)
-            file = os.fstat(self.fd)
-            trusted = (0, os.geteuid(), file.st_uid)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
-                raise InputError(
-                    "the journal beside it belongs to another user than the file", path=self.path
-                )
-            check_head(read_at(fd, 0, HEAD_NBYTES), found.st_size, file.st_size, file.st_ino)
-            return read_at(fd, 0, found.st_size)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid(), *owners):
+                raise InputError(self._foreign, path=self.path)
+            yield fd, found.st_size
         finally:
             os.close(fd)
 
+    #: What is wrong with a journal of another user.
+    _foreign = "the journal beside it belongs to another user than the file"
+
     def remove_journal(self) -> None:
-        """Say that the file is what it is to be, for good."""
+        """Say that what is locked is what it is to be, for good."""
         self.remove_unfinished()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.journal, dir_fd=self.folder)
@@ -155,13 +132,98 @@ class LockedFile:
         if self._has(self._unfinished):
             os.unlink(self._unfinished, dir_fd=self.folder)
 
-    def put_back(self, changes: list[Change]) -> None:
+
+class LockedFile(Locked):
+    """A file open for writing, and locked; with its folder and its journal, if it has one."""
+
+    def __init__(self, path: str, patience: float = 0.0) -> None:
+        """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
+        folder, self.name = os.path.split(os.path.realpath(path))
+        self.path = path
+        self.journal = journal_name(self.name)
+        self.folder = self.fd = -1
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self.folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _held_here[id(self)] = _key(os.stat(self.name, dir_fd=self.folder))
+            self.fd = self._open(flags)
+            self.locked = self._lock(patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, flags: int) -> int:
+        """Open it; who leases it for an instant, as `is_open_for_writing` does, is waited for."""
+        until = time.monotonic() + _LEASE
+        while True:
+            try:
+                return os.open(self.name, flags, dir_fd=self.folder)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.001)
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Bytes of the file."""
+        return read_at(self.fd, at, nbytes)
+
+    def check(self, at: int, data: bytes) -> None:
+        """Raises WriteError if what was written there is not there."""
+        if self.read(at, len(data)) != data:
+            raise WriteError("the written bytes can't be read back", path=self.path)
+
+    def read_journal(self) -> bytes | None:
+        """The journal's bytes; None if it is gone.
+
+        Raises InputError if it belongs to another user, as a trap would, or is not of this file.
+        """
+        file = os.fstat(self.fd)
+        with self._opened_journal([file.st_uid]) as opened:
+            if opened is None:
+                return None
+            fd, nbytes = opened
+            check_head(read_at(fd, 0, HEAD_NBYTES), nbytes, file.st_size, file.st_ino)
+            return read_at(fd, 0, nbytes)
+
+    def put_back(self, changes: Iterable[Change]) -> None:
         """Undo changes and have the file on disk, with what others undid but did not sync."""
+        changes = list(changes)
         for change in changes:
             write_at(self.fd, change.at, change.old)
         os.fsync(self.fd)
         for change in changes:
             self.check(change.at, change.old)
+
+
+class LockedFolder(Locked):
+    """A folder that is locked for a change of several files in it, with their common journal."""
+
+    _foreign = "the journal in it belongs to another user than the folder"
+
+    def __init__(self, path: str, patience: float = 0.0) -> None:
+        """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
+        self.path, self.journal = path, SUFFIX
+        self.folder = self.fd = -1
+        try:
+            self.folder = self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _held_here[id(self)] = _key(os.fstat(self.fd))
+            self.locked = self._lock(patience)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextlib.contextmanager
+    def opened_journal(self) -> Iterator[tuple[Read, int] | None]:
+        """What reads the journal, and its size; None if it is gone.
+
+        Raises InputError if it belongs to another user than the folder and us, as a trap would.
+        """
+        with self._opened_journal([os.fstat(self.fd).st_uid]) as opened:
+            if opened is None:
+                yield None
+                return
+            fd, nbytes = opened
+            yield (lambda at, count: read_at(fd, at, count)), nbytes
 
 
 def busy_error(path: str, *, here: bool) -> InputError:
@@ -170,7 +232,7 @@ def busy_error(path: str, *, here: bool) -> InputError:
     return InputError(f"is being changed in place by {who}", path=path)
 
 
-def is_held_here(fd: int, but: LockedFile | None = None) -> bool:
+def is_held_here(fd: int, but: Locked | None = None) -> bool:
     """Whether this process holds the file for a change, or is about to: another than `but`."""
     key = _key(os.fstat(fd))
     return any(each == key for holder, each in [*_held_here.items()] if holder != id(but))

@@ -1,0 +1,126 @@
+"""Undo an interrupted change of several files in a folder: of all of them, or of none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from ...errors import CorruptError, InputError, UnsupportedError
+from ...reports.recover import Recovered
+from ..copy import read_at
+from ..final_name import failure_of
+from .folder_journal import FOLDER_JOURNAL, journals_in, names_in
+from .journal import UNFINISHED, Change, Read
+from .locked_file import PATIENCE, LockedFile, LockedFolder
+
+
+def undo_in_folder(folder: str) -> Recovered:
+    """Undo an interrupted change of files in a folder; without a journal it is only looked for.
+
+    A journal that was not finished is removed, unless somebody is about to finish it. Raises as
+    `undo`.
+    """
+    journal = os.path.join(folder, FOLDER_JOURNAL)
+    if not os.path.lexists(journal):
+        if os.path.lexists(journal + UNFINISHED):
+            with contextlib.suppress(OSError, InputError), LockedFolder(folder) as held:
+                if held.locked:
+                    held.remove_unfinished()
+        return Recovered(folder, "nothing")
+    try:
+        with LockedFolder(folder, PATIENCE) as held, held.opened_journal() as opened:
+            if opened is None:
+                return Recovered(folder, "nothing")
+            return _undo(held, *opened)
+    except OSError as error:
+        raise failure_of(error, folder) from error
+    except InputError as error:
+        error.about(folder)
+        if isinstance(error, CorruptError):
+            error.hint = f"if the files are whole, remove {journal}"
+        raise
+
+
+def _undo(held: LockedFolder, read: Read, nbytes: int) -> Recovered:
+    with ExitStack() as stack:
+        files = list[tuple[LockedFile, list[Change]]]()
+        for name, journal in journals_in(read, nbytes, lambda name: _stat(held.path, name)):
+            path = os.path.join(held.path, name)
+            file = stack.enter_context(LockedFile(path, PATIENCE))
+            about = os.fstat(file.fd)
+            try:
+                if about.st_ino != journal.inode:
+                    raise CorruptError("is not the file that its journal belongs to")
+                files.append((file, journal.to_undo(about.st_size, file.read)))
+            except InputError as error:
+                error.about(path)
+                raise
+        for file, changes in files:  # now that all are known to be what they are said to be
+            file.put_back(changes)
+        held.remove_journal()
+    written = sum(len(change.old) for _, changes in files for change in changes)
+    return Recovered(held.path, "rolled-back" if written else "unchanged", written)
+
+
+def _stat(folder: str, name: str) -> os.stat_result:
+    """What the file of this name is; CorruptError if it is a link, or below one, as in a trap."""
+    path = os.path.join(folder, name)
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError as error:
+        raise InputError(
+            "is missing, but the journal of an interrupted in-place change is there",
+            path=path,
+            hint=f"put the file back, or remove {os.path.join(folder, FOLDER_JOURNAL)}",
+        ) from error
+    if not stat.S_ISREG(about.st_mode) or os.path.realpath(path) != os.path.join(
+        os.path.realpath(folder), name
+    ):
+        raise CorruptError("is not the file that its journal belongs to", path=path)
+    return about
+
+
+def journaled_folder(path: str) -> str | None:
+    """The folder that a file is in, however deep, if its journal is of this file among others.
+
+    Raises CorruptError or UnsupportedError if a journal of ours, or of root, can't be read.
+    """
+    for each in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        for folder in _above(each):
+            if _is_of(folder, os.path.relpath(each, folder)):
+                return folder
+    return None
+
+
+def _above(path: str) -> Iterator[str]:
+    """The folders above it that have a journal."""
+    while True:
+        path, before = os.path.dirname(path), path
+        if path == before:
+            return
+        if os.path.lexists(os.path.join(path, FOLDER_JOURNAL)):
+            yield path
+
+
+def _is_of(folder: str, name: str) -> bool:
+    try:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(os.path.join(folder, FOLDER_JOURNAL), flags)
+    except OSError:  # gone meanwhile, or none of ours
+        return False
+    try:
+        about = os.fstat(fd)
+        ours = about.st_uid in (0, os.geteuid())
+        return stat.S_ISREG(about.st_mode) and name in names_in(
+            lambda at, nbytes: read_at(fd, at, nbytes), about.st_size
+        )
+    except (CorruptError, UnsupportedError) as error:
+        if ours:  # nobody knows whether it is of this file
+            error.about(folder)
+            raise
+        return False
+    finally:
+        os.close(fd)

@@ -112,8 +112,28 @@ def files_of(
     """Everything in a folder, however deep; adds to the warnings.
 
     Files that match a glob of `keep` are companions. Links to files are followed, links to folders
-    are not. Interrupted changes in place are undone first. Raises UnsupportedError for what is no
-    file, or a link that leads out of the folder, and InputError for a damaged checkpoint.
+    are not. Raises as `all_files`, and InputError for a damaged checkpoint.
+    """
+    files, place = all_files(folder, warnings, follow_links=follow_links), place_of(folder)
+    kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
+    divided = {name.removesuffix(_DIVIDED) for name in files if name.endswith(_DIVIDED)} - kept
+    kept |= {each for each in files if not divided.isdisjoint(_above(each))}
+    sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
+    sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))
+    sorting.take_weights(warnings)
+    sorting.take_others()
+    rest = [files[name] for name in files if name not in sorting.taken]
+    return FolderFiles(sorted(sorting.checkpoints), rest, sorting.pickles)
+
+
+def all_files(
+    folder: str, warnings: list[str], *, follow_links: bool = False
+) -> dict[str, Companion]:
+    """All files in a folder and all folders in which nothing is, however deep, by their names.
+
+    Links to files are followed, links to folders are not, which adds to the warnings. Interrupted
+    changes in place are undone first. Raises UnsupportedError for what is no file, or a link that
+    leads out of the folder.
     """
     place, files = place_of(folder), dict[str, Companion]()
     for path in filter(os.path.lexists, journaled_files(folder)):
@@ -132,15 +152,7 @@ def files_of(
         files[each.name] = Companion(each.name, each.path, each.nbytes, within)
         if len(files) > _MOST:
             raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
-    kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
-    divided = {name.removesuffix(_DIVIDED) for name in files if name.endswith(_DIVIDED)} - kept
-    kept |= {each for each in files if not divided.isdisjoint(_above(each))}
-    sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
-    sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))
-    sorting.take_weights(warnings)
-    sorting.take_others()
-    rest = [files[name] for name in files if name not in sorting.taken]
-    return FolderFiles(sorted(sorting.checkpoints), rest, sorting.pickles)
+    return files
 
 
 def _above(name: str) -> Iterator[str]:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import PurePath
-from typing import Annotated, NamedTuple
+from typing import Annotated, Protocol
 
 from .. import formats
 from ..device import parse
-from ..errors import InputError, RefusedError, StrPath, UnsupportedError, UsageError, WriteError
+from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
-from ..placement.rules import Device, rules_of
-from ..plans.plan import Plan
-from ..reports.relocate import RelocateReport
+from ..placement.rules import Device, Rules, rules_of
+from ..reports.relocate import RelocatedFile, RelocateReport
 from ..sources import open_source, place_of
 from ..sources.source import File, Source
 from ..writing import destination_of
 from ..writing.in_place.change import InPlace, check_in_place
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
-from .options import DryRun, Option, Strict, declare_options
+from .options import DryRun, FollowLinks, Option, Strict, declare_options
+from .relocate_folder import FolderChange
 from .strict import refuse_unknown
+
+#: What files are called that a folder can't be.
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
 @declare_options
@@ -86,6 +90,7 @@ def relocate(
             "with several hard links, or a file that another process has open for writing."
         ),
     ] = False,
+    follow_links: FollowLinks = False,
     dry_run: DryRun = False,
     strict: Strict = False,
     progress: Progress | None = None,
@@ -97,8 +102,12 @@ def relocate(
     `device_map`, `map`, `to`. What torch itself keeps on the CPU (RNG states, optimizer steps, …)
     stays there and is reported.
 
+    Of a folder, every file is written: each checkpoint in it by its own format, and all other files
+    unchanged, as those that store no devices (safetensors). The rules hold for all of it, with the
+    names that `inspect` shows. With `in_place`, all files change or none.
+
     Args:
-        src: the checkpoint; it is not changed, unless `in_place` is set.
+        src: the checkpoint, a file or a folder; it is not changed, unless `in_place` is set.
         dst: the new checkpoint. It appears complete and verified, or not at all. `src` and `dst`
             may be URLs of objects in a store. Default: beside `src`, as `in.cuda-0.pt` with
             `to="cuda:0"`, or `in.relocated.pt` without `to`; nothing is written if no tensor moves.
@@ -121,66 +130,127 @@ def relocate(
         raise UsageError("in place there is no other destination")
     rules = rules_of(to=to, map=map, place=place, device_map=device_map, all=all, values=values)
     if place_of(src).is_folder():
-        hint = "relocate each file separately in it"
-        raise UnsupportedError("is a directory", path=src, hint=hint)
-    notes = recover_if_interrupted(src)
-    with open_source(src) as source:
-        before = formats.read(source)
-        manifest, nbytes = before.manifest, source.nbytes
-        moves = place_tensors(manifest, rules)
-        change = _Change(source, before, moves, before.plan_relocate(moves), force)
+        opened = _opened_folder(src, rules, force=force, follow_links=follow_links)
+    else:
+        opened = _opened_file(src, rules, force=force)
+    with opened as change:
+        manifest, moves = change.before.manifest, change.moves
         if strict:  # only now, since it could say that what can't be relocated would be copied
             refuse_unknown(manifest, otherwise="without --strict they are copied untouched")
-        target = _target(source.path, dst, to, moves, in_place=in_place)
+        target = _target(change, dst, to, in_place=in_place)
         copied, bytes_written = None, 0
         if target is None:
             pass
+        elif dry_run and in_place:
+            change.check_in_place()
         elif dry_run:
-            change.check(target, in_place=in_place)
+            change.check(target)
         elif in_place:
             bytes_written = change.apply_in_place()
         else:
             copied, bytes_written = change.write(target, progress)
-    return RelocateReport(
-        source=source.path,
-        destination=target,
-        written=target is not None and not dry_run,
-        method="none" if target is None else "in-place" if in_place else change.plan.method,
-        copied=copied,
-        moved=moves.totals(manifest),
-        kept=tuple(moves.kept),
-        **moves.values_by_outcome(manifest),
-        rewritten_to=tuple(moves.values.values()),
-        unknown_callables=manifest.unknown_callables,
-        warnings=(*notes, *manifest.warnings, *moves.warnings),
-        nbytes=nbytes,
-        destination_nbytes=0 if target is None else change.plan.nbytes,
-        bytes_written=bytes_written,
-        seconds=time.monotonic() - started,
-        in_place=in_place,
-    )
+        return RelocateReport(
+            source=change.path,
+            destination=target,
+            written=target is not None and not dry_run,
+            method="none" if target is None else "in-place" if in_place else change.method,
+            copied=copied,
+            moved=moves.totals(manifest),
+            kept=tuple(moves.kept),
+            **moves.values_by_outcome(manifest),
+            rewritten_to=tuple(moves.values.values()),
+            unknown_callables=manifest.unknown_callables,
+            warnings=(*change.notes, *manifest.warnings, *moves.warnings),
+            nbytes=change.nbytes,
+            destination_nbytes=0 if target is None else change.new_nbytes,
+            bytes_written=bytes_written,
+            seconds=time.monotonic() - started,
+            in_place=in_place,
+            files=change.report(in_place=in_place),
+        )
 
 
-class _Change(NamedTuple):
-    """A planned change of a file, which is made in a new file or in place."""
+class _Change(Protocol):
+    """A planned change of a file or a folder, which is made in a new one or in place."""
 
-    source: Source
-    before: formats.Checkpoint
+    path: str
     moves: Moves
-    plan: Plan
-    force: bool
+    notes: Sequence[str]
+    is_folder: bool
 
-    def check(self, target: str, *, in_place: bool) -> None:
-        """Raises RefusedError where it would be refused."""
-        if in_place:
-            check_in_place(self._file(), self.plan, force=self.force)
-        else:
-            destination = destination_of(target)
-            destination.check_file([self.source], force=self.force)
-            destination.check_room([self.plan], [self.source])
+    @property
+    def before(self) -> formats.Checkpoint:
+        """What is to be changed."""
 
-    def write(self, target: str, progress: Progress | None) -> tuple[str, int]:
+    @property
+    def method(self) -> str:
+        """How it is written, in one word."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the source."""
+
+    @property
+    def new_nbytes(self) -> int:
+        """The size of what is written."""
+
+    def report(self, *, in_place: bool) -> tuple[RelocatedFile, ...]:
+        """What becomes of each file of a folder."""
+
+    def check(self, target: str) -> None:
+        """Raises RefusedError where a new one would be refused."""
+
+    def check_in_place(self) -> None:
+        """Raises RefusedError where a change in place would be refused."""
+
+    def write(self, target: str, progress: Progress | None) -> tuple[str | None, int]:
         """Write, verify, commit; gives how the bytes were copied, and how many."""
+
+    def apply_in_place(self) -> int:
+        """Change in place, verify, commit; gives how many bytes were written."""
+
+
+@contextmanager
+def _opened_file(src: StrPath, rules: Rules, *, force: bool) -> Iterator[_Change]:
+    notes = recover_if_interrupted(src)
+    with open_source(src) as source:
+        yield _FileChange(source, rules, notes, force=force)
+
+
+@contextmanager
+def _opened_folder(
+    src: StrPath, rules: Rules, *, force: bool, follow_links: bool
+) -> Iterator[_Change]:
+    with formats.opened_folder(src, follow_links=follow_links) as before:
+        yield FolderChange(before, rules, force=force, follow_links=follow_links)
+
+
+class _FileChange:
+    """A planned change of a file."""
+
+    is_folder = False
+
+    def __init__(self, source: Source, rules: Rules, notes: Sequence[str], *, force: bool) -> None:
+        """Plan it. Raises as `place`."""
+        self.path, self.source, self.notes, self.force = source.path, source, notes, force
+        self.nbytes = source.nbytes
+        self.before = formats.read(source)
+        self.moves = place_tensors(self.before.manifest, rules)
+        self.plan = self.before.plan_relocate(self.moves)
+        self.method, self.new_nbytes = self.plan.method, self.plan.nbytes
+
+    def report(self, *, in_place: bool) -> tuple[RelocatedFile, ...]:
+        return ()
+
+    def check(self, target: str) -> None:
+        destination = destination_of(target)
+        destination.check_file([self.source], force=self.force)
+        destination.check_room([self.plan], [self.source])
+
+    def check_in_place(self) -> None:
+        check_in_place(self._file(), self.plan, force=self.force)
+
+    def write(self, target: str, progress: Progress | None) -> tuple[str | None, int]:
         recover_if_interrupted(target)
         with destination_of(target).new_file([self.source], force=self.force) as made:
             copied = made.write(self.plan, progress)
@@ -189,7 +259,6 @@ class _Change(NamedTuple):
         return copied, self.plan.nbytes
 
     def apply_in_place(self) -> int:
-        """Change in place, verify, commit; gives how many bytes were written."""
         with InPlace(self._file(), self.plan, force=self.force) as changed:
             bytes_written = changed.write()
             self._verify(changed.open_written())
@@ -212,19 +281,27 @@ class _Change(NamedTuple):
 
 
 def _target(
-    source: str, dst: StrPath | None, to: Device | None, moves: Moves, *, in_place: bool
+    change: _Change, dst: StrPath | None, to: Device | None, *, in_place: bool
 ) -> str | None:
     """What is to be written, if anything is."""
     if dst is not None:
+        if change.is_folder and PurePath(os.fspath(dst)).suffix in _SUFFIXES:
+            raise UsageError(
+                f"{os.fspath(dst)!r} is called like a file, and a folder becomes a folder",
+                hint="ckptmove convert makes one file of a folder",
+            )
         return os.fspath(dst)
-    if not moves:
+    if not change.moves:
         return None
-    return source if in_place else _beside(source, to)
+    return change.path if in_place else _beside(change.path, to, is_folder=change.is_folder)
 
 
-def _beside(source: str, to: Device | None) -> str:
-    """The default destination: `in.pt` for cuda:0 → `in.cuda-0.pt`."""
-    place = place_of(source)
+def _beside(source: str, to: Device | None, *, is_folder: bool) -> str:
+    """The default destination: `in.pt` → `in.cuda-0.pt`, the folder `run` → `run.cuda-0`."""
+    place = place_of(source.rstrip("/"))
+    if place.name in ("", ".", ".."):  # as of this folder
+        place = place_of(place.absolute())
     path = PurePath(place.name)
     label = "relocated" if to is None else parse(to).replace(":", "-")
-    return place.parent.child(f"{path.stem}.{label}{path.suffix}").path
+    new = f"{path.name}.{label}" if is_folder else f"{path.stem}.{label}{path.suffix}"
+    return place.parent.child(new).path

@@ -143,9 +143,10 @@ class Checkpoint:
 
     def plan_relocate(self, moves: Moves) -> Plan:
         """How to write it with other devices."""
-        return self.container.plan(self._spell(moves))
+        return self.container.plan(self.spelling(moves))
 
-    def _spell(self, moves: Moves) -> LocationEdits:
+    def spelling(self, moves: Moves) -> LocationEdits:
+        """What its nodes say once everything is where it goes."""
         spelling, contents = LocationEdits(), self.contents
         for container in self.container.everything():
             for each in container.ids.values():
@@ -276,22 +277,29 @@ class Checkpoint:
         """Compare with what was written: WriteError if they differ in more than the moves."""
         if other.format != self.format:
             raise WriteError("the written file has another format than the source")
-        spelling = self._spell(moves)
-        mine, theirs = self.whole, other.whole
-        if len(mine.streams) != len(theirs.streams):
-            raise WriteError("the written file differs from the source in the number of pickles")
-        for old, new in zip(mine.streams, theirs.streams, strict=True):
-            found = _difference(old, new, spelling)
-            if found is not None:
-                raise WriteError(f"the written file differs from the source in {found}")
-        same = list(mine.storages) == list(theirs.storages) and all(
-            theirs.storages[key].nbytes == storage.nbytes
-            and theirs.storages[key].location == moves.storages.get(key, storage.location)
-            for key, storage in mine.storages.items()
-        )
-        frames = [each.frame(spelling) for each in self.container.everything()]
-        if not same or frames != [each.frame() for each in other.container.everything()]:
-            raise WriteError("the written file has other storages than the source")
+        check_container(self.container, other.container, self.spelling(moves), moves)
+
+
+def check_container(old: Container, new: Container, spelling: LocationEdits, moves: Moves) -> None:
+    """Compare a container with what was written: WriteError if more differs than its spelling.
+
+    The ids of its storages may start with the name of its file, where that is one of several.
+    """
+    mine, theirs = whole(old), whole(new)
+    if len(mine.streams) != len(theirs.streams):
+        raise WriteError("the written file differs from the source in the number of pickles")
+    for before, after in zip(mine.streams, theirs.streams, strict=True):
+        found = _difference(before, after, spelling)
+        if found is not None:
+            raise WriteError(f"the written file differs from the source in {found}")
+    wanted = [
+        (each.nbytes, moves.storages.get(key, each.location)) for key, each in mine.storages.items()
+    ]
+    written = [(each.nbytes, each.location) for each in theirs.storages.values()]
+    named = len(written) == len(wanted) and all(map(str.endswith, mine.storages, theirs.storages))
+    frames = [each.frame(spelling) for each in old.everything()]
+    if not named or wanted != written or frames != [each.frame() for each in new.everything()]:
+        raise WriteError("the written file has other storages than the source")
 
 
 def unknown_callables_in(container: Container) -> tuple[str, ...]:

@@ -137,6 +137,7 @@ class Opener:
         """What a user named: a file, or a folder."""
         place = place_of(path)
         if place.is_folder():
+            self.notes += recover_if_interrupted(place.path)
             return Probe(Memory(b"", place.path), session, self, place.entries())
         return Probe(self.open(place), session, self)
 

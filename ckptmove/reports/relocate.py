@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from ..manifest.manifest import NamedDevice
 from ..phrases import plural, which_loading_runs
@@ -15,7 +15,26 @@ from .plain import OMITTED, Seconds
 from .text import listed, size
 
 _MOST_VALUES = 5
+_MOST_FILES = 4
 _HOW = {"clone": "as an exact copy", "patch": "as a patched clone", "relay": "with a new layout"}
+
+
+class RelocatedFile(NamedTuple):
+    """A file of a folder that was relocated.
+
+    Attributes:
+        name: its name within the folder.
+        method: as the method of the report; `clone` for a file that was copied unchanged, `none`
+            for a file that a change in place left alone.
+        nbytes: its size, as it is written.
+        stores_devices: whether it is a checkpoint whose format stores devices; safetensors files
+            and files that are no checkpoints do not.
+    """
+
+    name: str
+    method: str
+    nbytes: int
+    stores_devices: bool
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,8 @@ class RelocateReport(DeviceValuesReport):
         written: whether it was written; False after a dry run.
         method: `patch` (a copy of the file with a new pickle of the same length), `relay` (the zip
             laid out again), `clone` (nothing had to change), `in-place` (a new pickle of the same
-            length, over the old one) or `none` (nothing to write).
+            length, over the old one) or `none` (nothing to write). Of a folder, the first of
+            `in-place`, `relay`, `patch`, `clone` that one of its files has.
         copied: how the bytes were copied: `reflink`, `kernel` or `read`; `fetch` from an object
             store, `upload` to one; None if nothing was copied.
         moved: from `cpu→cuda:0` to the totals of storages and bytes, and of tensors that store
@@ -50,6 +70,7 @@ class RelocateReport(DeviceValuesReport):
             file.
         seconds: how long it took.
         in_place: whether the source itself was to be changed.
+        files: of a folder, what becomes of each file; empty for a file.
     """
 
     source: str
@@ -71,6 +92,7 @@ class RelocateReport(DeviceValuesReport):
     bytes_written: int = 0
     seconds: Seconds = field(default=0.0, compare=False)
     in_place: bool = False
+    files: tuple[RelocatedFile, ...] = ()
 
     def remarks(self) -> list[str]:
         """Return the warnings, and that the file names unknown callables."""
@@ -82,12 +104,15 @@ class RelocateReport(DeviceValuesReport):
             yield f"{move}: {_moved(moved)}"
         yield from what_stays(self.kept, full=full)
         yield from _values(self, full)
+        yield from _files(self, full)
         if self.destination is None and self.in_place:
             yield "nothing to move, so nothing was changed"
         elif self.destination is None:
             yield "nothing to move, so nothing was written; give DST to make a copy"
         elif self.method == "in-place":
             yield _in_place(self)
+        elif self.files:
+            yield _folder(self)
         elif self.written:
             nothing = "nothing to move; " if self.method == "clone" else ""
             yield (
@@ -105,6 +130,36 @@ def _in_place(report: RelocateReport) -> str:
         f"changed {report.destination} in place: {size(report.bytes_written)} of "
         f"{size(report.nbytes)} written in {report.seconds:.2f} s, verified"
     )
+
+
+def _folder(report: RelocateReport) -> str:
+    files = plural(len(report.files), "file")
+    if not report.written:
+        return f"would write {report.destination}: {files}"
+    return (
+        f"wrote {report.destination}: {files}, {size(report.bytes_written)} in "
+        f"{report.seconds:.2f} s, verified"
+    )
+
+
+def _files(report: RelocateReport, full: bool) -> Iterator[str]:
+    """The files of a folder: those that change, and those that do not, and why."""
+    if report.destination is None and not any(each.stores_devices for each in report.files):
+        if report.files:
+            yield "no file in it stores devices"
+        return
+    changed = [each for each in report.files if each.method not in ("clone", "none")]
+    same = [each for each in report.files if each.method in ("clone", "none")]
+    how = "not changed" if report.in_place or report.destination is None else "copied unchanged"
+    for what, files in (
+        ("new device tags", changed),
+        (f"{how}, nothing in it moves", [each for each in same if each.stores_devices]),
+        (f"{how}, stores no devices", [each for each in same if not each.stores_devices]),
+    ):
+        if files:
+            names = [each.name for each in files]
+            many = f"{plural(len(files), 'file')}, {size(sum(each.nbytes for each in files))}"
+            yield f"{what}: {many} ({listed(names, len(names) if full else _MOST_FILES)})"
 
 
 def _moved(moved: Moved) -> str:

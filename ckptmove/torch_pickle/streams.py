@@ -92,6 +92,8 @@ class Container:
     big_endian = False
     #: whether the loaders of its format run nothing that it names
     inert = False
+    #: whether it says on which devices its tensors are
+    stores_devices = True
 
     def __init__(self, source: Readable) -> None:
         self.source = source

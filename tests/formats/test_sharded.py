@@ -445,17 +445,15 @@ def test_an_index_is_not_replaced_by_what_it_stands_for(safe: Path) -> None:
     assert (safe / INDEX).read_bytes() == before
 
 
-def test_it_is_not_relocated(safe: Path, pickled: Path, run_cli: RunCli) -> None:
-    for path, hint in (
-        (safe, "relocate each file separately in it"),
-        (pickled, "relocate each file separately in it"),
-        (pickled / TORCH_INDEX, "give one of those files instead"),
-    ):
-        done = run_cli("relocate", path, "--to", "cuda:0", exit=3)
-        assert hint in done.stderr
+def test_only_its_folder_is_relocated(safe: Path, pickled: Path, run_cli: RunCli) -> None:
+    done = run_cli("relocate", pickled / TORCH_INDEX, "--to", "cuda:0", exit=3)
+    assert "give one of those files instead" in done.stderr
     one = min(pickled.glob("*.bin"))
     ckptmove.relocate(one, to="cuda:0", in_place=True)
     assert inspect(pickled).verdict.startswith("mixed: cuda:0")
+    ckptmove.relocate(pickled, to="cuda:0", in_place=True)
+    assert inspect(pickled).verdict.startswith("uniform cuda:0")
+    assert ckptmove.relocate(safe, to="cuda:0").method == "none"
 
 
 # -- public files ----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import torch
 from torch import nn, optim
 
 from tests.making.frameworks import regression, tiny_gpt2
-from tests.making.saving import HOST_RNG_NBYTES, Storage, save, tagging
+from tests.making.saving import HOST_RNG_NBYTES, Keep, Storage, save, tagging
 
 Maker = Callable[[Path, str], Path]
 
@@ -34,10 +34,15 @@ def _on_the_host(storage: Storage) -> bool:
     return storage.nbytes() in (4, HOST_RNG_NBYTES)
 
 
+def _on_the_host_if_fused(storage: Storage) -> bool:
+    """As `_on_the_host` for a fused optimizer, whose steps are on the device."""
+    return storage.nbytes() == HOST_RNG_NBYTES
+
+
 @contextmanager
-def _saving(tag: str) -> Iterator[None]:
+def _saving(tag: str, keep_cpu: Keep = _on_the_host) -> Iterator[None]:
     """What is saved meanwhile comes from a device with this tag."""
-    with tagging(tag, _on_the_host), warnings.catch_warnings():
+    with tagging(tag, keep_cpu), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -66,7 +71,7 @@ def _trainer(directory: Path, steps: int) -> Any:
 
 def trainer_run(directory: Path, tag: str, steps: int = 4) -> Path:
     """The folder of a run of the Trainer, with `checkpoint-2` and `checkpoint-4` in it."""
-    with _saving(tag):
+    with _saving(tag, _on_the_host_if_fused):  # which the Trainer's is by default
         _trainer(directory, steps).train()
     return directory
 

@@ -15,6 +15,7 @@ import pytest
 
 from ckptmove import InputError, Manifest, inspect, relocate
 from tests.conftest import RunCli, corpus_folder
+from tests.making import trees
 from tests.oracles.readers import assert_same_loads, assert_same_records, assert_sound_zip
 
 Row = dict[str, str]
@@ -164,8 +165,9 @@ def test_what_torch_save_did_not_write_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_are_not_relocated(corpus: Path) -> None:
-    for folder in (path for path in corpus.iterdir() if path.is_dir()):
-        with pytest.raises(InputError, match="is a directory") as raised:
-            relocate(folder, to="cpu")
-        assert raised.value.hint == "relocate each file separately in it"
+def test_a_folder_whose_files_store_no_devices_is_copied(corpus: Path, tmp_path: Path) -> None:
+    folder = corpus / "FluxML+SafeTensors.jl__test__sharded"
+    assert relocate(folder, to="cuda:0").destination is None
+    report = relocate(folder, tmp_path / "out", to="cuda:0")
+    assert {each.method for each in report.files} == {"clone"}
+    assert trees.contents(tmp_path / "out") == trees.contents(folder)

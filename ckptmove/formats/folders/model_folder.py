@@ -45,7 +45,7 @@ class ModelFolder(Format):
 
     name = "model-folder"
     summary = "transformers, diffusers, peft, accelerate, huggingface_hub (`save_pretrained`)"
-    refused = "to relocate it, since each of its files can be; links that lead out of it"
+    refused = "links that lead out of it"
     carries = Carries(True, True, True, True, dtypes="those of its weights")
 
     def sniff(self, probe: Probe) -> bool:

@@ -73,6 +73,8 @@ class FolderCheckpoint(Checkpoint):
     """All that a folder holds."""
 
     container: PartsContainer
+    #: Folders in it that are checkpoints of their own, and were not looked at.
+    own: Sequence[str] = ()
 
     def __init__(
         self,
@@ -151,7 +153,10 @@ def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCh
         told = join_names([f"{each.name} ({each.why})" for each in unread], _MOST_NAMED)
         probe.note(f"not read: {told}")
     about = layout.name if layout is not None else ""
-    return FolderCheckpoint(format.name, probe, about, parts, found.others, unread, format.carries)
+    others = found.others
+    folder = FolderCheckpoint(format.name, probe, about, parts, others, unread, format.carries)
+    folder.own = found.own
+    return folder
 
 
 def _free(keys: Path, name: str) -> Iterator[Path]:

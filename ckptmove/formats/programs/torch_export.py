@@ -106,7 +106,7 @@ class ExportCheckpoint(Checkpoint):
             name: self.container.documents[name].respelled(changes)
             for name, changes in self._changes(moves).items()
         }
-        return self.container.plan_with(self._spell(self._pickled(moves)), new)
+        return self.container.plan_with(self.spelling(self._pickled(moves)), new)
 
     def _refuse(self, moves: Moves) -> None:
         """Raises UnsupportedError if not all that depends on the devices is known."""

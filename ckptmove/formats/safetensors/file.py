@@ -121,6 +121,7 @@ class TensorsContainer(Container):
     """Tensors by name, and their tree if the metadata has one."""
 
     inert = True
+    stores_devices = False
 
     def __init__(
         self,

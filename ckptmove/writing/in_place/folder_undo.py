@@ -38,10 +38,15 @@ def undo_in_folder(folder: str) -> Recovered:
     except OSError as error:
         raise failure_of(error, folder) from error
     except InputError as error:
-        error.about(folder)
-        if isinstance(error, CorruptError):
-            error.hint = f"if the files are whole, remove {journal}"
+        _name(error, folder)
         raise
+
+
+def _name(error: InputError, folder: str) -> None:
+    """Have an error say which folder it is of, and what to do about its journal."""
+    error.about(folder)
+    if isinstance(error, CorruptError):
+        error.hint = f"if the files are whole, remove {os.path.join(folder, FOLDER_JOURNAL)}"
 
 
 def _undo(held: LockedFolder, read: Read, nbytes: int) -> Recovered:
@@ -119,7 +124,7 @@ def _is_of(folder: str, name: str) -> bool:
         )
     except (CorruptError, UnsupportedError) as error:
         if ours:  # nobody knows whether it is of this file
-            error.about(folder)
+            _name(error, folder)
             raise
         return False
     finally:

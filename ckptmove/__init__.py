@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .api.load import load
     from .api.recover import recover
     from .api.relocate import relocate
+    from .api.salvage import salvage
     from .api.save import save
     from .api.validate import validate
     from .batches.batch import batch
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from .reports.move import MoveReport
     from .reports.recover import Recovered, RecoverReport
     from .reports.relocate import RelocateReport
+    from .reports.salvage import Fate, SalvagedTensor, SalvageReport
     from .reports.validate import Finding, ValidationReport
     from .runtime.opaque import Opaque
     from .writing.verify import Progress
@@ -89,6 +91,7 @@ __all__ = [
     "Diff",
     "Difference",
     "Extent",
+    "Fate",
     "FileManifest",
     "Finding",
     "Happening",
@@ -110,6 +113,8 @@ __all__ = [
     "RelocateReport",
     "Result",
     "Role",
+    "SalvageReport",
+    "SalvagedTensor",
     "Section",
     "Site",
     "Storage",
@@ -136,6 +141,7 @@ __all__ = [
     "recover",
     "relocate",
     "report",
+    "salvage",
     "save",
     "to_device",
     "trace",
@@ -154,6 +160,7 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.api.load": ("load",),
     "ckptmove.api.recover": ("recover",),
     "ckptmove.api.relocate": ("relocate",),
+    "ckptmove.api.salvage": ("salvage",),
     "ckptmove.api.save": ("save",),
     "ckptmove.api.validate": ("validate",),
     "ckptmove.batches.batch": ("batch",),
@@ -193,6 +200,7 @@ _GIVES: dict[str, tuple[str, ...]] = {
     "ckptmove.reports.move": ("MoveReport",),
     "ckptmove.reports.recover": ("Recovered", "RecoverReport"),
     "ckptmove.reports.relocate": ("RelocateReport",),
+    "ckptmove.reports.salvage": ("Fate", "SalvageReport", "SalvagedTensor"),
     "ckptmove.reports.validate": ("Finding", "ValidationReport"),
     "ckptmove.runtime.opaque": ("Opaque",),
     "ckptmove.writing.verify": ("Progress",),

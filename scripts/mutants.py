@@ -233,7 +233,7 @@ MUTANTS = (
     Mutant(
         "index leads out of its folder",
         "formats/folders/sharded.py",
-        "        if not _is_plain_name(file):\n",
+        "        if not is_plain_name(file):\n",
         "        if False:\n",
         "tests/formats/test_sharded.py tests/formats/test_model_folder.py",
     ),

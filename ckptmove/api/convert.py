@@ -23,6 +23,7 @@ from .options import (
     BARE,
     DryRun,
     FollowLinks,
+    ForceLarger,
     Format,
     MaxShardSize,
     Metadata,
@@ -142,14 +143,7 @@ def convert(
         ),
     ] = False,
     follow_links: FollowLinks = False,
-    force: Annotated[
-        bool,
-        Option(
-            "Replace an existing destination; allow a result more than eight times the size of "
-            "SRC.",
-            group="Destination",
-        ),
-    ] = False,
+    force: ForceLarger = False,
     dry_run: DryRun = False,
     progress: Progress | None = None,
 ) -> ConvertReport:

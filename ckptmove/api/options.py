@@ -207,6 +207,13 @@ FollowLinks = Annotated[
     bool, Option("Follow symbolic links that lead out of a model folder.", group="Safety")
 ]
 DryRun = Annotated[bool, Option("Show what would be done; write nothing.", group="Destination")]
+ForceLarger = Annotated[
+    bool,
+    Option(
+        "Replace an existing destination; allow a result more than eight times the size of SRC.",
+        group="Destination",
+    ),
+]
 Format = Annotated[
     str | None,
     Option(

@@ -34,6 +34,8 @@ COMMANDS = {
     "inspect": "Show what a checkpoint holds, and on which devices.",
     "recover": "Undo an interrupted relocate --in-place.",
     "relocate": "Rewrite a checkpoint for another device.",
+    "salvage": "Save what can still be read of a broken checkpoint; exit 1 if that is not all, or "
+    "unproven.",
     "validate": "Check that a checkpoint is intact, equals its source, loads and trains; "
     "exit 1 if not.",
 }

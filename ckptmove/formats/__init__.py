@@ -20,6 +20,7 @@ from ..torch_pickle.streams import Container
 from .base import Format, PickledFormat, WritableFormat
 from .bundle import ZipBundle
 from .checkpoint import Checkpoint
+from .diagnosis import explain
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
@@ -50,6 +51,7 @@ __all__ = [
     "opened",
     "opened_folder",
     "read",
+    "read_probe",
     "sniffed",
     "uncollected",
 ]
@@ -91,14 +93,15 @@ def opened(
     or beside the index, may lead out of it only with `follow_links`. `only_weights`: of a folder
     with more in it than the weights of a model, read only these.
     """
-    read = partial(_read, only_weights=only_weights)
+    read = partial(read_probe, only_weights=only_weights)
     with ExitStack() as stack:
         opener = Opener(stack, read, follow_links=follow_links)
         probe = opener.probe(path, new_session())
-        with uncollected():
-            checkpoint = read(probe)
-        checkpoint.notes = opener.notes
-        yield checkpoint
+        with _explaining(probe):
+            with uncollected():
+                checkpoint = read(probe)
+            checkpoint.notes = opener.notes
+            yield checkpoint
 
 
 @contextlib.contextmanager
@@ -108,20 +111,31 @@ def opened_folder(path: StrPath, *, follow_links: bool = False) -> Iterator[Fold
     Tensors have the names that they have for `opened`.
     """
     with ExitStack() as stack:
-        opener = Opener(stack, _read, follow_links=follow_links)
+        opener = Opener(stack, read_probe, follow_links=follow_links)
         probe = opener.probe(path, new_session())
-        with uncollected():
-            format = TrainingFolder()
-            bare = not format.sniff(probe) and ModelFolder().sniff(probe)
-            checkpoint = read_folder(probe, format, bare=bare)
-        checkpoint.notes = opener.notes
-        yield checkpoint
+        with _explaining(probe):
+            with uncollected():
+                format = TrainingFolder()
+                bare = not format.sniff(probe) and ModelFolder().sniff(probe)
+                checkpoint = read_folder(probe, format, bare=bare)
+            checkpoint.notes = opener.notes
+            yield checkpoint
+
+
+@contextlib.contextmanager
+def _explaining(probe: Probe) -> Iterator[None]:
+    """A context in which errors say what a broken file looks like."""
+    try:
+        yield
+    except InputError as error:
+        explain(error, None if probe.is_folder else probe.file)
+        raise
 
 
 def read(source: Readable) -> Checkpoint:
     """Read a checkpoint of one file of any format, without its tensors."""
     with uncollected():
-        return _read(Probe(source, new_session()))
+        return read_probe(Probe(source, new_session()))
 
 
 class Sniffed(NamedTuple):
@@ -182,7 +196,8 @@ def new_session() -> ReadSession:
     return ReadSession(_open_nested)
 
 
-def _read(probe: Probe, *, only_weights: bool = False) -> Checkpoint:
+def read_probe(probe: Probe, *, only_weights: bool = False) -> Checkpoint:
+    """Read what was opened, of whatever format; `only_weights` as `opened`."""
     format = _format_of(probe, only_weights=only_weights)
     if format is None:
         raise stranger(probe)

@@ -39,11 +39,15 @@ class ReadSession:
         number = next(self._containers)
         return f"{self._base}nested/{number}/" if number else self._base
 
-    def stream(self, source: Readable, start: int = 0) -> Stream:
-        """Read the pickle that starts there, and whatever is nested in it."""
-        stream = Stream(source, start, next(self._streams), self.budget)
+    def stream(self, source: Readable, start: int = 0, *, broken: bool = False) -> Stream:
+        """Read the pickle that starts there, and whatever is nested in it.
+
+        Of a `broken` one, and of what is nested in it, as much as makes sense.
+        """
+        stream = Stream(source, start, next(self._streams), self.budget, broken=broken)
         unread = self.unread
         loaded = {id(loaded_from(call)) for call in stream.calls_of(LOADER)} - {id(None)}
+        loaded = set() if broken else loaded
         opened: dict[int, Container | None] = {}
         for candidate in stream.candidates():
             needed = id(candidate.maker) in loaded

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..errors import CorruptError, UnsupportedError
+from ..errors import CorruptError, InputError, UnsupportedError
 from ..sources.source import MAX_NBYTES, Readable
 from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
 
@@ -33,6 +33,10 @@ def _fixed() -> re.Pattern[bytes]:
 
 
 _FIXED = _fixed()
+
+
+class Truncated(CorruptError):
+    """A pickle goes on beyond the end of the file."""
 
 
 class Gap(NamedTuple):
@@ -79,6 +83,15 @@ def fetch_part(source: Readable, start: int) -> Fetched:
     try:
         return fetcher.run()
     except CorruptError:
+        return Fetched(bytes(fetcher.buffer), fetcher.gaps)
+
+
+def fetch_prefix(source: Readable, start: int) -> Fetched:
+    """As `fetch`, but of a pickle that breaks off, or is damaged, as much as can be read."""
+    fetcher = _Fetcher(source, start)
+    try:
+        return fetcher.run()
+    except InputError:
         return Fetched(bytes(fetcher.buffer), fetcher.gaps)
 
 
@@ -163,7 +176,7 @@ class _Fetcher:
         self.buffer[at + 1 : header_end] = bytes(header_end - at - 1)
 
     def truncated(self) -> CorruptError:
-        return CorruptError("the pickle is truncated")
+        return Truncated("the pickle is truncated")
 
 
 class _PartFetcher(_Fetcher):

@@ -17,9 +17,10 @@ from ..errors import CorruptError, UnsupportedError
 from ..manifest.manifest import NamedDevice, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..manifest.paths import Path
-from ..pickles.fetch import fetch
+from ..pickles.fetch import fetch, fetch_prefix
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
+from ..pickles.prefix import walk_prefix
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
@@ -217,17 +218,27 @@ class Candidate(NamedTuple):
 class Stream:
     """One pickle."""
 
-    def __init__(self, source: Readable, start: int, number: int, budget: Budget) -> None:
-        """Read the pickle that starts there, which draws on the budget of its file."""
+    def __init__(
+        self, source: Readable, start: int, number: int, budget: Budget, *, broken: bool = False
+    ) -> None:
+        """Read the pickle that starts there, which draws on the budget of its file.
+
+        Of a `broken` one, as much as makes sense.
+        """
         self.source = source
         self.start = start
         #: what the offsets of its nodes are counted from
         self.base = number * _SPAN
-        self._fetched = fetch(source, start)
+        self._fetched = fetch_prefix(source, start) if broken else fetch(source, start)
         # without the bytes that were passed over; and how many all take in the source
         self.data, self.nbytes = self._fetched.data, self._fetched.nbytes
         gaps = {at: gap.nbytes for at, gap in self._fetched.gaps.items()}
-        self.pickle = walk(self.data, self.base, gaps, budget)
+        #: whether all of it could be read
+        self.is_whole = True
+        if broken:
+            self.pickle, self.is_whole = walk_prefix(self.data, self.base, gaps, budget)
+        else:
+            self.pickle = walk(self.data, self.base, gaps, budget)
         #: what it imports
         self.names = {each.qualname for each in self.pickle.globals}
         self.nested: list[Nested] = []

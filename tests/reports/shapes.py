@@ -24,6 +24,7 @@ REPORTS: tuple[type[Plain], ...] = (
     ckptmove.ValidationReport,
     ckptmove.Diagnosis,
     ckptmove.RecoverReport,
+    ckptmove.SalvageReport,
     ckptmove.MoveReport,
     ckptmove.BatchPlan,
     ckptmove.BatchReport,

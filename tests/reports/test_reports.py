@@ -52,6 +52,7 @@ def made(tmp_path: Path) -> list[Report]:
         ckptmove.diff(run, module),
         ckptmove.validate(tmp_path / "moved.pt", against=run),
         ckptmove.recover(run),
+        ckptmove.salvage(run, tmp_path / "salvaged.safetensors"),
         ckptmove.move(model, to="cpu", dry_run=True),
         watch.diagnosis,
         batch.plan,

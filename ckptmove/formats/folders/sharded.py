@@ -125,7 +125,7 @@ def read_index(source: Readable) -> Index:
     if not isinstance(where, dict) or not all(type(file) is str for file in where.values()):
         raise CorruptError("its weight_map does not give the file of each tensor")
     for file in sorted(set(where.values())):
-        if not _is_plain_name(file):
+        if not is_plain_name(file):
             raise CorruptError(f"it names {shown(file)}, which is not a file in the same folder")
     if not where:
         raise CorruptError("it lists no files")
@@ -136,7 +136,7 @@ def read_index(source: Readable) -> Index:
     return Index(source, where, tree)
 
 
-def _is_plain_name(file: str) -> bool:
+def is_plain_name(file: str) -> bool:
     """Whether this names a file in a folder, whichever system reads it, and nothing elsewhere."""
     try:
         nbytes = len(file.encode("utf-8"))

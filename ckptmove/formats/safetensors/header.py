@@ -122,7 +122,7 @@ def read_header(source: Readable) -> Header:
         raise CorruptError(
             f"its header names {len(root):,} tensors: the file is too short for them"
         )
-    entries = {name: _entry(name, said, data_at) for name, said in root.items()}
+    entries = {name: entry_of(name, said, data_at) for name, said in root.items()}
     empty = sum(not entry.nbytes for entry in entries.values())
     if empty > _LEAST_EMPTY + source.nbytes // _NBYTES_OF_EMPTY:
         raise CorruptError(f"its header names {empty:,} tensors without bytes, which is too many")
@@ -192,7 +192,7 @@ def _number(text: str) -> float:
     return value
 
 
-def _entry(name: str, said: Json, data_at: int) -> Entry:
+def entry_of(name: str, said: Json, data_at: int) -> Entry:
     """What the header says of one tensor; where it ends up is not checked."""
     if type(said) is not dict:
         raise _fault(name, "is no object")

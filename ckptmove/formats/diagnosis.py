@@ -1,0 +1,248 @@
+"""Tell what happened to a file that can't be read: cut short, a full disk, two writers.
+
+Only the head and the tail of the file are looked at, and its first pickles. What is said is what it
+looks like: nothing proves it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from ..errors import CkptmoveError, CorruptError, InputError, UnsupportedError
+from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
+from ..pickles.fetch import Truncated, fetch
+from ..pickles.nodes import Global, List, Persistent, Tuple
+from ..pickles.walk import Pickle, walk
+from ..sources import place_of
+from ..sources.budget import Excess
+from ..sources.source import Memory, Readable, Source
+from ..zips.archive import (
+    DESCRIPTOR_MAGIC,
+    END,
+    END64,
+    END_MAGIC,
+    LOCAL,
+    LOCAL_MAGIC,
+    LOCATOR,
+    LOCATOR_MAGIC,
+    MAX32,
+)
+from .safetensors.header import LENGTH_NBYTES, LONGEST, entry_of, read_json
+from .torch.legacy import starts
+
+_HEAD, _TAIL = 512, (1 << 16) + END.size
+_LONGEST_PICKLE = 64 << 20  # bytes at the start in which the pickle of a zip ends
+_ZEROS = 512  # bytes of zeros at the end that no writer of zips leaves there
+_PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
+_MOST_ZEROS = 64 << 20  # bytes in which they are counted
+_SALVAGE = "ckptmove salvage"
+
+
+def explain(error: InputError, first: Source | None) -> None:
+    """Have an error say what its file looks like and what can be done, if that is known.
+
+    `first` is the file that it is about where it names none.
+    """
+    if isinstance(error, Excess) or not isinstance(error, (CorruptError, UnsupportedError)):
+        return
+    path = error.path or (None if first is None else first.path)
+    if path is None or _SALVAGE in (error.hint or ""):
+        return
+    try:
+        if first is not None and first.path == path:
+            damage = _damage_unless_changed(first)
+        else:
+            with place_of(path).open() as source:
+                damage = _damage_unless_changed(source)
+    except CkptmoveError:
+        return
+    if damage is None or (not damage and isinstance(error, UnsupportedError)):
+        return
+    keeps = f"{_SALVAGE} {path} DST keeps what is left"
+    if damage:
+        error.args = (f"{error}; it looks like {damage}",)
+        error.hint = f"{error.hint}, or {keeps}" if error.hint else keeps
+    error.hint = error.hint or keeps
+
+
+def _damage_unless_changed(source: Source) -> str | None:
+    """What a file looks like; None if it was written to meanwhile, or is of no known kind."""
+    source.check_unchanged()
+    return damage_of(source)
+
+
+def damage_of(source: Readable) -> str | None:
+    """What happened to a file, as far as it shows: empty if it does not, None if it is no format.
+
+    The sentence goes on from "it looks like".
+    """
+    head = source.read(0, min(_HEAD, source.nbytes))
+    if not head:
+        return None
+    zeros = _zeros_at_end(source)
+    if zeros == source.nbytes:
+        return "a full disk while saving: all of its bytes are zeros"
+    is_zip = head.startswith(LOCAL_MAGIC)
+    is_safe = head[LENGTH_NBYTES:].lstrip()[:1] == b"{"
+    if not (is_zip or is_safe or starts(head) or head[:1] == b"\x80"):
+        return None
+    try:
+        if is_zip:
+            return _of_zip(source, zeros)
+        if starts(head):
+            return _by_size(source, _legacy_nbytes(source), zeros)
+        if is_safe:
+            return _by_size(source, _safetensors_nbytes(source), zeros)
+        return _of_pickle(source, zeros)
+    except (InputError, struct.error, IndexError):
+        return _full_disk(zeros)
+
+
+def data_end(source: Readable) -> int:
+    """Where what was written seems to end: before the zeros of a full disk, or where all ends."""
+    zeros = _zeros_at_end(source)
+    return source.nbytes - (zeros if zeros >= _PAGE else 0)
+
+
+def _full_disk(zeros: int, least: int = _PAGE) -> str:
+    if zeros < least:
+        return ""
+    return f"a full disk while saving: it ends in {zeros:,} zeros"
+
+
+def _cut(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str:
+    more = "" if nbytes is None else f" of {'at least ' if at_least else ''}{nbytes:,}"
+    return f"an interrupted upload: the file is cut short after {source.nbytes:,}{more} bytes"
+
+
+def _by_size(source: Readable, nbytes: int | None, zeros: int) -> str:
+    """What a file looks like that should be so long; None if that is not known."""
+    if nbytes is None or nbytes > source.nbytes:
+        return _cut(source, nbytes)
+    if nbytes < source.nbytes:
+        return _two_writers(source.nbytes - nbytes)
+    return _full_disk(zeros)
+
+
+def _two_writers(nbytes: int) -> str:
+    more = f": {nbytes:,} bytes follow its end" if nbytes else ""
+    return f"two ranks wrote one file{more}"
+
+
+def _zeros_at_end(source: Readable) -> int:
+    count = 0
+    for step in (1 << n for n in range(9, 27)):
+        nbytes = min(step, source.nbytes - count)
+        part = source.read(source.nbytes - count - nbytes, nbytes)
+        left = len(part.rstrip(b"\0"))
+        count += nbytes - left
+        if left or count >= min(source.nbytes, _MOST_ZEROS):
+            break
+    return count
+
+
+# -- zips ----------------------------------------------------------------------------------------
+
+
+def _of_zip(source: Readable, zeros: int) -> str:
+    start = max(0, source.nbytes - _TAIL)
+    tail = source.read(start, source.nbytes - start)
+    end = tail.rfind(END_MAGIC)
+    if end < 0 or end + END.size > len(tail):
+        full = _full_disk(zeros, _ZEROS)
+        return full or _cut(source, _zip_nbytes(source), at_least=True)
+    _, _, _, _, _, nbytes, at, comment = END.unpack_from(tail, end)
+    locator = end - LOCATOR.size
+    directory_end = start + end
+    if locator >= 0 and tail.startswith(LOCATOR_MAGIC, locator):
+        directory_end = LOCATOR.unpack_from(tail, locator)[2]
+        if directory_end + END64.size <= source.nbytes:
+            wide = END64.unpack(source.read(directory_end, END64.size))
+            nbytes, at = wide[8], wide[9]
+    behind = len(tail) - end - END.size - comment
+    if at != MAX32 and at + nbytes != directory_end:
+        return _two_writers(0)
+    if tail.find(END_MAGIC) < end and at <= start + tail.find(END_MAGIC):
+        return _two_writers(0)
+    return _full_disk(zeros) or (_two_writers(behind) if behind > 0 else "")
+
+
+def _zip_nbytes(source: Readable) -> int | None:
+    """How long a zip is at least whose first record names the storages that follow; or None."""
+    *_, name_nbytes, extra_nbytes = LOCAL.unpack(source.read(0, LOCAL.size))
+    data_at: int = LOCAL.size + name_nbytes + extra_nbytes
+    if not source.read(LOCAL.size, name_nbytes).endswith(b"data.pkl"):
+        return None
+    head = source.read(data_at, min(_LONGEST_PICKLE, source.nbytes - data_at))
+    found = _walked(Memory(head, source.path), 0)
+    end = head.find(DESCRIPTOR_MAGIC, found.nbytes)
+    if end < 0:
+        return None
+    return data_at + end + sum(_storages(found).values())
+
+
+# -- pickles and safetensors ---------------------------------------------------------------------
+
+
+def _of_pickle(source: Readable, zeros: int) -> str:
+    try:
+        fetch(source, 0)
+    except Truncated:
+        return _full_disk(zeros) or _cut(source, None)
+    return ""
+
+
+def _legacy_nbytes(source: Readable) -> int | None:
+    """How long a file of torch before zip should be; None if its pickles are cut short."""
+    try:
+        at, wanted = 0, dict[str, int]()
+        for n in range(5):
+            fetched = fetch(source, at)
+            if n > 2:
+                gaps = {where: gap.nbytes for where, gap in fetched.gaps.items()}
+                found = walk(fetched.data, gaps=gaps)
+                wanted = wanted or _storages(found)
+            at += fetched.nbytes
+    except Truncated:
+        return None
+    keys = found.root.items if isinstance(found.root, List) else []
+    return at + sum(8 + wanted.get(str(key), 0) for key in keys)
+
+
+def _walked(source: Readable, at: int) -> Pickle:
+    fetched = fetch(source, at)
+    return walk(fetched.data, gaps={where: gap.nbytes for where, gap in fetched.gaps.items()})
+
+
+def _storages(found: Pickle) -> dict[str, int]:
+    """Key of a storage that a pickle names → how many bytes it has."""
+    return dict(filter(None, map(_storage, found.persistents)))
+
+
+def _storage(node: Persistent) -> tuple[str, int] | None:
+    items = node.pid.items if isinstance(node.pid, Tuple) else []
+    if len(items) < 5 or not isinstance(items[1], Global) or not isinstance(items[4], int):
+        return None
+    dtype = STORAGE_CLASSES.get(items[1].name)
+    element = 1 if dtype is None else storage_element_nbytes(dtype)
+    return str(items[2]), max(0, items[4]) * element
+
+
+def _safetensors_nbytes(source: Readable) -> int | None:
+    """How long a safetensors file should be; None if only its start is there."""
+    length = int.from_bytes(source.read(0, LENGTH_NBYTES), "little")
+    data_at = LENGTH_NBYTES + length
+    if length > LONGEST:
+        raise CorruptError("its header is damaged")
+    if data_at > source.nbytes:
+        return None
+    said = read_json(source.read(LENGTH_NBYTES, length), "its header")
+    return max(_ends(said, data_at), default=data_at)
+
+
+def _ends(said: object, data_at: int) -> Iterator[int]:
+    for name, each in said.items() if isinstance(said, dict) else ():
+        if name != "__metadata__":
+            entry = entry_of(name, each, data_at)
+            yield entry.start + entry.nbytes

@@ -1,0 +1,110 @@
+"""Read what is left of a broken checkpoint, of any format.
+
+A format whose broken files can be read is one row of `SALVAGERS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from ... import formats
+from ...errors import CkptmoveError, InputError, StrPath, UnsupportedError
+from ...sources.budget import Excess
+from ..probe import Opener, Probe
+from ..torch.legacy import starts
+from .pickled import read_legacy, read_pickle
+from .readable import read_whole
+from .remains import Judged, NamedTensor, Remains, StorageRemains
+from .safetensors import read_safetensors
+from .sharded import has_files, read_files
+from .zipped import read_zip
+
+__all__ = ["SALVAGERS", "Judged", "NamedTensor", "Remains", "StorageRemains", "remains_of"]
+
+_LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
+_LOOKED_AT = 1 << 16  # bytes at the start, where that is damaged itself
+
+
+class Salvager(NamedTuple):
+    """How what is left of a format is recognized and read."""
+
+    name: str
+    sniff: Callable[[Probe], bool]
+    read: Callable[[Probe], Remains]
+
+
+def _start(probe: Probe) -> bytes:
+    return probe.source.read(0, min(probe.source.nbytes, _LOOKED_AT))
+
+
+#: The first that recognizes something reads it: by its first bytes, or else by those behind them.
+SALVAGERS: tuple[Salvager, ...] = (
+    Salvager("torch-zip", lambda probe: probe.head.startswith(_LOCAL_MAGIC), read_zip),
+    Salvager("torch-legacy", lambda probe: starts(probe.head), read_legacy),
+    Salvager("safetensors", lambda probe: probe.head[8:].lstrip()[:2] == b'{"', read_safetensors),
+    Salvager("pickle", lambda probe: probe.head[:1] == _PROTO, read_pickle),
+    Salvager("torch-zip", lambda probe: _LOCAL_MAGIC in _start(probe), read_zip),
+    Salvager("safetensors", lambda probe: b'"data_offsets"' in _start(probe), read_safetensors),
+)
+
+
+@contextlib.contextmanager
+def remains_of(path: StrPath, *, follow_links: bool = False) -> Iterator[Remains]:
+    """What is left of a checkpoint, for a `with` block in which its files are open.
+
+    InputError if it is not like a checkpoint of any format that can be broken and read.
+    """
+    with ExitStack() as stack:
+        opener = Opener(stack, formats.read_probe, follow_links=follow_links)
+        probe = opener.probe(path, formats.new_session())
+        with formats.uncollected():
+            yield _read(probe)
+
+
+def _read(probe: Probe) -> Remains:
+    """What is left of a file, an index with its files, or a folder."""
+    try:
+        return read_whole(formats.read_probe(probe))
+    except Excess:
+        raise
+    except InputError as error:
+        if has_files(probe):
+            return read_files(probe, _read_file)
+        if probe.is_folder:
+            return _read_file(_only_file(probe, error))
+        return _broken(probe, error)
+
+
+def _read_file(probe: Probe) -> Remains:
+    """What is left of one file."""
+    probe = Probe(probe.source, formats.new_session())
+    try:
+        return read_whole(formats.read_probe(probe))
+    except Excess:
+        raise
+    except InputError as error:
+        return _broken(probe, error)
+
+
+def _broken(probe: Probe, error: InputError) -> Remains:
+    """What is left of a file that can't be read as a whole, because of an error."""
+    if isinstance(error, CkptmoveError) and not probe.source.nbytes:
+        raise UnsupportedError("is empty")
+    probe = Probe(probe.source, formats.new_session())
+    for each in SALVAGERS:
+        if each.sniff(probe):
+            return each.read(probe)
+    raise error
+
+
+def _only_file(probe: Probe, error: InputError) -> Probe:
+    """The file in a folder that could not be read."""
+    if error.path is None or error.path == probe.path:
+        raise error
+    for name, each in probe.entries.items():
+        if each.path == error.path:
+            return probe.open(name)
+    raise error

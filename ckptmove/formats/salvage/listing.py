@@ -1,0 +1,168 @@
+"""List the tensors that a container names, even if what it holds contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...errors import InputError
+from ...manifest.dtypes import BITS
+from ...manifest.manifest import Storage, TensorEntry
+from ...manifest.paths import spell
+from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Text, Tuple
+from ...sources.budget import Excess
+from ...torch_pickle.callables.encoded_bytes import latin_1
+from ...torch_pickle.children import children_of
+from ...torch_pickle.listing import Contents, contents_of
+from ...torch_pickle.streams import Container, whole
+from ...torch_pickle.values.numpy_arrays import KIND, array_of
+from ...torch_pickle.values.persistent_ids import StorageId, storage_ids
+from ...torch_pickle.values.strided import Tensor
+from ...torch_pickle.values.tensors import Recogniser
+from ...zips.found_records import Proof
+from .remains import NamedTensor, StorageRemains
+
+_DEEPEST = 200  # keys of a name
+_BITS_OF_BYTE = 8
+
+
+class Listed(NamedTuple):
+    """The tensors that pickles name, and the bytes of those that are within a pickle."""
+
+    tensors: list[NamedTensor]
+    arrays: dict[str, StorageRemains]
+
+
+def tensors_of(container: Container) -> Listed:
+    """The tensors that the pickles of a container name, as `inspect` names them.
+
+    Excess if there are absurdly many. What can't be listed so is gone through tensor by tensor.
+    """
+    found = whole(container)
+    try:
+        return of_contents(contents_of(container, found))
+    except Excess:
+        raise
+    except InputError:
+        each = _one_by_one(container, Recogniser(found.ids, found.tensors))
+        return Listed(list(each), {})
+
+
+def of_contents(contents: Contents) -> Listed:
+    """The tensors of a listing that have bytes of their own."""
+    found = Listed([], {})
+    for entry, node in zip(contents.tensors, contents.nodes, strict=True):
+        if entry.layout != "strided" or entry.storage is None:
+            continue
+        why = "" if BITS[entry.dtype] >= _BITS_OF_BYTE else "no format can hold its dtype"
+        if entry.kind == KIND:
+            held = _array(node)
+            why = "is a numpy array" if held is None else why
+            if held is not None:
+                found.arrays[entry.storage] = held
+        found.tensors.append(of_entry(entry, why))
+    return found
+
+
+def _array(node: Node) -> StorageRemains | None:
+    """The bytes of a numpy array, where the pickle has them."""
+    array = array_of(node)
+    content: object = None if array is None else array.content
+    if isinstance(content, Blob):
+        content = content.content
+    elif isinstance(content, Call) and isinstance(content.args, Tuple) and content.args.items:
+        text = content.args.items[0]
+        content = latin_1(text) if isinstance(text, Text) else None
+    elif isinstance(content, str):
+        content = latin_1(content)
+    if array is None or not isinstance(content, bytes) or len(content) != array.nbytes:
+        return None
+    return StorageRemains(
+        array.nbytes,
+        array.nbytes,
+        Proof.RIGHT,
+        array.dtype,
+        content=content,
+        big_endian=array.big_endian,
+    )
+
+
+def ids_of(persistents: tuple[Persistent, ...], folder: str, **kind: bool) -> dict[int, StorageId]:
+    """What those persistent ids say of storages that make sense."""
+    found: dict[int, StorageId] = {}
+    for each in persistents:
+        try:
+            found |= storage_ids([each], folder, **kind)
+        except InputError:
+            continue
+    return found
+
+
+def strict_storages(container: Container) -> dict[str, tuple[Storage, Container]]:
+    """The storages of a container that was read strictly, and of all nested in it."""
+    return {
+        key: (storage, each)
+        for each in container.everything()
+        for key, storage in each.storages.items()
+    }
+
+
+def of_entry(entry: TensorEntry, why: str) -> NamedTensor:
+    """A tensor of a listing, and why it can't be read, if that is known."""
+    return NamedTensor(
+        entry.name,
+        entry.dtype,
+        entry.shape,
+        entry.stride,
+        entry.offset,
+        entry.nbytes,
+        entry.storage,
+        entry.device,
+        why,
+    )
+
+
+def _one_by_one(container: Container, recogniser: Recogniser) -> Iterator[NamedTensor]:
+    """The tensors, each on its own, under the keys that lead to them."""
+    met, names = set[int](), set[str]()
+    room = 1 << 16 | 4 * container.described_nbytes
+    todo: list[tuple[tuple[object, ...], Node]] = [
+        (path, root) for path, root in reversed(container.roots)
+    ]
+    while todo and room > 0:
+        path, node = todo.pop()
+        tensor = _recognized(recogniser, node)
+        if tensor is not None:
+            name = spell(path)  # type: ignore[arg-type] # they are keys
+            room -= len(name)
+            if name not in names and tensor.layout == "strided":
+                names.add(name)
+                yield _of_tensor(name, tensor)
+        elif isinstance(node, (Call, Dict, List, Set, Tuple)) and id(node) not in met:
+            met.add(id(node))
+            if len(path) < _DEEPEST:
+                held = [((*path, *keys), child) for keys, child in children_of(node)]
+                room -= sum(len(keys) for keys, _ in held)
+                todo += reversed(held)
+
+
+def _recognized(recogniser: Recogniser, node: Node) -> Tensor | None:
+    try:
+        if isinstance(node, Call):
+            return recogniser.tensor(node)
+        return recogniser.outside(node) if isinstance(node, Persistent) else None
+    except InputError:
+        return None
+
+
+def _of_tensor(name: str, tensor: Tensor) -> NamedTensor:
+    return NamedTensor(
+        name,
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride,
+        tensor.offset,
+        tensor.nbytes,
+        tensor.storage,
+        tensor.device,
+    )

@@ -1,0 +1,82 @@
+"""Take what a checkpoint holds that can be read as a whole, and check it by its checksums."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from ...errors import InputError
+from ...manifest.manifest import Storage
+from ...sources.source import Source
+from ...torch_pickle.streams import Container
+from ...zips.archive import Archive
+from ...zips.found_records import Proof
+from ..archives.zip_container import ArchiveContainer
+from ..checkpoint import Checkpoint
+from .listing import of_contents, of_entry, strict_storages
+from .remains import Remains, StorageRemains
+
+
+def read_whole(found: Checkpoint) -> Remains:
+    """What a checkpoint holds, each storage checked; only what is compressed is held in memory."""
+    storages = {
+        key: _checked(found.files, storage, held)
+        for key, (storage, held) in strict_storages(found.container).items()
+    }
+    listed = of_contents(found.contents)
+    return Remains(
+        found.format,
+        [*(of_entry(each, "") for each in found.raw()), *listed.tensors],
+        {**storages, **listed.arrays},
+        found.files,
+        names_proven=_is_proven(found.container),
+        warnings=list(found.notes),
+    )
+
+
+def _checked(files: Sequence[Source], storage: Storage, held: Container) -> StorageRemains:
+    """The bytes of a storage, and whether its checksum is right."""
+    remains = StorageRemains(
+        storage.nbytes,
+        storage.nbytes,
+        Proof.NONE,
+        storage.dtype,
+        storage.location,
+        big_endian=held.big_endian,
+    )
+    if storage.extent is None:
+        if not storage.nbytes:
+            return remains
+        try:
+            content = held.content(storage.id)
+        except InputError as error:
+            return remains._replace(present=0, proof=Proof.WRONG, why=str(error))
+        proof = Proof.RIGHT if _is_proven(held) else Proof.NONE
+        return remains._replace(content=content, proof=proof, nbytes=len(content))
+    start, nbytes, number = storage.extent
+    remains = remains._replace(start=start, source=number)
+    crc32 = held.crc32(storage.id)
+    if not crc32:
+        return remains._replace(proof=Proof.NONE if nbytes or not _is_proven(held) else Proof.RIGHT)
+    if _sum(files[number], start, nbytes) != crc32:
+        return remains._replace(proof=Proof.WRONG)
+    return remains._replace(proof=Proof.RIGHT, crc32=crc32)
+
+
+def _sum(source: Source, start: int, nbytes: int) -> int:
+    crc32 = 0
+    for _, data in source.chunks(start, nbytes):
+        crc32 = zlib.crc32(data, crc32)
+    return crc32
+
+
+def _is_proven(container: Container) -> bool:
+    """Whether checksums prove all that a container says, and those nested in it."""
+    return all(_has_checksums(each) for each in container.everything())
+
+
+def _has_checksums(container: Container) -> bool:
+    if not isinstance(container, ArchiveContainer):
+        return False
+    archive: Archive = container.archive
+    return not any(record.unchecksummed for record in archive.records.values())

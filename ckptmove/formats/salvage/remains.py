@@ -1,0 +1,139 @@
+"""What is left of a broken checkpoint: its tensors by name, and the bytes of their storages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ...errors import InputError
+from ...manifest.dtypes import CARRIERS, nbytes_of
+from ...reports.salvage import Fate
+from ...sources.source import Source
+from ...torch_pickle.values.strided import reach_of
+from ...zips.found_records import Proof
+from ..diagnosis import data_end
+
+MISSING = "its bytes are not in the file"
+_ZEROS = "the file ends in zeros, as when a disk was full"
+
+
+class NamedTensor(NamedTuple):
+    """A tensor that the broken checkpoint names; strides and offset are in elements."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    nbytes: int
+    #: None where its bytes have no place of their own
+    storage: str | None
+    device: str = "cpu"
+    #: why it can't be read, if that is known
+    why: str = ""
+
+    @property
+    def written_dtype(self) -> str:
+        """A dtype that any format has for its bytes: of quantized numbers, that of the integers."""
+        plain = self.dtype not in CARRIERS or self.dtype.startswith("complex")
+        return self.dtype if plain else CARRIERS[self.dtype][0]
+
+    def span(self) -> tuple[int, int]:
+        """Where its first byte lies in its storage, and where its last one ends."""
+        end = reach_of(self.shape, self.stride, self.offset, self.dtype)
+        return min(end, nbytes_of(self.offset, self.dtype)), end
+
+
+class StorageRemains(NamedTuple):
+    """What is left of a storage."""
+
+    #: how many bytes it should have
+    nbytes: int
+    #: how many of them are there, from its start
+    present: int
+    proof: Proof
+    dtype: str | None = None
+    location: str = "cpu"
+    #: where they lie, and in which of the files
+    start: int = 0
+    source: int = 0
+    crc32: int = 0
+    #: the bytes themselves, where no file has them as they are
+    content: bytes | None = None
+    big_endian: bool = False
+    why: str = ""
+
+
+class Judged(NamedTuple):
+    """What became of a tensor."""
+
+    fate: Fate
+    present: int
+    why: str
+
+
+@dataclass
+class Remains:
+    """What is left of a checkpoint, in one file or in several."""
+
+    format: str
+    tensors: Sequence[NamedTensor]
+    storages: Mapping[str, StorageRemains]
+    files: Sequence[Source]
+    #: whether a checksum proves the names, dtypes and shapes of the tensors
+    names_proven: bool = False
+    #: whether all that names tensors could be read
+    names_complete: bool = True
+    warnings: list[str] = field(default_factory=list)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where what was written of each file ends."""
+        return [data_end(each) for each in self.files]
+
+    def held(self, key: str | None) -> StorageRemains | None:
+        """What is left of a storage: zeros at the end of its file count only if proven."""
+        found = None if key is None else self.storages.get(key)
+        if found is None or found.content is not None or found.proof is Proof.RIGHT:
+            return found
+        present = max(0, self._ends[found.source] - found.start) if self.files else 0
+        return found if present >= found.present else found._replace(present=present, why=_ZEROS)
+
+    def judge(self, tensor: NamedTensor) -> Judged:
+        """What is left of a tensor."""
+        held = self.held(tensor.storage)
+        if held is None or tensor.why:
+            return Judged(Fate.LOST, 0, tensor.why or MISSING)
+        try:
+            start, end = tensor.span()
+        except InputError as error:
+            return Judged(Fate.LOST, 0, str(error))
+        if end > held.nbytes:
+            return Judged(Fate.LOST, 0, "it reaches outside its storage")
+        if end == start and tensor.nbytes == 0:
+            proven = self.names_proven and held.proof is not Proof.WRONG
+            return Judged(Fate.WHOLE if proven else Fate.UNPROVEN, 0, "")
+        if end > held.present:
+            there = min(tensor.nbytes, max(0, held.present - start))
+            return Judged(Fate.PART if there else Fate.LOST, there, held.why or MISSING)
+        if held.proof is Proof.WRONG:
+            return Judged(Fate.DAMAGED, tensor.nbytes, held.why or Proof.WRONG.value)
+        if held.proof is Proof.RIGHT and held.present == held.nbytes and self.names_proven:
+            return Judged(Fate.WHOLE, tensor.nbytes, "")
+        return Judged(Fate.UNPROVEN, tensor.nbytes, "")
+
+    def renumbered(self, first: int, folder: str) -> Remains:
+        """The same as a part of several files, the first of which has this number."""
+        return replace(
+            self,
+            storages={
+                f"{folder}/{key}": each._replace(source=first + each.source)
+                for key, each in self.storages.items()
+            },
+            tensors=[
+                each if each.storage is None else each._replace(storage=f"{folder}/{each.storage}")
+                for each in self.tensors
+            ],
+        )

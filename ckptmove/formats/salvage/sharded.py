@@ -1,0 +1,137 @@
+"""Read what is left of several files: one of them missing or damaged, or their index.
+
+*.index.json                       {"weight_map": {TENSOR: FILE, …}}
+NAME-00001-of-00003.safetensors …  the files, which say themselves how many they are
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ...errors import InputError, UnsupportedError
+from ...phrases import short
+from ...sources.place import EntryKind
+from ...sources.source import Readable, Source
+from ..folders.sharded import is_plain_name, read_index
+from ..probe import Probe
+from ..safetensors.header import LONGEST
+from .remains import NamedTensor, Remains, StorageRemains
+
+#: Reads what is left of one file.
+ReadFile = Callable[[Probe], Remains]
+
+_INDEX = (".safetensors.index.json", ".bin.index.json")
+_SHARD = re.compile(r"(.{1,200})-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
+_PAIR = re.compile(rb'"((?:[^"\\\x00-\x1f]|\\.){1,4096})"\s{0,8}:\s{0,8}"([^"\\\x00-\x1f]{1,255})"')
+_MOST_FILES = 10_000
+
+
+class _Files(NamedTuple):
+    """The files of a checkpoint."""
+
+    expected: Mapping[str, list[str]]  #: name of a file → tensors that it should hold
+    is_whole: bool  #: whether these are all
+    note: str = ""
+
+
+def has_files(probe: Probe) -> bool:
+    """Whether this is an index, or a folder with several files of one checkpoint."""
+    if probe.is_alone:
+        return False
+    if probe.is_folder:
+        return _index_name(probe) is not None or any(_SHARD.fullmatch(n) for n in probe.entries)
+    return probe.is_json
+
+
+def read_files(probe: Probe, read: ReadFile) -> Remains:
+    """What is left of a checkpoint of several files, each of which `read` reads."""
+    files = _files_of(probe)
+    if not files.expected or len(files.expected) > _MOST_FILES:
+        raise UnsupportedError("names no files that could be read")
+    parts, warnings = list[Remains](), [files.note] if files.note else []
+    tensors, storages, sources = list[NamedTensor](), dict[str, StorageRemains](), list[Source]()
+    for name, expected in files.expected.items():
+        found, why = _read(probe, name, read)
+        if found is not None:
+            found = found.renumbered(len(sources), name)
+            parts.append(found)
+            sources += found.files
+            tensors += found.tensors
+            storages |= found.storages
+            warnings += (f"{name}: {each}" for each in found.warnings)
+        else:
+            warnings.append(f"{name}: {why}")
+        there = set() if found is None else {each.name for each in found.tensors}
+        why = why or f"{short(name)} does not name it any more"
+        tensors += (_lost(each, why) for each in expected if each not in there)
+    return Remains(
+        "safetensors-sharded" if _are_safe(files.expected) else "torch-sharded",
+        tensors,
+        storages,
+        sources,
+        names_proven=all(each.names_proven for each in parts) and len(parts) == len(files.expected),
+        names_complete=files.is_whole and all(each.names_complete for each in parts),
+        warnings=warnings,
+    )
+
+
+def _read(probe: Probe, name: str, read: ReadFile) -> tuple[Remains | None, str]:
+    """What is left of one of the files, or why nothing is."""
+    try:
+        return read(probe.open(name)), ""
+    except InputError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None, f"the file {short(name)} is missing"
+        return None, f"the file {short(name)}: {error}"
+
+
+def _files_of(probe: Probe) -> _Files:
+    if not probe.is_folder:
+        return _listed(probe.source)
+    name = _index_name(probe)
+    if name is not None:
+        found = _listed(probe.open(name).source)
+        if found.expected and found.is_whole:
+            return found
+    shards = {n: each for n in probe.entries if (each := _SHARD.fullmatch(n)) is not None}
+    if not shards:
+        return found if name is not None else _Files({}, False)
+    first = next(iter(shards.values()))
+    stem, count, suffix = first[1], int(first[3]), first[4]
+    numbered = [f"{stem}-{n:05}-of-{count:05}{suffix}" for n in range(1, 1 + count)]
+    missing = sum(each not in shards for each in numbered)
+    note = "its index is missing or damaged: the names of its files say what belongs to it"
+    return _Files({each: [] for each in numbered[: _MOST_FILES + 1]}, not missing, note)
+
+
+def _index_name(probe: Probe) -> str | None:
+    names = [n for n, e in probe.entries.items() if e.kind is EntryKind.FILE and n.endswith(_INDEX)]
+    return names[0] if len(names) == 1 else None
+
+
+def _listed(source: Readable) -> _Files:
+    """The files that an index names, even if it is damaged."""
+    expected: dict[str, list[str]] = {}
+    try:
+        for tensor, file in read_index(source).where.items():
+            expected.setdefault(file, []).append(tensor)
+        return _Files(dict(sorted(expected.items())), True)
+    except InputError:
+        pass
+    text = source.read(0, min(source.nbytes, LONGEST))
+    for found in _PAIR.finditer(text):
+        name, file = (each.decode("utf-8", "replace") for each in found.groups())
+        if is_plain_name(file) and file.endswith((".safetensors", ".bin")):
+            expected.setdefault(file, []).append(name)
+    note = "its index is damaged or cut short: what it still names was read"
+    return _Files(dict(sorted(expected.items())), False, note)
+
+
+def _are_safe(files: Mapping[str, object]) -> bool:
+    return all(name.endswith(".safetensors") for name in files)
+
+
+def _lost(name: str, why: str) -> NamedTensor:
+    return NamedTensor(name, "", (), (), 0, 0, None, why=why)

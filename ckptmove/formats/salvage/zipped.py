@@ -1,0 +1,164 @@
+"""Read broken zips of torch: `data.pkl` names storages, and each is a record.
+
+    P/data.pkl, P/data/0 …                 torch.save, TorchScript
+    P/constants.pkl, P/constants/0 …       TorchScript
+
+Each record with its checksum is as it was. Where the pickle itself is missing, the storages have
+no names of their own: they are listed as bytes, under the names of their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...sources.source import Memory, Source
+from ...torch_pickle.streams import Container
+from ...torch_pickle.values.persistent_ids import StorageId
+from ...zips.archive import DEFLATED, STORED
+from ...zips.found_records import FoundRecord, Proof, find_records, read_record
+from ..probe import Probe
+from .listing import ids_of, strict_storages, tensors_of
+from .remains import MISSING, NamedTensor, Remains, StorageRemains
+
+#: The pickles, and the folders of the storages that they name.
+_PICKLES = {"data.pkl": "data/", "constants.pkl": "constants/"}
+_UNSURE = "nothing but its own header says that it is this storage"
+_LONGEST_ORDER = 64  # bytes
+
+
+class _Records(Container):
+    """What the pickles of a broken zip name."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__(probe.source)
+        self.found = find_records(probe.source)
+        self.prefix = _prefix(self.found)
+        self.is_whole = self.is_proven = True
+        self.budget = probe.session.budget
+        self.wanted: dict[str, tuple[StorageId, str]] = {}  # with the name of the record
+        probe.session.folder()
+        for name, folder in _PICKLES.items():
+            record = self.found.get(self.prefix + name)
+            if record is not None:
+                self._read(probe, record, folder)
+        order = self.found.get(f"{self.prefix}byteorder")
+        if order is not None:
+            text = read_record(probe.source, order, _LONGEST_ORDER)
+            self.big_endian = text == b"big"
+            self.is_proven = self.is_proven and order.proof is not Proof.WRONG
+
+    def _read(self, probe: Probe, record: FoundRecord, folder: str) -> None:
+        content = read_record(probe.source, record)
+        if record.method == DEFLATED and not probe.session.budget.unpack(
+            record.stored_nbytes, len(content)
+        ):
+            self.is_whole = False
+            self.warnings.append(f"{record.name} is compressed too tightly to be read")
+            return
+        stream = probe.session.stream(Memory(content, probe.path), broken=True)
+        self.streams.append(stream)
+        path = () if folder == "data/" else (folder[:-1],)
+        self.roots.append((path, stream.pickle.root))
+        ids = ids_of(stream.pickle.persistents, folder)
+        self.ids.update(ids)
+        for each in ids.values():
+            self.wanted.setdefault(each.id, (each, f"{self.prefix}{each.id}"))
+        self.is_whole = self.is_whole and stream.is_whole
+        self.is_proven = self.is_proven and record.proof is Proof.RIGHT
+
+
+def read_zip(probe: Probe) -> Remains:
+    """What is left of a zip of torch."""
+    container = _Records(probe)
+    files = [probe.source] if isinstance(probe.source, Source) else []
+    format = "torchscript" if f"{container.prefix}constants.pkl" in container.found else "torch-zip"
+    if not container.roots:
+        return _unnamed(container, format, files)
+    storages = {
+        key: _storage(container, wanted, container.found.get(name))
+        for key, (wanted, name) in container.wanted.items()
+    }
+    for key, (storage, held) in strict_storages(container).items():
+        content = None if storage.extent else held.content(key)
+        start = storage.extent.start if storage.extent else 0
+        storages[key] = StorageRemains(
+            *(storage.nbytes, storage.nbytes, Proof.NONE, storage.dtype, storage.location, start),
+            content=content,
+            big_endian=held.big_endian,
+        )
+    listed = tensors_of(container)
+    return Remains(
+        format,
+        listed.tensors,
+        {**storages, **listed.arrays},
+        files,
+        container.is_proven,
+        container.is_whole,
+        container.warnings,
+    )
+
+
+def _prefix(found: Mapping[str, FoundRecord]) -> str:
+    """The folder that all records are in: that of a pickle, else that of the first record."""
+    names = [name for name in found if name.rpartition("/")[2] in _PICKLES]
+    first = min(names, key=len) if names else next(iter(found), "")
+    return first[: first.rfind("/") + 1] if names else first[: first.find("/") + 1]
+
+
+def _storage(container: _Records, wanted: StorageId, record: FoundRecord | None) -> StorageRemains:
+    """What is left of a storage, of which a record holds something, if there is one."""
+    nbytes = wanted.whole_nbytes
+    held = StorageRemains(
+        nbytes,
+        0,
+        Proof.CUT,
+        wanted.dtype,
+        str(wanted.location),
+        big_endian=container.big_endian,
+        why=MISSING,
+    )
+    if record is None:
+        return held
+    held = held._replace(proof=record.proof, start=record.data_at, crc32=record.crc32)
+    if record.method == DEFLATED:
+        if not container.budget.inflate(record.stored_nbytes, nbytes):
+            return held._replace(crc32=0, why="it is compressed too tightly")
+        content = read_record(container.source, record, nbytes + 1)
+        if record.proof is not Proof.RIGHT or len(content) != nbytes:
+            return held._replace(crc32=0, why="it is compressed, and damaged")
+        return held._replace(present=nbytes, content=content, crc32=0)
+    assert record.method == STORED
+    present = min(nbytes, record.stored_nbytes)
+    if record.proof is not Proof.RIGHT:
+        held = held._replace(crc32=0)
+    elif record.stored_nbytes != nbytes:
+        held = held._replace(proof=Proof.WRONG, crc32=0, why="its record has another size")
+    elif not record.is_named_twice:
+        held = held._replace(proof=Proof.NONE, why=_UNSURE)
+    if record.proof is Proof.CUT:
+        held = held._replace(why="the file ends within it, or it was overwritten")
+    return held._replace(present=present)
+
+
+def _unnamed(container: _Records, format: str, files: list[Source]) -> Remains:
+    """The storages, where what names the tensors is lost."""
+    storages: dict[str, StorageRemains] = {}
+    tensors: list[NamedTensor] = []
+    folders = tuple(f"{container.prefix}{folder}" for folder in _PICKLES.values())
+    for name, record in container.found.items():
+        if not name.startswith(folders) or record.method != STORED or not record.stored_nbytes:
+            continue
+        if record.proof is Proof.CUT:
+            continue  # nobody knows how long it is
+        key, nbytes = name.removeprefix(container.prefix), record.stored_nbytes
+        storages[key] = StorageRemains(
+            nbytes,
+            nbytes,
+            record.proof,
+            "uint8",
+            start=record.data_at,
+            crc32=record.crc32 if record.proof is Proof.RIGHT else 0,
+        )
+        tensors.append(NamedTensor(key, "uint8", (nbytes,), (1,), 0, nbytes, key))
+    note = "the pickle that names its tensors is missing: storages are listed as plain bytes"
+    return Remains(format, tensors, storages, files, False, False, [note])

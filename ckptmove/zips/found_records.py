@@ -1,0 +1,403 @@
+"""Find the records of a damaged zip: by local headers, descriptors, and what its directory says.
+
+torch writes the size and the checksum of a record behind its content. So a record ends where a
+descriptor tells exactly the size of what lies before it. Where none does, it ends before the next
+header that can be one. What the directory still says is used too, and never believed: bytes are
+whole only if a checksum proves it.
+
+All is read once or twice, and no more than a few times however hostile the file is.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from ..sources.source import MAX_NBYTES, Readable
+from .archive import (
+    CENTRAL,
+    CENTRAL_MAGIC,
+    DEFLATED,
+    DESCRIPTOR_MAGIC,
+    END,
+    END64,
+    END64_MAGIC,
+    END_MAGIC,
+    HAS_DESCRIPTOR,
+    LOCAL,
+    LOCAL_MAGIC,
+    LOCATOR,
+    LOCATOR_MAGIC,
+    MAX32,
+    STORED,
+)
+from .layout import ALIGNMENT
+
+_MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
+_STEP = 1 << 20  # bytes read at once
+_ODD_FLAGS = 0x2061  # encrypted, patched or masked
+_LONGEST_NAME = 4096  # bytes
+_TAIL = 1 << 16  # bytes at the end in which the end record is looked for
+_LONGEST_DIRECTORY = 64 << 20
+_MOST_RECORDS = 1_000_000
+_READS = 4  # how often all of the file may be read
+_LEAST_READ = 16 << 20
+_HIT = 256  # bytes that could be read while one magic number is looked at
+_RATIO = 64  # bytes that a byte of the file may become, all together
+_NUMBERED = re.compile(r"(.*/)(\d{1,8})")
+
+
+class Proof(Enum):
+    """What is known of the bytes of a record."""
+
+    RIGHT = "its checksum is right"
+    NONE = "it has no checksum"
+    WRONG = "its checksum is wrong"
+    CUT = "its end is missing"
+
+
+class FoundRecord(NamedTuple):
+    """A record, or what is left of one."""
+
+    name: str
+    method: int
+    data_at: int
+    #: bytes that are there, as the file keeps them
+    stored_nbytes: int
+    crc32: int
+    proof: Proof
+    header_at: int
+    #: whether something besides its own header tells that this is its name
+    is_named_twice: bool = False
+
+
+class _Entry(NamedTuple):
+    """What the directory says of a record."""
+
+    name: str
+    method: int
+    crc32: int
+    stored_nbytes: int
+    header_at: int
+
+
+class _Header(NamedTuple):
+    """A local header, and where it lies."""
+
+    name: str
+    method: int
+    flags: int
+    crc32: int
+    stored_nbytes: int
+    data_at: int
+    at: int
+
+
+def find_records(source: Readable) -> dict[str, FoundRecord]:
+    """The records of a zip by name, in the order of the file.
+
+    Of two records with one name that differ, none is proven.
+    """
+    return _Scan(source).run()
+
+
+def read_record(source: Readable, record: FoundRecord, at_most: int = MAX_NBYTES) -> bytes:
+    """What is left of the content of a record, at most so many bytes."""
+    if record.method == STORED:
+        return source.read(record.data_at, min(record.stored_nbytes, at_most))
+    content = source.read(record.data_at, min(record.stored_nbytes, MAX_NBYTES))
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(
+            content, min(at_most, max(1, _RATIO * len(content)))
+        )
+    except zlib.error:
+        return b""
+
+
+class _Scan:
+    def __init__(self, source: Readable) -> None:
+        self.source = source
+        self.room = _LEAST_READ + _READS * source.nbytes  # bytes that may be read
+        self.entries = {entry.header_at: entry for entry in _directory(source)}
+
+    def run(self) -> dict[str, FoundRecord]:
+        found = dict[str, FoundRecord]()
+        at: int | None = 0
+        while at is not None and len(found) < _MOST_RECORDS and self.room > 0:
+            header = self.next_header(at)
+            if header is None:
+                break
+            record, at = self.record(header)
+            self.add(found, record)
+        for entry in self.entries.values():
+            if entry.name not in found and len(found) < _MOST_RECORDS:
+                record_of_entry = self.by_entry(entry)
+                if record_of_entry is not None:
+                    self.add(found, record_of_entry)
+        return _with_order(found)
+
+    def add(self, found: dict[str, FoundRecord], record: FoundRecord) -> None:
+        before = found.get(record.name)
+        if before is None:
+            found[record.name] = record
+        elif before.proof is Proof.RIGHT is record.proof:
+            if (before.crc32, before.stored_nbytes) != (record.crc32, record.stored_nbytes):
+                found[record.name] = before._replace(proof=Proof.WRONG)
+        elif before.proof is not Proof.RIGHT and record.proof is Proof.RIGHT:
+            found[record.name] = record._replace(proof=Proof.NONE)  # one of two is not sure
+
+    # -- headers -------------------------------------------------------------------------------
+
+    def magics(self, at: int) -> Iterator[tuple[int, bytes]]:
+        """Where the next magic numbers are, from here on."""
+        while at < self.source.nbytes and self.room > 0:
+            data = self.source.read(at, min(_STEP, self.source.nbytes - at))
+            self.room -= len(data)
+            for found in _MAGIC.finditer(data):
+                self.room -= _HIT
+                yield at + found.start(), found[0]
+            if at + len(data) >= self.source.nbytes:
+                return
+            at += len(data) - len(LOCAL_MAGIC) + 1
+
+    def next_header(self, at: int) -> _Header | None:
+        for where, magic in self.magics(at):
+            if magic == LOCAL_MAGIC:
+                header = self.header(where)
+                if header is not None:
+                    return header
+            elif magic == CENTRAL_MAGIC:
+                entry = self.entry(where)
+                if entry is not None and len(self.entries) < _MOST_RECORDS:
+                    self.entries.setdefault(entry.header_at, entry)
+        return None
+
+    def header(self, at: int) -> _Header | None:
+        """The local header there, if it can be one."""
+        source = self.source
+        if at + LOCAL.size > source.nbytes:
+            return None
+        fields = LOCAL.unpack(source.read(at, LOCAL.size))
+        _, _, flags, method, _, _, crc32, stored, nbytes, name_nbytes, extra_nbytes = fields
+        data_at = at + LOCAL.size + name_nbytes + extra_nbytes
+        if flags & _ODD_FLAGS or method not in (STORED, DEFLATED) or data_at > source.nbytes:
+            return None
+        name = _name(source.read(at + LOCAL.size, min(name_nbytes, _LONGEST_NAME + 1)))
+        if name is None:
+            return None
+        if stored == MAX32 or nbytes == MAX32:
+            wide = _wide(source.read(data_at - extra_nbytes, extra_nbytes))
+            if len(wide) < 16:
+                return None
+            nbytes, stored = struct.unpack_from("<QQ", wide)
+        return _Header(name, method, flags, crc32, stored, data_at, at)
+
+    def entry(self, at: int) -> _Entry | None:
+        """The directory entry there, if it can be one."""
+        head = self.source.read(at, min(CENTRAL.size + (1 << 16), self.source.nbytes - at))
+        return _entry(head, 0)
+
+    # -- records -------------------------------------------------------------------------------
+
+    def record(self, header: _Header) -> tuple[FoundRecord, int]:
+        """The record of a header, and from where on to look for the next one."""
+        entry = self.entries.get(header.at)
+        named = entry is not None and entry.name == header.name
+        if entry is not None and named:
+            found = self.proven(header, entry.stored_nbytes, entry.crc32, named=True)
+            if found is not None:
+                return found, header.data_at + found.stored_nbytes
+        if header.flags & HAS_DESCRIPTOR and not header.crc32 and not header.stored_nbytes:
+            found, end = self.described(header)
+        else:
+            found, end = self.measured(header)
+        return found._replace(is_named_twice=named), end
+
+    def proven(
+        self, header: _Header, stored_nbytes: int, crc32: int, *, named: bool = False
+    ) -> FoundRecord | None:
+        """The record, if it has such a size and checksum."""
+        if header.data_at + stored_nbytes > self.source.nbytes:
+            return None
+        if (crc32 or not stored_nbytes) and self.sum(header, stored_nbytes) == crc32:
+            return _found(header, stored_nbytes, crc32, Proof.RIGHT)._replace(is_named_twice=named)
+        return None
+
+    def measured(self, header: _Header) -> tuple[FoundRecord, int]:
+        """A record whose header tells its size."""
+        there = min(header.stored_nbytes, self.source.nbytes - header.data_at)
+        if there < header.stored_nbytes:
+            return _found(header, there, 0, Proof.CUT), header.data_at
+        proof = self.judged(header, there, header.crc32)
+        end = header.data_at + there
+        follows = self.source.read(end, min(2, self.source.nbytes - end))
+        return _found(header, there, header.crc32, proof), end if follows == b"PK" else (
+            header.data_at
+        )
+
+    def described(self, header: _Header) -> tuple[FoundRecord, int]:
+        """A record whose descriptor tells its size."""
+        next_at = None  # of what may be the next record, or the directory
+        for at, magic in self.magics(header.data_at):
+            if magic == DESCRIPTOR_MAGIC:
+                told = self.descriptor(at, at - header.data_at)
+                if told is not None:
+                    proof = self.judged(header, at - header.data_at, told)
+                    return _found(header, at - header.data_at, told, proof), at + 16
+            elif next_at is None:
+                header_there = self.header(at) if magic == LOCAL_MAGIC else self.entry(at)
+                next_at = at if header_there is not None else None
+        end = self.source.nbytes if next_at is None else next_at
+        return _found(header, end - header.data_at, 0, Proof.CUT), end
+
+    def descriptor(self, at: int, nbytes: int) -> int | None:
+        """The checksum that a descriptor tells of so many stored bytes; None if it is none."""
+        data = self.source.read(at + 4, min(20, self.source.nbytes - at - 4))
+        for form in (struct.Struct("<IQQ"), struct.Struct("<III")):
+            if len(data) >= form.size:
+                crc32, stored, _ = form.unpack_from(data)
+                if stored == nbytes:
+                    return int(crc32)
+        return None
+
+    def by_entry(self, entry: _Entry) -> FoundRecord | None:
+        """A record whose header is damaged, where the directory says it is."""
+        lead = entry.header_at + LOCAL.size
+        if lead > self.source.nbytes or self.room <= 0:
+            return None
+        sizes = struct.unpack("<HH", self.source.read(lead - 4, 4))
+        named = len(entry.name.encode("utf-8", "surrogatepass"))
+        starts = (lead + sum(sizes), -(-(lead + named + 4) // ALIGNMENT) * ALIGNMENT)
+        for data_at in starts:
+            header = _Header(entry.name, entry.method, 0, 0, 0, data_at, entry.header_at)
+            found = self.proven(header, entry.stored_nbytes, entry.crc32, named=True)
+            if found is not None:
+                return found
+        there = min(entry.stored_nbytes, max(0, self.source.nbytes - starts[1]))
+        header = _Header(entry.name, entry.method, 0, 0, 0, starts[1], entry.header_at)
+        return _found(header, there, 0, Proof.WRONG) if there else None
+
+    def judged(self, header: _Header, stored_nbytes: int, crc32: int) -> Proof:
+        if not stored_nbytes:
+            return Proof.NONE if crc32 else Proof.RIGHT
+        if not crc32:
+            return Proof.NONE
+        return Proof.RIGHT if self.sum(header, stored_nbytes) == crc32 else Proof.WRONG
+
+    def sum(self, header: _Header, stored_nbytes: int) -> int:
+        """The checksum of the content of a record; -1 if it can't be had."""
+        machine = zlib.decompressobj(-zlib.MAX_WBITS) if header.method == DEFLATED else None
+        crc32, end = 0, header.data_at + stored_nbytes
+        for at in range(header.data_at, end, _STEP):
+            data = self.source.read(at, min(_STEP, end - at))
+            self.room -= len(data)
+            while data:
+                content = data
+                if machine is not None:
+                    try:
+                        content = machine.decompress(data, _STEP)
+                    except zlib.error:
+                        return -1
+                    data = machine.unconsumed_tail
+                    self.room -= len(content) // _RATIO
+                else:
+                    data = b""
+                crc32 = zlib.crc32(content, crc32)
+                if self.room <= 0:
+                    return -1
+        return crc32 if machine is None or machine.eof else -1
+
+
+def _found(header: _Header, stored_nbytes: int, crc32: int, proof: Proof) -> FoundRecord:
+    return FoundRecord(
+        header.name, header.method, header.data_at, stored_nbytes, crc32, proof, header.at
+    )
+
+
+def _with_order(found: dict[str, FoundRecord]) -> dict[str, FoundRecord]:
+    """Take the numbers of records as a proof of their names, where they follow each other.
+
+    A checksum is of the content alone: with a flipped bit in its name, a record would be another.
+    """
+    last: dict[str, int] = {}
+    for record in sorted(found.values(), key=lambda each: each.header_at):
+        numbered = _NUMBERED.fullmatch(record.name)
+        if numbered is None:
+            continue
+        folder, number = numbered[1], int(numbered[2])
+        if number == last.get(folder, -1) + 1:
+            found[record.name] = record._replace(is_named_twice=True)
+        last[folder] = number
+    return found
+
+
+def _directory(source: Readable) -> Iterator[_Entry]:
+    """What the directory says, as far as it can be found and makes sense."""
+    start = max(0, source.nbytes - _TAIL - END.size)
+    tail = source.read(start, source.nbytes - start)
+    end = tail.rfind(END_MAGIC)
+    if end < 0 or end + END.size > len(tail):
+        return
+    fields = END.unpack_from(tail, end)
+    nbytes, at = fields[5], fields[6]
+    locator = end - LOCATOR.size
+    if locator >= 0 and tail.startswith(LOCATOR_MAGIC, locator):
+        end64_at = LOCATOR.unpack_from(tail, locator)[2]
+        if end64_at + END64.size <= source.nbytes:
+            wide = END64.unpack(source.read(end64_at, END64.size))
+            nbytes, at = (wide[8], wide[9]) if wide[0] == END64_MAGIC else (nbytes, at)
+    if at + nbytes > source.nbytes or nbytes > _LONGEST_DIRECTORY:
+        return
+    directory, position = source.read(at, nbytes), 0
+    while position + CENTRAL.size <= len(directory):
+        entry = _entry(directory, position)
+        if entry is not None:
+            yield entry
+        found = directory.find(CENTRAL_MAGIC, position + 4)
+        position = len(directory) if found < 0 else found
+
+
+def _entry(data: bytes, at: int) -> _Entry | None:
+    """The directory entry at an offset, if it can be one."""
+    if at + CENTRAL.size > len(data):
+        return None
+    fields = CENTRAL.unpack_from(data, at)
+    magic, _, _, flags, method, _, _, crc32, stored, nbytes = fields[:10]
+    name_nbytes, extra_nbytes, _, _, _, _, header_at = fields[10:]
+    name_end = at + CENTRAL.size + name_nbytes
+    if magic != CENTRAL_MAGIC or name_end + extra_nbytes > len(data) or flags & _ODD_FLAGS:
+        return None
+    name = _name(data[at + CENTRAL.size : name_end][: _LONGEST_NAME + 1])
+    wide = _wide(data[name_end : name_end + extra_nbytes])
+    values = []
+    for value in (nbytes, stored, header_at):
+        if value == MAX32 and len(wide) >= 8:
+            value, wide = int.from_bytes(wide[:8], "little"), wide[8:]
+        values.append(value)
+    if name is None or method not in (STORED, DEFLATED):
+        return None
+    return _Entry(name, method, crc32, values[1], values[2])
+
+
+def _name(raw: bytes) -> str | None:
+    """The name of a record, if it can be one."""
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return name if 0 < len(raw) <= _LONGEST_NAME and name.isprintable() else None
+
+
+def _wide(extra: bytes) -> bytes:
+    """The content of the zip64 extra field, if there is one."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, nbytes = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            return extra[at + 4 : at + 4 + nbytes]
+        at += 4 + nbytes
+    return b""

@@ -1,0 +1,292 @@
+"""Salvage: no byte of a broken file is ever called right that is not as it was.
+
+The oracle is the object that was saved: every tensor that is called whole is compared with it, byte
+by byte, as the safetensors library reads it from what was written. Where bytes are only missing,
+that goes for tensors that are called unproven too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as safetensors_bytes
+
+import ckptmove
+from ckptmove import Fate, SalvageReport
+from tests.conftest import corpus_folder, examples
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def saved(numel: int = 9) -> dict[str, torch.Tensor]:
+    """A few tensors, each with bytes of its own; among them some that share, are 0-d and empty."""
+    generator = torch.Generator().manual_seed(numel)
+    state = {
+        f"layer{n}": torch.randint(1, 2**31, (numel,), dtype=torch.int32, generator=generator)
+        for n in range(3)
+    }
+    state["half"] = torch.rand(numel, generator=generator).half() + 1
+    state["count"] = torch.tensor(7)
+    state["empty"] = torch.empty(0, 2)
+    state["tied"] = state["layer0"]
+    state["view"] = state["layer1"][2:5]
+    return state
+
+
+def torch_zip(state: Tensors) -> bytes:
+    made = io.BytesIO()
+    torch.save(state, made)
+    return made.getvalue()
+
+
+def torch_legacy(state: Tensors) -> bytes:
+    made = io.BytesIO()
+    torch.save(state, made, _use_new_zipfile_serialization=False)
+    return made.getvalue()
+
+
+def plain_safetensors(state: Tensors) -> bytes:
+    return safetensors_bytes({name: each.clone() for name, each in state.items()})
+
+
+def deflated(state: Tensors) -> bytes:
+    """What torch.save wrote, compressed by another program."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(torch_zip(state))) as old, zipfile.ZipFile(made, "w", 8) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return made.getvalue()
+
+
+FORMATS: dict[str, Callable[[Tensors], bytes]] = {
+    "torch-zip": torch_zip,
+    "deflated": deflated,
+    "torch-legacy": torch_legacy,
+    "safetensors": plain_safetensors,
+    "pickle": pickle.dumps,
+    "pickle 2": lambda state: pickle.dumps(state, protocol=2),
+}
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def salvaged(broken: Path, **options: object) -> SalvageReport | None:
+    """What is left; None if nothing in it names a tensor."""
+    try:
+        return ckptmove.salvage(broken, broken.with_name("out.safetensors"), force=True, **options)  # type: ignore[arg-type]
+    except ckptmove.InputError:
+        return None
+
+
+def check(report: SalvageReport | None, state: Tensors, *, unproven: bool = True) -> None:
+    """All that is called whole is as it was, and nothing is whole as such that is not."""
+    if report is None:
+        return
+    right = {Fate.WHOLE, Fate.UNPROVEN} if unproven else {Fate.WHOLE}
+    expected = {name: raw(tensor) for name, tensor in state.items()}
+    assert not report.complete or {each.name for each in report.tensors} == set(state)
+    kept = [each for each in report.tensors if each.fate in right and each.written]
+    if not kept:
+        return
+    loaded = ckptmove.load(report.destination)
+    with safe_open(report.destination, "pt") as plain:
+        names = set(plain.keys())
+        for each in kept:
+            assert raw(loaded[each.name]) == expected[each.name], each
+            assert loaded[each.name].dtype == state[each.name].dtype
+            if each.name in names:
+                assert raw(plain.get_tensor(each.name)) == expected[each.name], each
+
+
+def points(nbytes: int, few: int) -> list[int]:
+    """The first, the last and some lengths between."""
+    found = random.Random(nbytes).sample(range(1, nbytes - 1), min(few, nbytes - 2))
+    return sorted({1, nbytes - 1, *found})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_was_cut_short(format: str, tmp_path: Path) -> None:
+    cut_at(format, points(len(FORMATS[format](saved())), 12), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_was_cut_short_anywhere(format: str, tmp_path: Path) -> None:
+    cut_at(format, range(len(FORMATS[format](saved()))), tmp_path)
+
+
+def cut_at(format: str, lengths: list[int] | range, folder: Path) -> None:
+    state = saved()
+    content = FORMATS[format](state)
+    broken = folder / "run.pt"
+    best = 0
+    for nbytes in lengths:
+        broken.write_bytes(content[:nbytes])
+        report = salvaged(broken)
+        check(report, state)
+        if report is not None:
+            best = max(best, sum(each.written for each in report.tensors))
+    assert best >= len(state) - 2, "all but the last are there when the end is missing"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_bits_that_were_flipped(format: str, tmp_path: Path) -> None:
+    state = saved(200)
+    content = FORMATS[format](state)
+    chance = random.Random(format)
+    broken = tmp_path / "run.pt"
+    for _ in range(examples(100)):
+        damaged = bytearray(content)
+        for _ in range(chance.choice((1, 1, 1, 3))):
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.3:
+            del damaged[chance.randrange(len(damaged) // 2, len(damaged)) :]
+        broken.write_bytes(damaged)
+        check(salvaged(broken), state, unproven=False)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_parts_that_were_overwritten(format: str, tmp_path: Path) -> None:
+    state, other = saved(200), saved(201)
+    content, over = FORMATS[format](state), FORMATS[format](other)
+    chance = random.Random(format)
+    broken = tmp_path / "run.pt"
+    for n in range(examples(50)):
+        damaged = bytearray(content)
+        start = chance.randrange(len(damaged))
+        nbytes = chance.randrange(1, 2000)
+        damaged[start : start + nbytes] = (chance.randbytes(nbytes), over[start : start + nbytes])[
+            n % 2
+        ]
+        broken.write_bytes(damaged)
+        report = salvaged(broken)
+        if n % 2 == 0:
+            check(report, state, unproven=False)
+
+
+def test_a_flipped_name_of_a_record_is_noticed(tmp_path: Path) -> None:
+    """A checksum is of the content alone, so a record could pass for another of the same size."""
+    state = {f"w{n}": torch.full((50,), n) for n in range(4)}
+    content = torch_zip(state)
+    end = content.index(b"PK\1\2")
+    for n in range(4):
+        at = content.index(f"data/{n}".encode(), 1)
+        for bit in range(3):
+            damaged = bytearray(content[: end if bit else len(content)])
+            damaged[at + 5] ^= 1 << bit
+            broken = tmp_path / "run.pt"
+            broken.write_bytes(damaged)
+            check(salvaged(broken), state, unproven=False)
+
+
+def test_what_is_missing_is_zeros_if_asked(tmp_path: Path) -> None:
+    state = saved(1000)
+    content = torch_zip(state)
+    broken = tmp_path / "run.pt"
+    broken.write_bytes(content[: len(content) // 2])
+    report = salvaged(broken, partial="zeros")
+    assert report is not None
+    [part] = [each for each in report.tensors if each.fate is Fate.PART]
+    assert part.written
+    assert 0 < part.present_nbytes < part.nbytes
+    there = raw(ckptmove.load(report.destination)[part.name])
+    assert there[: part.present_nbytes] == raw(state[part.name])[: part.present_nbytes]
+    assert there[part.present_nbytes :] == bytes(part.nbytes - part.present_nbytes)
+    beside = json.loads(Path(f"{report.destination}.salvage.json").read_text())
+    assert beside["counts"] == dict(report.counts)
+    assert not beside["complete"]
+
+
+def test_all_of_an_intact_file_is_whole(tmp_path: Path) -> None:
+    state = saved()
+    for format, make in FORMATS.items():
+        (tmp_path / "run.pt").write_bytes(make(state))
+        report = salvaged(tmp_path / "run.pt")
+        check(report, state)
+        assert report is not None
+        assert len(report.tensors) == len(state)
+        assert report.complete == (format in ("torch-zip", "deflated")), format
+
+
+def test_a_shard_that_is_missing_and_one_that_is_cut(tmp_path: Path) -> None:
+    state = {f"w{n}": torch.rand(300) for n in range(6)}
+    folder = tmp_path / "model"
+    ckptmove.save(state, f"{folder}/", max_shard_size=2400)
+    first, second, third = sorted(folder.glob("*.safetensors"))
+    second.unlink()
+    third.write_bytes(third.read_bytes()[:-100])
+    for index in (True, False):
+        for source in (folder, *folder.glob("*.index.json")):
+            report = ckptmove.salvage(source, tmp_path / "out.safetensors", force=True)
+            check(report, state)
+            fates = {each.name: each.fate for each in report.tensors}
+            lost = [each.name for each in report.tensors if second.name in each.why]
+            assert len(lost) == 2 * index
+            assert not report.complete
+            assert list(fates.values()).count(Fate.UNPROVEN) == 3
+            assert list(fates.values()).count(Fate.PART) == 1
+            assert report.names_complete == index
+        for each in folder.glob("*.index.json"):
+            each.unlink()
+    assert first.exists()
+
+
+def test_hostile_files_stay_within_bounds(tmp_path: Path) -> None:
+    local = b"PK\3\4" + bytes(2) + b"\x08\x08" + bytes(18) + b"\1\0\0\0a"
+    headers = b'{"w":{"dtype":"F32","shape":[4611686018427387903],"data_offsets":[0,'
+    for content in (
+        local * 40_000,  # records without an end, each of which could be looked for to the end
+        local + b"PK\7\10" * 200_000,
+        local + b"PK\1\2" * 200_000,
+        (len(headers) + 100).to_bytes(8, "little") + headers + b"9" * 100_000,
+        bytes([0xFF] * 7 + [0]) + headers * 2000,
+        b'\0\0\0\0\0\0\0\0{"' + b'"' * 500_000 + b'"data_offsets"',
+        b"\x80\x04" + b"(" * 200_000,
+        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}." + b"]" * 300_000,
+        b"PK\3\4" + bytes(26),
+    ):
+        (tmp_path / "run.pt").write_bytes(content)
+        salvaged(tmp_path / "run.pt")
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.name) for p in sorted(corpus_folder().glob("*")) if p.is_file()]
+    or [pytest.param(None, marks=pytest.mark.skip(reason="no corpus"))],
+)
+def test_public_files_that_were_cut_short(path: Path, tmp_path: Path) -> None:
+    """What is written of a part of a file is in the whole of it, under the same name."""
+    content = path.read_bytes()
+    if len(content) > 20 << 20 or len(content) < 3:
+        pytest.skip("too long, or too short")
+    try:
+        whole = ckptmove.salvage(path, tmp_path / "whole.safetensors")
+    except ckptmove.CkptmoveError:
+        whole = None
+    broken = tmp_path / "run.pt"
+    for nbytes in points(len(content), examples(10)):
+        broken.write_bytes(content[:nbytes])
+        report = salvaged(broken)
+        if whole is None or report is None or not whole.written or not report.written:
+            continue
+        before, after = (read_back(Path(each.destination)) for each in (whole, report))
+        for each in report.tensors:
+            if each.fate in (Fate.WHOLE, Fate.UNPROVEN) and {each.name} <= before.keys():
+                assert after.get(each.name, before[each.name]) == before[each.name], each
+
+
+def read_back(path: Path) -> dict[str, bytes]:
+    with safe_open(path, "pt") as plain:
+        return {name: raw(plain.get_tensor(name)) for name in plain.keys()}  # noqa: SIM118

@@ -87,6 +87,10 @@ def batch(
             "run.pt.safetensors. Items that differ only in the suffix can then all be converted."
         ),
     ] = False,
+    digests: Annotated[
+        bool,
+        Option("Compute the SHA-256 of each file in DST, while what was written is verified."),
+    ] = False,
     delete_source: Annotated[
         bool,
         Option(
@@ -209,6 +213,7 @@ def batch(
             wanted=wanted,
             copy_rest=copy_rest,
             keep_suffix=keep_suffix,
+            digests=digests,
             delete_source=delete_source,
             timeout=timeout,
             allow_empty=allow_empty,

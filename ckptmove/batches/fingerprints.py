@@ -113,10 +113,12 @@ def refresh_entry(entry: Entry, task: Task, key: str) -> Entry | None:
         there = tree.output(summed=False)
         if there.nbytes != entry.nbytes:
             return None
-        there = tree.output(summed=True)
+        there = tree.output(summed=True, digests=task.digests)
     except (OSError, InputError):
         return None
-    return entry._replace(stamp=there.stamp) if _is_equal(entry, there) else None
+    if not _is_equal(entry, there):
+        return None
+    return entry._replace(stamp=there.stamp, digests=there.digests or entry.digests)
 
 
 def _is_equal(entry: Entry, there: Output) -> bool:

@@ -35,6 +35,7 @@ def plan_batch(
     wanted: ItemFilter,
     copy_rest: bool,
     keep_suffix: bool,
+    digests: bool,
     delete_source: bool,
     timeout: float | None,
     allow_empty: bool,
@@ -86,13 +87,14 @@ def plan_batch(
     asked = list(_tasks(verb, items, root, options, verify=verify, timeout=timeout))
     for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
         if finished and not (delete_source and not dry_run):  # what was done is to be removed
-            done.append(task.item)
+            known = {} if task.known is None else task.known.digests
+            done.append(task.item._replace(digests=known))
         elif task.item.name in clash:
             other = clash[task.item.name]
             why = f"would have the same name in the destination as {other}"
             tasks.append(task._replace(clash=why))
         else:
-            tasks.append(task._replace(delete_source=delete_source))
+            tasks.append(task._replace(delete_source=delete_source, digests=digests))
     tasks.sort(key=lambda task: (-task.item.nbytes, task.item.name))
     if root is not None:
         in_the_way = _obstacles(task.item.output for task in tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import time
@@ -26,6 +27,8 @@ from .trees import tree_at
 if TYPE_CHECKING:
     from .executors.ray_executor import Cluster
 
+_LOGGER = logging.getLogger("ckptmove.batch")
+logging.getLogger("ckptmove").addHandler(logging.NullHandler())  # nothing is printed unasked
 _AHEAD = 2  # items handed out for each worker
 _FAR_AHEAD = 256  # where we don't know how many workers there are
 _Event = Future[Result] | tuple[Task, int]
@@ -165,8 +168,11 @@ class _Run:
     def results(self) -> Iterator[Result]:
         """The results of the items, as they finish."""
         for item in self._plan.done:
-            yield self._counted(result_of(item, SKIPPED, "done before", output=item.output or None))
+            about = {"output": item.output or None, "digests": item.digests}
+            yield self._counted(result_of(item, SKIPPED, "done before", **about))
         workers = self._workers()
+        plan = self._plan
+        _LOGGER.info("%s %s: %d items, %d bytes", plan.verb, plan.source, *_totals(plan))
         executor = self._executor or workers
         assert executor is not None
         finished = False
@@ -184,6 +190,7 @@ class _Run:
                 self._give_up()
             if not self._is_dry:
                 self._tidy_up()
+            _LOGGER.info("%s %s: %s", plan.verb, plan.source, self._counts)
 
     def _left(self) -> bool:
         """Whether there are items without a result."""
@@ -281,7 +288,15 @@ class _Run:
         elif result.outcome != SKIPPED:
             self._nbytes += result.nbytes
             self._bytes_written += result.bytes_written
-        return result._replace(folders=())
+        if not result.ok:
+            _LOGGER.warning("%s %s: %s", result.outcome, result.name, result.reason)
+        return result._replace(folders=(), digests=self._named(result))
+
+    def _named(self, result: Result) -> dict[str, str]:
+        """The digests of a result, by names in the destination."""
+        root = (self._plan.destination or "").rstrip("/")
+        base = (result.output or "")[len(root) :].lstrip("/")
+        return {"/".join(filter(None, (base, name))): each for name, each in result.digests.items()}
 
     def _give_up(self) -> None:
         """Cancel what was not begun, and wait for the rest."""
@@ -307,6 +322,10 @@ class _Run:
         if plan.destination is not None and written:
             with contextlib.suppress(CkptmoveError, OSError):
                 tree_at(plan.destination).remove_leftovers(written)
+
+
+def _totals(plan: BatchPlan) -> tuple[int, int]:
+    return len(plan.tasks), plan.nbytes
 
 
 def _with_those_above(folders: Iterable[str], root: str) -> set[str]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import gc
-import json
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -18,11 +13,14 @@ from ..api.options import options_of
 from ..batches.batch import batch as run_batch
 from ..batches.options import item_options
 from ..batches.running import Batch
-from ..errors import CheckFailed, WriteError
+from ..errors import CheckFailed, UsageError
+from ..phrases import plural
 from ..reports.batch import RetryCommand, batch_line
 from ..reports.batch_items import Result
 from ..reports.blocks import text_of
-from ..reports.text import cut, printable
+from ..reports.text import printable
+from .batch_files import Log, write_manifest
+from .batch_progress import FORMS, BatchProgress
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
 from .output import (
     Output,
@@ -37,8 +35,6 @@ from .output import (
 from .streams import Signalled
 
 _WORDS = "ckptmove.phrases"
-_OFTEN = 0.1  # seconds between two looks at what is being done
-_LONGEST_NAME = 40
 
 
 class _BatchCommand(Command):
@@ -88,8 +84,24 @@ def _options(verb: str) -> Decorator:
         metavar="FILE",
         help="Append one line of JSON for each item to FILE.",
     )
+    manifest = option(
+        "--manifest",
+        group="How to run",
+        metavar="FILE",
+        help="Write the SHA-256 of each file in DST to FILE, for sha256sum -c.",
+    )
+    progress = option(
+        "--progress",
+        group="How to run",
+        type=click.Choice(FORMS),
+        default="auto",
+        show_default=True,
+        help="Show progress on stderr: auto is a bar on a terminal, and elsewhere a line every 30 "
+        "seconds; json is a line of JSON each second.",
+    )
     both = verb_options({**batch_options, **item_options(verb)})
-    return lambda command: with_options(command, *arguments, both, log, html_option, output_options)
+    added = both, log, manifest, progress
+    return lambda command: with_options(command, *arguments, *added, html_option, output_options)
 
 
 @click.group()
@@ -159,26 +171,39 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
     """Plan, run and sum up."""
     gc.enable()  # which the command line does without, but this may take long
     as_json, quiet, verbose, no_progress, _ = output
-    log, dry_run = options.pop("log"), options["dry_run"]
-    bar = _ProgressBar(not (quiet or verbose or no_progress) and sys.stderr.isatty())
+    log, manifest, form = (options.pop(name) for name in ("log", "manifest", "progress"))
+    dry_run = options["dry_run"]
+    if manifest is not None and dst is None:
+        raise UsageError("--manifest needs a destination")
+    options["digests"] |= manifest is not None or (log is not None and dst is not None)
+    bar = BatchProgress("none" if quiet or no_progress else form)
     work = run_batch(verb, src, dst, progress=bar.advance, **options)
     if dry_run:
         _foretell(work, src, output, bar)
         return
     output.warn(src, work.plan.notes)
-    warned, broken = 0, None
-    with _Log(log) as lines:
+    warned, broken, digests, unknown = 0, None, dict[str, str](), 0
+    with Log(log, verb, options.get("shard_of")) as lines:
         try:
             with bar.over(work):
                 for result in work:
                     warned += bool(result.warnings)
                     lines.add(result)
+                    bar.add(result)
+                    digests.update(result.digests)
+                    unknown += result.ok and not result.digests
                     if verbose and not as_json:
-                        _print_item(result)
+                        bar.print(_item_lines(result))
         except (KeyboardInterrupt, Signalled) as error:
             broken = error
         finally:
             work.close()
+    if manifest is not None and broken is None:
+        write_manifest(manifest, digests)
+        if unknown:
+            many = plural(unknown, "item")
+            told = f"lacks {many} of an earlier run; --verify reads them again"
+            output.warn(manifest, [told])
     report = work.report()
     output.write_page(report, src)
     output.warn(src, report.notes[len(work.plan.notes) :])
@@ -197,11 +222,11 @@ def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str
         raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)
 
 
-def _foretell(work: Batch, src: str, output: Output, bar: _ProgressBar) -> None:
+def _foretell(work: Batch, src: str, output: Output, bar: BatchProgress) -> None:
     """Show what would become of each item. Raises CheckFailed if some would not be done."""
     with bar.over(work), work:
-        for _ in work:
-            pass
+        for result in work:
+            bar.add(result)
     plan = work.plan
     output.show(plan)
     if plan.failures:
@@ -210,98 +235,6 @@ def _foretell(work: Batch, src: str, output: Output, bar: _ProgressBar) -> None:
         raise CheckFailed(f"{failed:,} of {items:,} items would fail or be refused", path=src)
 
 
-def _print_item(result: Result) -> None:
-    emit([batch_line(result), *(printable(f"        {each}") for each in result.warnings)])
-
-
-class _Log:
-    """A file with a line for each item, if one is wanted. If it fails, the batch goes on."""
-
-    def __init__(self, path: str | None) -> None:
-        """Raises WriteError if it can't be opened."""
-        self.error: WriteError | None = None
-        self._path = path
-        self._file: IO[str] | None = None
-        if path is not None:
-            try:
-                torn = _is_torn(Path(path))
-                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 until we end
-                if torn:
-                    self._file.write("\n")
-            except OSError as error:
-                raise self._failed(error) from error
-
-    def __enter__(self) -> _Log:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._close()
-
-    def add(self, result: Result) -> None:
-        """What became of an item."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(json.dumps(result.to_json()) + "\n")
-            self._file.flush()
-        except OSError as error:
-            self.error = self._failed(error)
-            self._close()
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError):  # its error was reported
-                file.close()
-
-    def _failed(self, error: OSError) -> WriteError:
-        return WriteError(f"the log can't be written: {error.strerror}", path=self._path)
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether the last line of a log doesn't end; raises OSError if the file is no log."""
-    if path.is_fifo():
-        raise OSError(errno.EINVAL, "it is no file")
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        if file.read(1) != b"{":
-            raise OSError(errno.EINVAL, "it is not a log of ckptmove batch")
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"
-
-
-class _ProgressBar:
-    """One bar of bytes over all items, with the names of those that are being done."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._bar: Any = None
-        self._work: Batch | None = None
-        self._next = 0.0
-
-    @contextlib.contextmanager
-    def over(self, work: Batch) -> Iterator[None]:
-        """While it runs."""
-        if not self._shown:
-            yield
-            return
-        from tqdm import tqdm  # only here: it takes a while to import
-
-        self._work = work
-        with tqdm(
-            total=work.plan.nbytes, unit="B", unit_scale=True, unit_divisor=1000, leave=False
-        ) as self._bar:
-            yield
-
-    def advance(self, nbytes: int) -> None:
-        """So many bytes are done."""
-        if self._bar is None or self._work is None:
-            return
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _OFTEN
-            names = self._work.current
-            more = f" +{len(names) - 1}" if len(names) > 1 else ""
-            name = cut(printable(names[0]), _LONGEST_NAME) if names else ""
-            self._bar.set_postfix_str(name + more, refresh=False)
-        self._bar.update(nbytes)
+def _item_lines(result: Result) -> Iterator[str]:
+    yield batch_line(result)
+    yield from (printable(f"        {each}") for each in result.warnings)

@@ -308,14 +308,15 @@ class RetryCommand(NamedTuple):
     def retry(self, report: BatchReport) -> str:
         """The command that does only what was refused or failed.
 
-        If the ledger has the finished items, it is the same command, unless there are few names.
+        It names the log, if there is one. Else, if the ledger has the finished items, it is the
+        same command, unless there are few names.
         """
         names = [each.name for each in report.failures]
-        if report.destination is not None and len(names) > _MOST_NAMED:
-            return self.command()
-        if report.destination is None and self.log is not None:
+        if self.log is not None:
             retried = any(word.partition("=")[0] == "--retry" for word in self.words)
             return self.command(*(() if retried else (f"--retry={self.log}",)))
+        if report.destination is not None and len(names) > _MOST_NAMED:
+            return self.command()
         if len(names) > _MOST_NAMED_AT_ALL:
             return self.command()
         includes = [f"--include=/{escape(name)}" for name in names]

@@ -25,6 +25,8 @@ class Entry(NamedTuple):
     #: where a file is changed in place by the devices that it names, a digest of these: as they
     #: were when it was begun, as they are since it was done.
     tags: str = ""
+    #: as `trees.Output` has them, where they were computed and are not too many
+    digests: Mapping[str, str] = {}
     removed: bool = False  #: whether its source was removed, after its output was read again
 
 
@@ -53,6 +55,7 @@ class Item(NamedTuple):
     #: what is written; the file itself if it is changed in place, and empty if nothing is.
     output: str = ""
     format: str = ""  #: by a first look; empty if that does not tell it
+    digests: Mapping[str, str] = {}  #: of its output, where an earlier run computed them
 
 
 class Task(NamedTuple):
@@ -71,6 +74,7 @@ class Task(NamedTuple):
     obstacle: str = ""  #: why it will be refused, if that is known
     clash: str = ""  #: why it must not be done: its output would be another item's too
     verify: bool = False  #: whether to read an output that is done, even if nothing looks changed
+    digests: bool = False  #: whether to compute digests of the output
     delete_source: bool = False  #: whether to remove the source once it is done
     timeout: float | None = None  #: the most seconds that it may take
     patient: bool = False  #: whether to wait for another run that is at the same item
@@ -101,6 +105,9 @@ class Result(NamedTuple):
         copied: whether it is no checkpoint, and was copied unchanged.
         source_removed: whether the source was removed, after the output was read again.
         seconds: how long it took.
+        source_stamp: what the file system or the store tells of the version of the source.
+        digests: from each file of the output, by its name in DST, to its SHA-256, if it was
+            computed.
         report: the report of the verb, as plain data; None if there is none.
         folders: folders whose new entries are not yet synced to disk.
     """
@@ -116,6 +123,8 @@ class Result(NamedTuple):
     copied: bool = False
     source_removed: bool = False
     seconds: Seconds = 0.0
+    source_stamp: str = ""
+    digests: Mapping[str, str] = {}
     report: Mapping[str, Any] | None = None
     folders: Annotated[tuple[str, ...], OMITTED] = ()
 
@@ -148,4 +157,5 @@ def is_unsure(result: Result) -> bool:
 
 def result_of(item: Item, outcome: str, reason: str = "", **more: Any) -> Result:
     """A result for an item."""
-    return Result(item.name, item.path, outcome, reason, nbytes=item.nbytes, **more)
+    about = {"nbytes": item.nbytes, "source_stamp": item.stamp, **more}
+    return Result(item.name, item.path, outcome, reason, **about)

@@ -75,9 +75,8 @@ def test_log_and_json(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     [run] = [line for line in lines if line["name"] == "a/run.pt"]
     assert (run["outcome"], run["destination"]) == ("done", "out/a/run.safetensors")
     assert run["report"]["format"] == "safetensors"
-    assert [line for line in lines if line["outcome"] == "failed"] == [
-        each for each in said["failures"] if each["outcome"] == "failed"
-    ]
+    reasons = [line["reason"] for line in lines if line["outcome"] == "failed"]
+    assert reasons == [each["reason"] for each in said["failures"] if each["outcome"] == "failed"]
     run_cli("batch", "convert", "tree", "out", "--log", "log", "-q", exit=1)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["outcome"] for line in lines[7:]].count("skipped") == 5
@@ -246,6 +245,7 @@ def test_a_terminal_shows_one_bar_and_what_is_being_done(tmp_path: Path) -> None
     assert "%|" in printed
     assert re.search(r"run-\d/step-00\d", printed)
     assert "relocated 6 items, " in printed
+    assert re.search(r"\d done, \d left", printed)
     for option in ("-q", "--no-progress", "--json"):
         printed = on_a_terminal(
             tmp_path, *CLI[3:], "relocate", "tree", f"out{option}", "--to", "cpu", option

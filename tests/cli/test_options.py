@@ -30,6 +30,8 @@ CLI_ONLY = {
     "tree": "of inspect: the same",
     "output": "of relocate: another way to give dst",
     "log": "of batch: the library gives the results one by one",
+    "manifest": "of batch: the results carry digests",
+    "progress": "of batch: the library calls back",
 }
 #: What only the library has, besides what is positional on the command line.
 LIBRARY_ONLY = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ...errors import (
@@ -30,6 +30,7 @@ from ...reports.batch_items import (
 from ...sources.source import NO_MEMORY
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted
+from ...writing.upload.digests import collecting_digests
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
 from ..forecast import forecast_item
 from ..run_item import ItemOutcome, do_item, is_copied
@@ -42,6 +43,7 @@ _MAYBE = (
     "its devices are already those of the earlier change: it may be the same file with "
     "a new modification time"
 )
+_MOST_DIGESTS = 300  # that a line of the ledger has
 _LEDGERS = 4  # that a process remembers what it has read of
 
 
@@ -126,24 +128,28 @@ def _entered(task: Task, ledger: Ledger) -> Result:
         verify = task.verify and not task.in_place  # there, what is done is not to be done again
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
-            result = result_of(item, SKIPPED, why, output=item.output)
+            about = {"output": item.output, "digests": known.digests}
+            result = result_of(item, SKIPPED, why, **about)
             return _without_source(task, ledger, known, result)
         moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
                 _add(ledger, moved, notes)
-            result = result_of(item, SKIPPED, "done before", output=item.output)
+            about = {"output": item.output, "digests": moved.digests}
+            result = result_of(item, SKIPPED, "done before", **about)
             return _without_source(task, ledger, moved, result)
-    made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
+    with collecting_digests(task.digests) as sent:
+        made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
     entry = Entry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
-        entry = _entry(task, key, DONE if made is None or made.ok else FAILED)
+        entry = _entry(task, key, DONE if made is None or made.ok else FAILED, sent)
         _add(ledger, entry, notes)
     if made is None:
         how = "changed" if task.in_place else "there"
         result = result_of(item, SKIPPED, f"it was already {how}", output=item.output)
-        return _without_source(task, ledger, entry, result)
-    result = _without_source(task, ledger, entry, _result(item, made))
+        return _without_source(task, ledger, entry, result._replace(digests=entry.digests))
+    result = _result(item, made)._replace(digests=entry.digests)
+    result = _without_source(task, ledger, entry, result)
     if notes and result.report is not None:
         told = [*notes, *result.report.get("warnings", ())]
         result = result._replace(report={**result.report, "warnings": told})
@@ -211,14 +217,19 @@ def _add(ledger: Ledger, entry: Entry, notes: list[str]) -> None:
         notes.append(f"it is done, but the ledger could not record that: {why}")
 
 
-def _entry(task: Task, key: str, outcome: str) -> Entry:
-    """The entry of the ledger for an item that is done."""
+def _entry(task: Task, key: str, outcome: str, sent: Mapping[str, str]) -> Entry:
+    """The entry of the ledger for an item that is done; `sent` are digests of what was uploaded."""
     if task.in_place:
         tags = tags_of(task.item.path) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
         return Entry(task.item.name, key, outcome, tags=tags)
     output = task.item.output
-    return Entry(task.item.name, key, outcome, *tree_at(output).output(summed=True))
+    there = tree_at(output).output(summed=True, digests=task.digests)
+    digests = there.digests or {url[len(output) :].lstrip("/"): each for url, each in sent.items()}
+    return Entry(
+        *(task.item.name, key, outcome, there.nbytes, there.stamp, there.crc32),
+        digests=digests if len(digests) <= _MOST_DIGESTS else {},
+    )
 
 
 def _result(item: Item, made: ItemOutcome) -> Result:

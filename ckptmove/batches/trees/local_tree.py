@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import stat
@@ -47,14 +48,19 @@ class LocalTree(Tree):
         folders = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
         return sorted(each for each in found if each.kind not in folders)
 
-    def crc32(self) -> int:
-        crc32 = 0
+    def sums(self, *, digests: bool) -> tuple[int, dict[str, str]]:
+        crc32, found = 0, dict[str, str]()
         for each in self.files():
-            crc32 = zlib.crc32(os.fsencode(each.path[len(self.path) :]), crc32)
+            name, sha256 = each.path[len(self.path) :], hashlib.sha256()
+            crc32 = zlib.crc32(os.fsencode(name), crc32)
             with place_of(each.path).open() as source:
                 for _, data in source.chunks(0, source.nbytes):
                     crc32 = zlib.crc32(data, crc32)
-        return crc32
+                    if digests:
+                        sha256.update(data)
+            if digests:
+                found[name.lstrip("/")] = sha256.hexdigest()
+        return crc32, found
 
     def copied_nbytes(self, nbytes: int) -> int:
         """As `Tree.copied_nbytes`, or raise OSError."""

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from ...errors import InputError
@@ -55,6 +55,8 @@ class Output(NamedTuple):
     nbytes: int  #: of all files together
     stamp: str  #: changes with any file of it, or when it is moved; says nothing of the content
     crc32: int = 0  #: of its bytes, and of a folder's names; 0 where it was not asked for
+    #: from the name of each file within, empty for the file itself, to its SHA-256, if asked for
+    digests: Mapping[str, str] = {}
 
 
 class Tree(ABC):
@@ -83,8 +85,12 @@ class Tree(ABC):
         """The file itself, without a name, or all files in the folder and below, sorted."""
 
     @abstractmethod
-    def crc32(self) -> int:
-        """A sum over all files, and over their names; 0 where the stamp changes with the bytes."""
+    def sums(self, *, digests: bool) -> tuple[int, dict[str, str]]:
+        """A sum over all files, and over their names; 0 where the stamp changes with the bytes.
+
+        With it come their `digests`, as `Output` has them, if they are wanted and the files are
+        read.
+        """
 
     @abstractmethod
     def copied_nbytes(self, nbytes: int) -> int:
@@ -99,14 +105,14 @@ class Tree(ABC):
         """The size of files together, without those that can't be found."""
         return sum(self.map_items(lambda path: place_of(path).nbytes(), files))
 
-    def output(self, *, summed: bool) -> Output:
+    def output(self, *, summed: bool, digests: bool = False) -> Output:
         """The file or folder that is there; its CRC-32 is computed if `summed`."""
         files = self.files()
         if any(each.kind is not EntryKind.FILE for each in files):
             raise InputError("can't be read: not all in it are files", path=self.path)
         stamp = self._one_stamp((each.path, each.stamp) for each in files)
         nbytes = sum(each.nbytes for each in files)
-        return Output(nbytes, stamp, self.crc32() if summed else 0)
+        return Output(nbytes, stamp, *(self.sums(digests=digests) if summed else ()))
 
     def _one_stamp(self, stamps: Iterable[tuple[str, str]]) -> str:
         """One stamp of those of files, with their paths."""

@@ -17,6 +17,7 @@ from ...sources.source import Source
 from ..execute import ProgressCounter
 from ..final_name import exists_error
 from ..verify import Progress
+from .digests import digested
 from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
 from .parts import PART_NBYTES, Upload, send
@@ -65,7 +66,7 @@ class StagedUpload:
         self._upload = upload = self._upload_of(plan.nbytes)
         for _ in range(2):  # once more if a plan seals what lies before what it measures
             uninterruptible(upload.begin)
-            send(upload, assembled.parts(upload.part_nbytes), report)
+            send(upload, digested(self.path, assembled.parts(upload.part_nbytes)), report)
             if assembled.settled:
                 break
             report = ProgressCounter(None)

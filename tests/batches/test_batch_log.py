@@ -1,0 +1,177 @@
+"""What a batch tells while it runs and afterwards: its log, its manifest, its progress."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.reports.batch_items import Result
+from ckptmove.reports.batch_log import LogLine, log_line
+from tests.cli.test_printing import on_a_terminal
+from tests.conftest import RunCli
+from tests.making.trees import CLI, many, model_folder, small_tree
+from tests.servers.object_store import Store
+
+_TYPES: Mapping[str, Any] = {
+    **{"string": str, "integer": int, "number": (int, float), "boolean": bool},
+    **{"null": type(None), "object": dict, "array": list},
+}
+
+
+def check_by_schema(value: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Whether each key is declared, and of its type."""
+    assert set(schema["required"]) <= set(value) <= set(schema["properties"])
+    for key, each in value.items():
+        kinds = schema["properties"][key]
+        kinds = [one.get("type") for one in kinds.get("anyOf", [kinds])]
+        names = [name for kind in kinds for name in (kind if isinstance(kind, list) else [kind])]
+        assert any(isinstance(each, _TYPES[name]) for name in names if name), (key, each, kinds)
+
+
+def test_a_line_of_the_log_says_when_where_and_what(tmp_path: Path, run_cli: RunCli) -> None:
+    small_tree(tmp_path / "tree")
+    options = ("--log", "log", "--shard-of", "1/1", "-j1")
+    done = run_cli("batch", "convert", "tree", "out", *options, exit=1)
+    assert "\nretry: ckptmove batch convert --retry=log tree out --log log" in done.stdout
+    lines = {}
+    for text in (tmp_path / "log").read_text().splitlines():
+        line = json.loads(text)
+        check_by_schema(line, LogLine.json_schema())
+        lines[line["name"]] = line
+    assert len(lines) == 7
+    run = lines["a/run.pt"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", run["time"])
+    assert (run["host"], run["shard"], run["version"]) == (
+        *(run["host"] or "?", "1/1", ckptmove.__version__),
+    )
+    assert run["report"]["format"] == "safetensors"
+    data = (tmp_path / "out" / "a" / "run.safetensors").read_bytes()
+    assert run["digests"] == {"a/run.safetensors": hashlib.sha256(data).hexdigest()}
+    assert run["source_stamp"].startswith(f"{run['nbytes']}-")
+    assert lines["empty.pt"]["reason"] == "is empty"
+
+
+def test_a_line_is_short_whatever_the_report_says() -> None:
+    why = "an optimizer's step stays on the CPU"
+    report = {
+        "kept": [{"name": f"optimizer.state.{n}.step", "why": why} for n in range(2000)],
+        "warnings": ["x" * 5000] * 50,
+        "moved": {f"cuda:{n}→cpu": {"storages": n, "nbytes": n} for n in range(2000)},
+    }
+    digests = {f"{n}": "0" * 64 for n in range(500)}
+    result = Result("a" * 3000, "b" * 4000, "done", "c" * 9000, "d" * 9000, digests=digests)
+    for one in (result, result._replace(report=report), result._replace(digests={})):
+        text = log_line(one, time="", host="h", shard=None, version="1", verb="relocate").text()
+        assert len(text.encode()) <= 4000 + 3002
+        assert json.loads(text)["name"] == result.name
+    short = Result("a.pt", "a.pt", "done", report={"kept": report["kept"]})
+    said = json.loads(
+        log_line(short, time="", host="h", shard=None, version="1", verb="relocate").text()
+    )
+    assert said["kept"] == {why: 2000}
+    assert not said["cut"]
+
+
+def test_a_manifest_is_what_sha256sum_reads(tmp_path: Path, run_cli: RunCli) -> None:
+    tree, out = many(tmp_path / "tree", 3, 10), tmp_path / "out"
+    model_folder(tree / "model")
+    (tree / "back\\slash\nand line.pt").write_bytes((tree / "run-0" / "step-000.pt").read_bytes())
+    run_cli("batch", "convert", "tree", "out", "--manifest", "SUMS", "-q", exit=0)
+
+    def check() -> list[str]:
+        command = ["sha256sum", "--check", "--strict", "--quiet", "../SUMS"]
+        subprocess.run(command, cwd=out, check=True)
+        return (tmp_path / "SUMS").read_text().splitlines()
+
+    files = [path for path in out.rglob("*") if path.is_file() and path.name[0] != "."]
+    assert len(check()) == len(files) == 6
+    (tree / "new.pt").write_bytes((tree / "run-1" / "step-001.pt").read_bytes())
+    run_cli("batch", "convert", "tree", "out", "--manifest", "SUMS", "-q", exit=0)
+    assert len(check()) == 7  # of those done before the ledger knows
+    run_cli("batch", "convert", "tree/run-0", "other", exit=0)
+    done = run_cli("batch", "convert", "tree/run-0", "other", "--manifest", "SUMS", exit=0)
+    assert "ckptmove: SUMS: lacks 1 item of an earlier run; --verify reads" in done.stderr
+    run_cli("batch", "convert", "tree/run-0", "other", "--manifest=SUMS", "--verify", exit=0)
+    assert len((tmp_path / "SUMS").read_text().splitlines()) == 1
+    done = run_cli("batch", "validate", "tree", "--manifest", "SUMS", exit=2)
+    assert "needs a destination" in done.stderr
+
+
+def test_what_is_uploaded_has_digests_without_being_read_again(
+    tmp_path: Path, store: Store
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    torch.save({"w": torch.rand(9_000_000)}, tree / "parts.pt")  # of several
+    torch.save({"w": torch.rand(10)}, tree / "small.pt")
+    with ThreadPoolExecutor(2) as executor:
+        work = ckptmove.batch(
+            "relocate", tree, store.url("out"), to="cuda:0", digests=True, executor=executor
+        )
+        found = {name: each for result in work for name, each in result.digests.items()}
+    assert set(found) == {"parts.pt", "small.pt"}
+    assert not [each for each in store.front.asked("GET", "/out/") if each.nbytes > 10_000]
+    for name, digest in found.items():
+        data = store.say("GET", f"/{store.bucket}/out/{name}")
+        assert hashlib.sha256(data).hexdigest() == digest
+
+
+def test_progress_is_lines_json_or_a_bar(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 4, 10)
+    (tree / "bad.pt").write_bytes(b"PK\3\4")
+    done = run_cli("batch", "convert", "tree", "out", "--progress=json", "-j1", exit=1)
+    said = [json.loads(line) for line in done.stderr.splitlines()[:-1]]
+    assert said
+    for each in said:
+        assert each["items"] == 5 == each["done"] + each["failed"] + each["left"]
+        assert 0 <= each["nbytes"] <= each["total_nbytes"]
+    (tree / "bad.pt").unlink()
+    printed = on_a_terminal(tmp_path, *CLI[3:], "convert", "tree", "other", "-v")
+    assert "%|" in printed  # and the lines of -v as well
+    assert re.search(r"\d done, \d left", printed)
+    assert len(re.findall(r"done    run-\d/step-00\d\.pt →", printed)) == 4
+
+
+def test_without_a_terminal_a_line_now_and_then_and_failures_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ckptmove.cli import batch_progress
+
+    tree = many(tmp_path / "tree", 4, 10)
+    (tree / "bad.pt").write_bytes(b"PK\3\4")
+    monkeypatch.setattr(batch_progress, "_HALF_A_MINUTE", 1e-6)
+    progress = batch_progress.BatchProgress("lines")
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch(
+            *("convert", tree, tmp_path / "out"), executor=executor, progress=progress.advance
+        )
+        with progress.over(work):
+            for result in work:
+                progress.add(result)
+    lines = capsys.readouterr().err.splitlines()
+    assert "ckptmove: failed  bad.pt: " in "\n".join(lines)
+    assert re.search(r"^ckptmove: 4 of 5 items done, 1 failed or refused; \d", lines[-1])
+
+
+def test_the_library_logs_under_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = many(tmp_path / "tree", 1, 10)
+    (tree / "bad.pt").write_bytes(b"PK\3\4")
+    with caplog.at_level(logging.INFO, "ckptmove"), ThreadPoolExecutor(1) as executor:
+        for _ in ckptmove.batch("convert", tree, tmp_path / "out", executor=executor):
+            pass
+    said = [(each.name, each.levelname, each.getMessage()) for each in caplog.records]
+    assert {name for name, _, _ in said} == {"ckptmove.batch"}
+    warned = [text for _, level, text in said if level == "WARNING"]
+    assert warned[0].startswith("failed bad.pt: ")
+    assert len([each for each in said if each[1] == "INFO"]) == 2

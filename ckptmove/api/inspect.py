@@ -8,7 +8,9 @@ from typing import Annotated
 
 from .. import formats
 from ..errors import StrPath
+from ..manifest.manifest import Manifest
 from ..reports.inspect import FileManifest
+from ..sources import place_of
 from .options import FollowLinks, Option, declare_options
 
 
@@ -53,5 +55,16 @@ def inspect(
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:
-        manifest.require(require)
+        required = manifest
+        if select is None:
+            required = with_whole_folder(path, manifest, follow_links=follow_links)
+        required.require(require)
     return FileManifest.of(manifest)
+
+
+def with_whole_folder(path: StrPath, manifest: Manifest, *, follow_links: bool) -> Manifest:
+    """The manifest, or if it is of weights in a folder, that of all that is in the folder."""
+    if manifest.files or not place_of(path).is_folder():
+        return manifest
+    with formats.opened_folder(path, follow_links=follow_links) as found:
+        return found.manifest

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ..api.inspect import inspect as inspect_checkpoint
+from ..api.inspect import with_whole_folder
 from ..device import parse
 from ..errors import UsageError
+from ..manifest.manifest import Manifest
 from ..reports import inspect as views
 from ..reports.blocks import text_of
 from .declare import option
@@ -51,4 +53,7 @@ def inspect(
     if select and not manifest.tensors:
         output.warn(path, ["no tensor has a name or a section that matches --select"])
     if device is not None:
-        manifest.require(device)
+        required: Manifest = manifest
+        if not select:
+            required = with_whole_folder(path, manifest, follow_links=follow_links)
+        required.require(device)

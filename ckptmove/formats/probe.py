@@ -65,6 +65,10 @@ class Probe:
         """What is in a folder, however deep, sorted by name; links to folders are not followed."""
         return sorted(place_of(self.path).files_below())
 
+    def names_below(self) -> list[str]:
+        """The names of what is in a folder, however deep."""
+        return [each.name for each in self.entries_below]
+
     @cached_property
     def head(self) -> bytes:
         """The first 512 bytes."""

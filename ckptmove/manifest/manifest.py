@@ -22,6 +22,7 @@ from ..pickles.nodes import Node
 from ..reports.plain import OMITTED, Key, Plain, derived
 from ..reports.report import Report
 from ..sources.source import FetchStats
+from .folder_files import FolderFile
 from .other_records import OtherRecord
 from .paths import Path, PlainPath
 
@@ -58,6 +59,7 @@ class Role(str, Enum):
     SHAPE = "nested tensor shape"
     LENGTHS = "packed sequence length"
     ARRAY = "numpy array"
+    UNTAGGED = "untagged tensor"  # of safetensors, which stores no devices
 
     __str__ = str.__str__
 
@@ -212,6 +214,7 @@ class Manifest(Report):
         capturable: names of optimizers that have a group with `capturable=True`.
         meshes: the device type of each device mesh.
         remotes: the devices that sharded tensors name for their shards, on any machine.
+        files: what each file is, if the checkpoint is a folder with several parts.
         warnings: what is unusual about the file, one sentence each.
         fetched: what was fetched to know all this, if the file is in an object store.
         tree: the root of the saved object, as inert nodes (`ckptmove.pickles.nodes`).
@@ -235,6 +238,7 @@ class Manifest(Report):
     capturable: Annotated[tuple[str, ...], OMITTED] = ()
     meshes: Annotated[tuple[str, ...], OMITTED] = ()
     remotes: Annotated[tuple[str, ...], OMITTED] = ()
+    files: tuple[FolderFile, ...] = ()
     warnings: tuple[str, ...] = ()
     fetched: Annotated[FetchStats | None, Key(shown=attrgetter("fetched"))] = field(
         default=None, compare=False
@@ -348,7 +352,8 @@ class Manifest(Report):
         """Return the tensors that are not on `device`, except those that belong on the CPU.
 
         RNG states and optimizer steps of a checkpoint for `cuda:0` are on the CPU, as torch keeps
-        them; numpy arrays have no device. `cuda` without an index matches all of its type.
+        them; numpy arrays have no device, nor have tensors in safetensors files of a folder.
+        `cuda` without an index matches all of its type.
         """
         wanted = parse(device)
         return tuple(
@@ -363,17 +368,24 @@ class Manifest(Report):
         """Raise unless everything is on `device`, as `elsewhere` counts it.
 
         Raises:
-            CheckFailed: a tensor is on another device, or there are no tensors.
+            CheckFailed: a tensor is on another device, or there are no tensors, or a file of the
+                folder could not be read.
             DeviceError: the name of the device is not valid.
         """
         elsewhere = self.elsewhere(device)
+        not_read = [each.name for each in self.files if each.not_read is not None]
+        if not_read:
+            raise CheckFailed(f"not read: {join_names(not_read, _MOST_NAMED)}", path=self.path)
         if elsewhere:
             told = join_names([f"{e.name!r} is on {e.device}" for e in elsewhere], _MOST_NAMED)
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)
-        if kind_of(device) != "cpu" and all(e.role is Role.ARRAY for e in self.tensors):
-            told = "there are numpy arrays alone, which have no device"
+        without = (Role.ARRAY, Role.UNTAGGED)
+        if kind_of(device) != "cpu" and all(e.role in without for e in self.tensors):
+            alone = all(e.role is Role.ARRAY for e in self.tensors)
+            what = "numpy arrays" if alone else "safetensors files"
+            told = f"there are {what} alone, which have no device"
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         wanted, used = parse(device), {entry.storage for entry in self.tensors}
         for key, storage in self.storages.items():

@@ -26,6 +26,7 @@ _WHY = {
     Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
     Role.SHAPE: "the shape of a nested tensor stays on the CPU",
     Role.ARRAY: "numpy arrays have no device",
+    Role.UNTAGGED: "safetensors files store no devices",
     Role.LENGTHS: "RNNs need the lengths of a packed sequence on the CPU",
 }
 
@@ -131,7 +132,7 @@ def _target(entry: TensorEntry, rules: Rules, moves: Moves) -> str:
 
 def _stays(entry: TensorEntry, wanted: str, rules: Rules) -> bool:
     """Whether torch keeps on the CPU what plays this role; an RNG state even comes back to it."""
-    if entry.role is Role.ARRAY:
+    if entry.role in (Role.ARRAY, Role.UNTAGGED):
         return True
     at_home = entry.device == "cpu" or entry.role is Role.RNG_STATE
     return at_home and wanted != "cpu" and not rules.everything

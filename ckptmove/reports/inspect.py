@@ -30,6 +30,7 @@ from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
 from .blocks import Block, Columns, Drawing, PageBlock, Table
+from .folder_files import files_of
 from .groups import groups_of
 from .text import cut, listed, shape, size
 
@@ -94,6 +95,7 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
             name, *rest = group.row(manifest)
             rows.append((name if full else cut(name, _LONGEST_NAME), *rest))
         yield from ("", Table(rows, _GROUPS, right=(5,)))
+    yield from files_of(manifest, full=full)
     yield from _notes(manifest, full)
 
 

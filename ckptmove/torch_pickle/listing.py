@@ -90,7 +90,7 @@ def contents_of(
         example = container.program and path[:1] == _EXAMPLES
         section = Section.OTHER if example else container.section_at(path)
         rng = Rng.INSIDE if section is Section.RNG else Rng.UNKNOWN
-        listing.run(root, path, Context(section, rng=rng))
+        listing.run(root, path, Context(section, container.role_at(path), rng=rng))
     for stream in found.streams:
         if stream.pickle.dropped:  # unpickling made these too: by setters of state, for one
             met = reachable(stream.pickle.root)

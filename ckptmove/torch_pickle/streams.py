@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import NamedDevice, Section, Storage
+from ..manifest.manifest import NamedDevice, Role, Section, Storage
 from ..manifest.other_records import HeldRecord
 from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
@@ -119,6 +119,10 @@ class Container:
     def section_at(self, path: Path) -> Section:
         """What the tensors below one of its roots serve, where nothing else tells."""
         return self.section
+
+    def role_at(self, path: Path) -> Role | None:
+        """What the tensors below one of its roots are used for, where nothing else tells."""
+        return None
 
     @property
     def nbytes(self) -> int:

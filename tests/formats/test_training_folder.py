@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove import CheckFailed, CorruptError, inspect, load
+from ckptmove import CheckFailed, CorruptError, InputError, UnsupportedError, formats, inspect, load
+from tests.conftest import RunCli
+from tests.making import model_folders, training_folders
 from tests.making.frameworks import hf_trainer_folder
 from tests.making.saving import tagging
 from tests.oracles.sameness import assert_same_tree
@@ -70,3 +73,104 @@ def test_damage_in_one_file_is_named(trainer: Path, tmp_path: Path) -> None:
         inspect(tmp_path)
     assert raised.value.path == str(tmp_path / "optimizer.pt")
     assert not ckptmove.validate(tmp_path).ok
+
+
+#: What is in the folders that libraries write: layout, and file → part, sections, devices.
+WRITTEN: dict[str, tuple[Callable[[Path], Path], dict[str, tuple[str, set[str], set[str]]]]] = {
+    "accelerate": (
+        lambda path: training_folders.accelerate_state(path, "cuda:0"),
+        {
+            "model.safetensors": ("model", {"model"}, set()),
+            "optimizer.bin": ("optimizer", {"optimizer"}, {"cpu", "cuda:0"}),
+            "scheduler.bin": ("scheduler", {"scheduler"}, set()),
+            "random_states_0.pkl": ("rng.0", {"rng"}, {"cpu"}),
+            "custom_checkpoint_0.pkl": ("custom_checkpoint.0", {"other"}, {"cuda:0"}),
+        },
+    ),
+    "Lightning": (
+        lambda path: training_folders.lightning_run(path, "cuda:0"),
+        {
+            "checkpoints/epoch=0-step=2.ckpt": (
+                "epoch=0-step=2",
+                {"model", "optimizer", "other"},
+                {"cpu", "cuda:0"},
+            )
+        },
+    ),
+    "Meta": (
+        lambda path: training_folders.meta_consolidated(path, "cuda:0"),
+        {
+            "consolidated.00.pth": ("consolidated.0", {"model"}, {"cuda:0"}),
+            "consolidated.01.pth": ("consolidated.1", {"model"}, {"cuda:0"}),
+        },
+    ),
+    "sentence-transformers": (
+        lambda path: model_folders.copy_of("sentence_transformers", path, "cuda:0"),
+        {
+            "model.safetensors": ("model", {"model"}, set()),
+            "2_Dense/pytorch_model.bin": ("2_Dense", {"model"}, {"cuda:0"}),
+        },
+    ),
+    "diffusers pipeline": (
+        lambda path: model_folders.copy_of("diffusers", path, "cuda:0"),
+        {
+            "unet/diffusion_pytorch_model.bin": ("unet", {"model"}, {"cuda:0"}),
+            "vqvae/diffusion_pytorch_model.bin": ("vqvae", {"model"}, {"cuda:0"}),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", WRITTEN)
+def test_each_file_of_a_librarys_folder_is_told(layout: str, tmp_path: Path) -> None:
+    make, files = WRITTEN[layout]
+    folder = make(tmp_path / "made")
+    with formats.opened(folder) as found:
+        assert isinstance(found, formats.FolderCheckpoint)
+        assert found.layout == layout
+    told = {each.name: each for each in inspect(folder).files}
+    for name, (part, sections, devices) in files.items():
+        each = told.pop(name)
+        assert (each.part, set(each.sections), set(each.devices)) == (part, sections, devices)
+        assert each.nbytes == (folder / name).stat().st_size
+    assert not any(each.format or each.not_read for each in told.values())
+    everything = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert {*told, *files} >= everything
+
+
+def test_deepspeed_without_zero_is_one_file(tmp_path: Path) -> None:
+    folder = training_folders.deepspeed_zero0(tmp_path, "cuda:0")
+    assert set(inspect(folder).sections) == {"model", "optimizer"}
+
+
+def test_a_run_names_its_checkpoints(tmp_path: Path) -> None:
+    for n in (500, 1000):
+        (tmp_path / f"checkpoint-{n}").mkdir()
+    with pytest.raises(UnsupportedError, match="2 checkpoints: checkpoint-1000, checkpoint-500"):
+        inspect(tmp_path)
+
+
+def test_what_is_required_holds_for_every_file_of_a_model(tmp_path: Path, run_cli: RunCli) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert run_cli("inspect", ".", "--require", "cpu", exit=0, cwd=tmp_path)
+    with tagging("cuda:0"):
+        torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    done = run_cli("inspect", ".", "--require", "cpu", exit=1, cwd=tmp_path)
+    assert "'pytorch_model.w' is on cuda:0" in done.stderr
+    with pytest.raises(CheckFailed, match=r"'pytorch_model\.w' is on cuda:0"):
+        inspect(tmp_path, require="cpu")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no checkpoint")
+    with pytest.raises(InputError):
+        inspect(tmp_path, require="cpu")
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "extra.bin")
+    with pytest.raises(CheckFailed, match=r"not read: extra\.bin"):
+        inspect(tmp_path, require="cpu")
+
+
+def test_weights_without_devices_are_where_they_are_loaded(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    with tagging("cuda:0"):
+        torch.save({"param_groups": [], "state": {0: torch.ones(2)}}, tmp_path / "optimizer.pt")
+    assert "1 untagged tensor" in inspect(tmp_path, require="cuda:0").verdict
+    with pytest.raises(CheckFailed, match=r"'optimizer\.state\.0' is on cuda:0"):
+        inspect(tmp_path, require="cpu")

@@ -89,6 +89,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "manifest.dtypes",
         "manifest.paths",
         "manifest.other_records",
+        "manifest.folder_files",
         "manifest.manifest",
         "manifest",
     ),
@@ -126,6 +127,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "reports.groups",
+        "reports.folder_files",
         "reports.inspect",
         "reports.live",
         "reports.device_values",

@@ -34,6 +34,8 @@ class Layout(NamedTuple):
     rules: tuple[Rule, ...] = ()
     #: Whether it is more than the weights of one model, by its marks alone.
     is_several: bool = True
+    #: Whether models of their own may be in folders of it.
+    has_folders: bool = False
 
 
 _WHOLE = r"(?:\.safetensors|\.bin)(?:\.index\.json)?"
@@ -107,9 +109,9 @@ LAYOUTS: tuple[Layout, ...] = (
     # diffusers/pipelines/pipeline_utils.py, `save_pretrained`.
     Layout("diffusers pipeline", (r"model_index\.json",)),
     # sentence_transformers/SentenceTransformer.py, `save`.
-    Layout("sentence-transformers", (r"modules\.json",), is_several=False),
+    Layout("sentence-transformers", (r"modules\.json",), is_several=False, has_folders=True),
     # peft/peft_model.py, `save_pretrained`: adapters with a name have a folder each.
-    Layout("peft", (r"adapter_config\.json",), is_several=False),
+    Layout("peft", (r"adapter_config\.json",), is_several=False, has_folders=True),
     # Meta's llama, `save`; torchtune/training/checkpointing/_checkpointer.py.
     Layout(
         "Meta",
@@ -184,6 +186,11 @@ def is_several(names: Collection[str]) -> bool:
     """Whether a folder surely holds more than the weights of one model, by what is right in it."""
     found = layout_of(names)
     return (found is not None and found.is_several) or _any(_OF_TRAINING, names)
+
+
+def has_components(names: Collection[str]) -> bool:
+    """Whether models are in folders of a folder."""
+    return _any([rule.pattern for rule in _COMPONENTS], names)
 
 
 def says(name: str, layout: Layout | None) -> Said:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 
 from ...errors import UnsupportedError
+from ...phrases import join_names, plural
+from ...sources import place_of
 from ...sources.place import EntryKind
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
@@ -35,6 +37,11 @@ _FAMILIES = (
 _WANTED = [each for family in _FAMILIES for whole in family for each in (whole, whole + _INDEX)]
 _SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(\.safetensors|\.bin)", re.DOTALL)
 _INDEXED = (f".safetensors{_INDEX}", f".bin{_INDEX}")
+#: What DeepSpeed writes; without ZeRO, all is in one such file.
+_ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt")
+#: Checkpoints of one run, each in a folder of its own.
+_ONE_OF_MANY = re.compile(r"checkpoint[-_]\d+")
+_MOST_NAMED = 5
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: What a Trainer saves beside the weights.
 _BESIDE = ("training_args.bin", "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
@@ -67,8 +74,14 @@ class OnlyFile(ModelFolder):
         return probe.is_folder
 
     def read(self, probe: Probe) -> Checkpoint:
-        found = _may_hold_weights(probe)
+        zero0 = [name for name in probe.names_below() if _ZERO.fullmatch(name)]
+        found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe)
         return _read(probe, found[0]) if len(found) == 1 else read_folder(probe, TrainingFolder())
+
+
+def _is_all_of_deepspeed(names: list[str]) -> bool:
+    """Whether these are but one file, which holds the model and its optimizer."""
+    return len(names) == 1 and names[0].rpartition("/")[2].startswith("mp_rank_")
 
 
 def _usual(probe: Probe) -> str | None:
@@ -115,11 +128,20 @@ def _may_be_weights(name: str) -> bool:
 def _may_hold_weights(probe: Probe) -> list[str]:
     """The files in a folder that may hold weights, if none has a usual name."""
     names, path = _files(probe), probe.path
+    several = sorted(name for name in probe.entries if _ONE_OF_MANY.fullmatch(name))
     indexes = [name for name in names if name.endswith(_INDEXED)]
     found = indexes or [name for name in names if _may_be_weights(name)]
+    if several and not found:
+        raise UnsupportedError(
+            f"is a directory with {plural(len(several), 'checkpoint')}: "
+            f"{join_names(several, _MOST_NAMED)}",
+            path=path,
+            hint=f"give one of them, e.g. {place_of(path).child(several[-1]).path}; "
+            "or do all of them with ckptmove batch",
+        )
     if not indexes:
         refuse_stranger(probe)
-    if not found:
+    if not found and not any(name.endswith(_LIKE_WEIGHTS) for name in probe.names_below()):
         raise UnsupportedError(
             "is a directory without any file that usually holds weights",
             path=path,

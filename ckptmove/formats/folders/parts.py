@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import UnsupportedError
-from ...manifest.manifest import Section
+from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...sources.source import Readable
@@ -22,9 +22,14 @@ class PartsContainer(Container):
         self.parts = parts
         #: the sections of roots, by their paths, where a name of a file tells them
         self.sections: dict[Path, Section] = {}
+        #: the roots of files that store no devices
+        self.untagged: set[Path] = set()
 
     def section_at(self, path: Path) -> Section:
         return self.sections.get(path, self.section)
+
+    def role_at(self, path: Path) -> Role | None:
+        return Role.UNTAGGED if path in self.untagged else None
 
     @property
     def nbytes(self) -> int:

@@ -21,13 +21,16 @@ that are called like checkpoints, but are none that can be read, are told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
 from ...errors import UnsupportedError
-from ...manifest.manifest import Section
-from ...manifest.paths import Path
+from ...manifest.folder_files import FolderFile
+from ...manifest.manifest import Manifest, Role, Section, TensorEntry
+from ...manifest.paths import Path, spell
 from ...phrases import join_names
 from ...sources.place import EntryKind, FolderEntry
 from ...sources.source import Memory, Source
@@ -35,7 +38,8 @@ from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
-from .layouts import Said, is_several, layout_of, says, stem_of
+from ..safetensors.file import TensorsContainer
+from .layouts import Said, has_components, is_several, layout_of, says, stem_of
 from .parts import PartsContainer, number_files
 
 #: What files are called that are checkpoints, whatever they hold.
@@ -96,6 +100,43 @@ class FolderCheckpoint(Checkpoint):
             indexes += part.checkpoint.sources[len(part.checkpoint.files) :]
         super().__init__(format, _container(probe, parts), carries, files, indexes)
 
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What it holds, and what each file is."""
+        manifest = super().manifest
+        return replace(manifest, files=tuple(self._files(manifest)))
+
+    def _files(self, manifest: Manifest) -> Iterator[FolderFile]:
+        held: dict[Path, list[TensorEntry]] = {part.keys: [] for part in self.parts}
+        depths = sorted({len(keys) for keys in held}, reverse=True)
+        for entry in manifest.tensors:
+            keys = next((entry.path[:n] for n in depths if entry.path[:n] in held), None)
+            if keys is not None:
+                held[keys].append(entry)
+        for part in self.parts:
+            entries = held[part.keys]
+            tagged = [each for each in entries if each.role is not Role.UNTAGGED]
+            yield FolderFile(
+                part.name,
+                part.checkpoint.format,
+                spell(part.keys) if part.keys else "",
+                tuple(dict.fromkeys(str(e.section) for e in entries)) or (str(part.section),),
+                tuple(dict.fromkeys(each.device for each in tagged)),
+                sum(each.part_of is None for each in entries),
+                part.checkpoint.container.nbytes,
+                part.copy_of,
+            )
+        for unread in self.unread:
+            yield FolderFile(unread.name, not_read=unread.why)
+        for other in self.others:
+            yield FolderFile(other.name, nbytes=other.nbytes)
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """As `Checkpoint.damage`, of each part with the name of its file."""
+        for part in self.parts:
+            for found in part.checkpoint.damage(report):
+                yield f"{part.name}: {found}"
+
     def containers_of(self, part: Part) -> Iterator[tuple[int, Container]]:
         """Each file of a part that holds pickles or tensors, by its number, with what it holds."""
         container = part.checkpoint.container
@@ -112,8 +153,14 @@ class TrainingFolder(Format):
     carries = Carries(True, True, True, True, dtypes="those of its files")
 
     def sniff(self, probe: Probe) -> bool:
-        """Files of training, or of several models, are right in it."""
-        return probe.is_folder and is_several(probe.entries.keys())
+        """Files of training, or of several models, are right in it; or models are below."""
+        names = probe.entries.keys()
+        if not probe.is_folder or not names:
+            return False
+        if is_several(names):
+            return True
+        layout = layout_of(names)
+        return layout is not None and layout.has_folders and has_components(probe.names_below())
 
     def read(self, probe: Probe) -> FolderCheckpoint:
         return read_folder(probe, self)
@@ -193,6 +240,8 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
             section = inside.section_at(path)
             container.roots.append((full, root))
             container.sections[full] = part.section if section is Section.OTHER else section
+            if isinstance(inside, TensorsContainer) and inside.is_canonical:  # no tree, no devices
+                container.untagged.add(full)
         writers[inside.writer] = None
     written = [each for each in writers if each]
     container.writer = written[0] if len(written) == 1 else ""

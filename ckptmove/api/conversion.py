@@ -35,7 +35,7 @@ def plan_conversion(
     """
     graph.losses += format.losses(graph, options)
     _check_losses(graph.losses, drops)
-    source = sum(each.nbytes for each in graph.sources)
+    source = sum(each.own_nbytes for each in graph.sources)
     most = max(_MOST_TIMES * source, _MOST_AT_LEAST)
     if not force:
         options = options._replace(most_nbytes=most)

@@ -271,7 +271,7 @@ def _convert_to_file(
             duplicates=weights.duplicates,
             unknown_callables=plan.unknown_callables,
             warnings=tuple(graph.warnings),
-            nbytes=sum(each.nbytes for each in graph.sources),
+            nbytes=sum(each.own_nbytes for each in graph.sources),
             bytes_written=0 if dry_run else sum(files.values()),
             **changes._asdict(),
         )

@@ -163,7 +163,7 @@ class _FolderConversion:
             place_of(source.path).check_link(place_of(self.path), source)
         if self.options.strict:
             refuse_unknown(found.manifest, otherwise=self.options.otherwise)
-        self.nbytes += sum(source.nbytes for source in found.sources)
+        self.nbytes += sum(source.own_nbytes for source in found.sources)
         return found
 
     def _plan_one(

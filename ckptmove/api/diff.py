@@ -114,7 +114,7 @@ def diff(
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)
         if patterns and not (pairs.both or pairs.old or pairs.new):
             _check_selection(old, new, patterns, chosen or ())
-        nbytes = sum(source.nbytes for graph in (old, new) for source in graph.sources)
+        nbytes = sum(source.own_nbytes for graph in (old, new) for source in graph.sources)
         with Comparison(nbytes, atol, rtol, progress) as comparison:
             findings = _Findings(comparison, cast, ignore_devices, arrays)
             findings.compare(pairs)

@@ -21,6 +21,7 @@ from .base import Format, PickledFormat, WritableFormat
 from .bundle import ZipBundle
 from .checkpoint import Checkpoint
 from .diagnosis import explain
+from .distributed.dcp import Dcp
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
@@ -58,6 +59,7 @@ __all__ = [
 
 #: The first that recognizes something reads it.
 FORMATS: tuple[Format, ...] = (
+    Dcp(),
     TrainingFolder(),
     ModelFolder(),
     Sharded(),

@@ -116,6 +116,7 @@ class Checkpoint:
             remotes=tuple(device_text(each) or "" for each in contents.remotes),
             records=tuple(held.record for held in self._records()),
             metadata=container.metadata,
+            divisions=container.divisions(contents.tensors),
             warnings=(
                 *self.notes,
                 *dict.fromkeys((*self._warnings(), *contents.doubts.sentences())),
@@ -344,6 +345,7 @@ def _stored(container: Container, storage: Storage) -> StorageBytes:
         start=0 if storage.extent is None else storage.extent.start,
         crc32=container.crc32(storage.id),
         big_endian=container.big_endian,
+        proofs=container.proofs(storage.id),
     )
 
 
@@ -367,6 +369,7 @@ def _cut(
         nbytes=cut.nbytes,
         start=whole.start + cut.start,
         crc32=0,
+        proofs=(),
         content=None if content is None else content[cut.start : cut.start + cut.nbytes],
     )
 

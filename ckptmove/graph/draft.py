@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
-from ..plans.plan import Checksum, Copy, Gather, SourceChecksum, Write
+from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
@@ -41,6 +41,8 @@ class StorageBytes(NamedTuple):
     big_endian: bool = False
     #: the dtype that they have in the source, where that is another
     cast_from: str | None = None
+    #: checksums of parts of it, where the source joins several files
+    proofs: Sequence[Proof] = ()
 
     @property
     def is_made(self) -> bool:
@@ -76,6 +78,7 @@ class Pieces:
         self.checksums: list[Checksum] = []
         self._whole: set[str] = set()  # storages that are copied as they are
         self._partly: dict[str, StorageBytes] = {}  # those that are used in any other way
+        self._apart: list[Proof] = []  # of those copied, what no range of the destination has
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Have these bytes at an offset of the destination."""
@@ -100,11 +103,23 @@ class Pieces:
             self.copies.append(Copy(source_at, nbytes, at, stored.source))
             if nbytes != stored.nbytes:
                 self._partly[stored.id] = stored
-            elif stored.crc32:
-                self._whole.add(stored.id)
+                return
+            self._whole.add(stored.id)
+            for proof in stored.proofs:
+                self._prove(proof, stored, at)
+            if stored.crc32:
                 self.checksums.append(
                     Checksum(at, nbytes, stored.crc32, stored.id, source_at, stored.source)
                 )
+
+    def _prove(self, proof: Proof, stored: StorageBytes, at: int) -> None:
+        if proof.at is None:
+            self._apart.append(proof)
+            return
+        where, source_at = at + proof.at, stored.start + proof.at
+        self.checksums.append(
+            Checksum(where, proof.nbytes, proof.crc32, proof.name, source_at, stored.source)
+        )
 
     def gather(self, stored: StorageBytes, view: View, nbytes: int, at: int) -> None:
         """Have the elements of a view, one after the other, at an offset of the destination."""
@@ -132,10 +147,16 @@ class Pieces:
     @property
     def source_checksums(self) -> list[SourceChecksum]:
         """The checksums that the sources have of what is not copied as a whole."""
-        return [
-            SourceChecksum(each.start, each.nbytes_before, each.crc32, key, each.source)
-            for key, each in self._partly.items()
-            if each.crc32 and each.content is None and key not in self._whole
+        partly = [each for key, each in self._partly.items() if key not in self._whole]
+        found = [
+            SourceChecksum(each.start, each.nbytes_before, each.crc32, each.id, each.source)
+            for each in partly
+            if each.crc32 and each.content is None
+        ]
+        proofs = [*self._apart, *(proof for each in partly for proof in each.proofs)]
+        return found + [
+            SourceChecksum(each.source_at, each.nbytes, each.crc32, each.name, each.source)
+            for each in proofs
         ]
 
 
@@ -189,7 +210,7 @@ class CheckpointGraph:
         return Manifest(
             path=self.path,
             format=self.format,
-            nbytes=sum(each.nbytes for each in self.sources),
+            nbytes=sum(each.own_nbytes for each in self.sources),
             tensors=tuple(found.tensors),
             storages={**self.storages, **found.storages},
             values_naming_devices=tuple(found.values),

@@ -206,6 +206,8 @@ class Manifest(Report):
         values_naming_devices: your own values that name a device.
         records: records of the file that hold neither its object nor its tensors.
         metadata: the metadata of safetensors, text by key.
+        divisions: how a distributed checkpoint divides its tensors into chunks, by their names:
+            `rows/4`, `2×2`, `one copy, rank 2`.
         aliases: containers that are listed before under another path.
         globals: every name that unpickling would import.
         unknown_callables: the names among these that neither belong to torch nor are known to be
@@ -232,6 +234,7 @@ class Manifest(Report):
     values_naming_devices: tuple[NamedDevice, ...] = ()
     records: tuple[OtherRecord, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    divisions: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[Alias, ...] = ()
     globals: tuple[str, ...] = ()
     unknown_callables: tuple[str, ...] = ()
@@ -321,6 +324,8 @@ class Manifest(Report):
         devices = self.devices
         if not devices:
             return "no tensors"
+        if self.divisions and devices.keys() == {"cpu"}:
+            return "carries no devices"
         if len(devices) == 1:
             return f"uniform {next(iter(devices))}"
         whole = sum(total.nbytes for total in devices.values())

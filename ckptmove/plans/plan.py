@@ -69,6 +69,18 @@ class SourceChecksum(NamedTuple):
     source: int = 0
 
 
+class Proof(NamedTuple):
+    """A checksum that a source has of a range of it, which is some of a storage."""
+
+    nbytes: int
+    crc32: int
+    name: str  #: for the message
+    source: int  #: which of the sources, and where there
+    source_at: int
+    #: where the same bytes lie in the storage; None if they do not follow each other there
+    at: int | None = None
+
+
 class Check(NamedTuple):
     """A copied range of the destination, to be verified by its checksum or against its source."""
 

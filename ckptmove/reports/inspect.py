@@ -117,6 +117,9 @@ def _notes(manifest: Manifest, full: bool) -> Iterator[Block]:
     besides = list(_besides(manifest))
     if besides:
         yield from ("", f"other values: {some(besides)}")
+    if manifest.divisions:
+        divided = Counter(manifest.divisions.values()).most_common()
+        yield from ("", f"chunks: {some([f'{how} ×{n:,}' for how, n in divided])}")
     held = list(_records(manifest, full))
     if held:
         yield from ("", f"records: {some(held)}")
@@ -197,7 +200,7 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
     """Every tensor, a line each."""
     yield manifest.verdict
     head = "name", "section", "dtype", "shape", "device", "bytes", "storage", ""
-    rows = [_tensor_row(entry) for entry in manifest.tensors]
+    rows = [_tensor_row(entry, manifest.divisions.get(entry.name)) for entry in manifest.tensors]
     yield Table(rows, head, right=(5,))
 
 
@@ -229,7 +232,7 @@ def tensor_columns(manifest: Manifest) -> Columns:
     )
 
 
-def _tensor_row(entry: TensorEntry) -> tuple[str, ...]:
+def _tensor_row(entry: TensorEntry, division: str | None) -> tuple[str, ...]:
     return (
         entry.name,
         str(entry.section),
@@ -238,7 +241,7 @@ def _tensor_row(entry: TensorEntry) -> tuple[str, ...]:
         entry.device,
         size(entry.nbytes),
         entry.storage or "",
-        "; ".join(_remarks(entry)),
+        "; ".join((*([division] if division else []), *_remarks(entry))),
     )
 
 

@@ -10,6 +10,7 @@ import mmap
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch.serialization import default_restore_location
 from ..errors import DeviceError, InputError, UsageError
 from ..graph.draft import StorageBytes
 from ..manifest.dtypes import storage_element_nbytes
-from ..sources.source import Source
+from ..sources.joined import Joined
+from ..sources.source import Piece, Source
 
 #: What torch.load takes: a device, a mapping of tags, a function, or None.
 MapLocation = Any
@@ -144,9 +146,11 @@ class Storages:
             if stored.dtype is not None and storage_element_nbytes(stored.dtype) > 1:
                 storage.byteswap(getattr(torch, stored.dtype))
             return storage
-        if stored.start % _alignment(stored):
+        pieces = list(islice(self._sources[stored.source].pieces(stored.start, stored.nbytes), 2))
+        joined = len(pieces) > 1 or isinstance(pieces[0].source, Joined)
+        if joined or pieces[0].at % _alignment(stored):
             return self._read(stored)
-        return self._mapped(stored)
+        return self._mapped(pieces[0])
 
     def _read(self, stored: StorageBytes) -> torch.UntypedStorage:
         storage = torch.UntypedStorage(stored.nbytes)
@@ -158,13 +162,12 @@ class Storages:
             whole[at : at + nbytes] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         return storage
 
-    def _mapped(self, stored: StorageBytes) -> torch.UntypedStorage:
-        whole = self._files.get(stored.source)
+    def _mapped(self, piece: Piece) -> torch.UntypedStorage:
+        whole = self._files.get(id(piece.source))
         if whole is None:
-            source = self._sources[stored.source]
-            whole = self._files[stored.source] = _whole(source)
-        self._sources[stored.source].mappable(stored.start, stored.nbytes)
-        part = whole[stored.start : stored.start + stored.nbytes]
+            whole = self._files[id(piece.source)] = _whole(piece.source)
+        piece.source.mappable(piece.at, piece.nbytes)
+        part = whole[piece.at : piece.at + piece.nbytes]
         assert isinstance(part, torch.UntypedStorage)
         return part
 

@@ -109,6 +109,14 @@ class Window:
         self.source.expect((self.start + start, nbytes) for start, nbytes in ranges)
 
 
+class Piece(NamedTuple):
+    """A range of a source."""
+
+    source: Source
+    at: int
+    nbytes: int
+
+
 class Source(ABC):
     """Something to read from, whose size was taken once, wherever it lies.
 
@@ -180,6 +188,10 @@ class Source(ABC):
         for at in range(start, start + nbytes, _CHUNK):
             yield at, self.read(at, min(_CHUNK, start + nbytes - at))
 
+    def pieces(self, start: int, nbytes: int) -> Iterator[Piece]:
+        """Where the bytes of a range lie, in order: in other sources, if it only joins them."""
+        yield Piece(self, start, nbytes)
+
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `Readable.expect`: unless it is far away, nothing is gained."""
         del ranges
@@ -193,6 +205,11 @@ class Source(ABC):
     def mode(self) -> int:
         """Permission bits for a copy of it."""
         return 0o666
+
+    @property
+    def own_nbytes(self) -> int:
+        """Its size without what only joins the bytes of other sources."""
+        return self.nbytes
 
     @property
     def allocated_nbytes(self) -> int:

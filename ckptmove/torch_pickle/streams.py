@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import NamedDevice, Role, Section, Storage
+from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord
 from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
@@ -24,7 +24,7 @@ from ..pickles.prefix import walk_prefix
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits
 from ..pickles.walk import walk
-from ..plans.plan import Edit, Plan, apply_edits, apply_plan
+from ..plans.plan import Edit, Plan, Proof, apply_edits, apply_plan
 from ..sources.budget import Budget
 from ..sources.source import Memory, Readable
 from .callables.allowlist import KNOWN
@@ -161,6 +161,14 @@ class Container:
     def crc32(self, storage: str) -> int:
         """The checksum of a storage's bytes, if the file has one; 0 if not."""
         return 0
+
+    def proofs(self, storage: str) -> Sequence[Proof]:
+        """The checksums of parts of a storage's bytes, where it consists of such."""
+        return ()
+
+    def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
+        """How tensors are divided into chunks, by their names; none where nothing is."""
+        return {}
 
     def is_known(self, name: Global) -> bool:
         """Whether a name that a pickle imports is known to be harmless, in its right use."""

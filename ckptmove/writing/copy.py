@@ -29,7 +29,14 @@ class Copier:
 
     def copy(self, copy: Copy) -> Iterator[int]:
         """Copy one extent; gives again and again how much of it is done."""
-        source = self.sources[copy.source]
+        done = 0
+        for piece in self.sources[copy.source].pieces(copy.source_at, copy.nbytes):
+            part = Copy(piece.at, piece.nbytes, copy.at + done)
+            yield from (done + moved for moved in self._piece(piece.source, part))
+            done += piece.nbytes
+
+    def _piece(self, source: Source, copy: Copy) -> Iterator[int]:
+        """Copy what lies in a row in one source; gives as `copy`."""
         if not isinstance(source, File):
             yield from self._fetched(source, copy)
             return

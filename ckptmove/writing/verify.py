@@ -112,9 +112,7 @@ class Verifier:
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = zlib.crc32(view, crc32)
-            elif isinstance(source, File) and not self._same_in(
-                source, check.source_at + at - check.at, len(view)
-            ):
+            elif not self._same_in(source, check.source_at + at - check.at, len(view)):
                 raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
@@ -130,13 +128,21 @@ class Verifier:
             self._measured.add(at, view)
             yield at, view
 
-    def _same_in(self, source: File, at: int, nbytes: int) -> bool:
-        other = memoryview(self._other)[:nbytes]
-        if os.preadv(source.fd, [other], at) != nbytes:
-            raise CorruptError("the file shrank while it was read", path=source.path)
-        if nbytes == _BUFFER:
-            return self._buffer == self._other
-        return self._buffer[:nbytes] == self._other[:nbytes]
+    def _same_in(self, source: Source, start: int, nbytes: int) -> bool:
+        """Whether what was read back is what the files of a source have there."""
+        done = 0
+        for piece in source.pieces(start, nbytes):
+            if isinstance(piece.source, File):
+                other = memoryview(self._other)[: piece.nbytes]
+                if os.preadv(piece.source.fd, [other], piece.at) != piece.nbytes:
+                    why = "the file shrank while it was read"
+                    raise CorruptError(why, path=piece.source.path)
+                if piece.nbytes == _BUFFER:
+                    return self._buffer == self._other
+                if self._buffer[done : done + piece.nbytes] != self._other[: piece.nbytes]:
+                    return False
+            done += piece.nbytes
+        return True
 
     def _wait_for(self, end: int) -> None:
         while self._mark < end and not self._stopped:

@@ -108,7 +108,7 @@ def test_the_only_file_is_taken(name: str, tmp_path: Path) -> None:
 
 
 STRANGE = {
-    ".metadata": "torch.distributed.checkpoint",
+    "__0_0.distcp": "its save did not finish",
     "mp_rank_00_model_states.pt": "DeepSpeed",
     "zero_pp_rank_0_mp_rank_00_optim_states.pt": "DeepSpeed",
     "global_step500": "DeepSpeed",
@@ -132,8 +132,8 @@ def test_other_folders_are_named(name: str, tmp_path: Path, run_cli: RunCli) -> 
 
 
 def test_public_folders_are_named(corpus: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"checkpoint of torch\.distributed\.checkpoint"):
-        inspect(corpus / "Lightning-AI+pytorch-lightning__dcp_dir")
+    found = inspect(corpus / "Lightning-AI+pytorch-lightning__dcp_dir")
+    assert (found.format, set(found.divisions.values())) == ("dcp", {"rows/2"})
 
 
 # -- converted as a whole --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -18,6 +19,26 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 #: A part of a tensor: where it starts, and how large it is, in each dimension.
 Box = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def boxes_of(shape: Sequence[int], random: Random, most: int = 12) -> list[Box]:
+    """Boxes that tile a shape, cut at random, in no order."""
+    boxes: list[Box] = [((0,) * len(shape), tuple(shape))]
+    for _ in range(random.randrange(most)):
+        start, size = boxes.pop(random.randrange(len(boxes)))
+        wide = [n for n, count in enumerate(size) if count > 1]
+        if not wide:
+            boxes.append((start, size))
+            continue
+        n = random.choice(wide)
+        cut = random.randrange(1, size[n])
+        rest = size[n] - cut
+        boxes.append((start, (*size[:n], cut, *size[n + 1 :])))
+        boxes.append(
+            ((*start[:n], start[n] + cut, *start[n + 1 :]), (*size[:n], rest, *size[n + 1 :]))
+        )
+    random.shuffle(boxes)
+    return boxes
 
 
 class ChunkPlanner(DefaultSavePlanner):

@@ -23,21 +23,9 @@ class Stranger(NamedTuple):
 
 _STRANGERS: tuple[Stranger, ...] = (
     Stranger(
-        r"\.metadata",
-        "a checkpoint of torch.distributed.checkpoint",
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR out.pt",
-        is_one=True,
-    ),
-    Stranger(
-        r"__\d+\.metadata",
-        "a checkpoint of torch.distributed.checkpoint with metadata of each rank",
-        "load it with torch.distributed.checkpoint on as many ranks, and save it as a whole",
-        is_one=True,
-    ),
-    Stranger(
         r"\.metadata\.tmp|.*\.distcp",
         "a checkpoint of torch.distributed.checkpoint without .metadata: its save did not finish",
-        "use an earlier checkpoint, or bring .metadata from the machine that wrote it",
+        "use an earlier checkpoint, or copy .metadata from the machine that wrote it",
         is_one=True,
     ),
     Stranger(

@@ -1,0 +1,1 @@
+"""Checkpoints that ranks wrote together: their tensors consist of chunks in several files."""

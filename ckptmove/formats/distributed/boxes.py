@@ -1,0 +1,124 @@
+"""Boxes of a tensor: whether they tile it, where their bytes lie in it, and how they divide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ...errors import CorruptError
+from ...torch_pickle.values.strided import contiguous_stride
+
+_MOST_COMPARED = 200_000  # pairs of boxes of one tensor
+
+
+class Box(NamedTuple):
+    """A part of a tensor: where it starts and how large it is, in elements of each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return prod(self.sizes)
+
+    def meets(self, other: Box) -> bool:
+        """Whether the two have an element in common; neither is empty."""
+        pairs = zip(*self, *other, strict=True)
+        return all(a < c + d and c < a + b for a, b, c, d in pairs)
+
+
+class Runs(NamedTuple):
+    """How the elements of a box lie in a tensor: runs of elements that follow each other."""
+
+    at: int  #: of the first, in elements
+    length: int  #: of each
+    counts: tuple[int, ...]  #: how many there are in each dimension; none if there is but one
+    pitches: tuple[int, ...]  #: how many elements apart they begin
+
+
+def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> list[Box]:
+    """The boxes that are not empty, in order; CorruptError unless they tile the shape exactly."""
+    filled: list[Box] = []
+    for box in boxes:
+        if len(box.offsets) != len(shape) or len(box.sizes) != len(shape):
+            raise CorruptError(f"a chunk of {name!r} has another number of dimensions than it")
+        for start, size, whole in zip(*box, shape, strict=True):
+            if start + size > whole:
+                raise CorruptError(f"a chunk of {name!r} reaches outside it")
+        if box.numel:
+            filled.append(box)
+    filled.sort()
+    covered, wanted = sum(box.numel for box in filled), prod(shape)
+    if covered < wanted:
+        raise CorruptError(
+            f"chunks of {name!r} are missing: they have {covered:,} of its {wanted:,} elements"
+        )
+    several = len(filled) > 1
+    if covered > wanted or (several and not (_is_grid(shape, filled) or _lie_apart(filled))):
+        raise CorruptError(f"chunks of {name!r} overlap")
+    return filled
+
+
+def _is_grid(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
+    """Whether these boxes, each once, are all cells of a grid."""
+    ends = list[dict[int, int]]()  # in each dimension, where what starts there has to end
+    for n, whole in enumerate(shape):
+        starts = sorted({box.offsets[n] for box in boxes})
+        ends.append(dict(zip(starts, [*starts[1:], whole], strict=True)))
+    return len({box.offsets for box in boxes}) == len(boxes) == prod(map(len, ends)) and all(
+        start + size == ends[n][start] for box in boxes for n, (start, size) in _sides(box)
+    )
+
+
+def _sides(box: Box) -> Iterable[tuple[int, tuple[int, int]]]:
+    return enumerate(zip(*box, strict=True))
+
+
+def _lie_apart(boxes: Sequence[Box]) -> bool:
+    """Whether no two of these boxes have an element in common; they are in order."""
+    active: list[Box] = []
+    compared = 0
+    for box in boxes:
+        start = box.offsets[0]
+        active = [other for other in active if other.offsets[0] + other.sizes[0] > start]
+        compared += len(active)
+        if compared > _MOST_COMPARED:
+            raise CorruptError("a tensor has too many chunks side by side to be checked")
+        if any(box.meets(other) for other in active):
+            return False
+        active.append(box)
+    return True
+
+
+def runs_of(shape: tuple[int, ...], box: Box) -> Runs:
+    """Where the elements of a box lie in a tensor of this shape, in row-major order."""
+    strides = contiguous_stride(shape)
+    at = sum(start * stride for start, stride in zip(box.offsets, strides, strict=True))
+    inner = len(shape)  # from here on the box has all of each dimension
+    while inner and box.sizes[inner - 1] == shape[inner - 1]:
+        inner -= 1
+    outer = max(0, inner - 1)
+    length = prod(box.sizes[outer:])
+    counts, pitches = list[int](), list[int]()
+    for size, stride in zip(box.sizes[:outer], strides[:outer], strict=True):
+        if size > 1:
+            counts.append(size)
+            pitches.append(stride)
+    return Runs(at, length, tuple(counts), tuple(pitches))
+
+
+def division_of(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """How boxes that tile a tensor divide it, in a few characters: `rows/4`, `columns/2`, `2×2`."""
+    if len(boxes) <= 1:
+        return "whole"
+    cuts = [len({box.offsets[n] for box in boxes}) for n in range(len(shape))]
+    if prod(cuts) != len(boxes):
+        return f"{len(boxes):,} chunks"
+    divided = [n for n, count in enumerate(cuts) if count > 1]
+    if divided == [0]:
+        return f"rows/{cuts[0]:,}"
+    if divided == [1] and len(shape) == 2:
+        return f"columns/{cuts[1]:,}"
+    return "×".join(f"{count:,}" for count in cuts)

@@ -1,0 +1,273 @@
+"""dcp: a folder that torch.distributed.checkpoint wrote: FSDP, torchtitan, Lightning, `dcp.save`.
+
+    .metadata                  what is saved, and where: see `metadata`. It is written last
+    __0.metadata, …            instead, one of each rank, if the ranks saved without collectives
+    __RANK_N.distcp            items one after the other: see `items`
+
+A tensor consists of chunks, in items of any rank; it is read as one storage, which is contiguous.
+Every other value is an item of its own. The tree is that of the state dict, as far as it was kept:
+see `tree`. No device, mesh or number of ranks is stored.
+
+Source: torch/distributed/checkpoint/filesystem.py (torch 2.1 to 2.13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from ...errors import CorruptError, InputError, UnsupportedError
+from ...graph.canonical import Graph
+from ...manifest.dtypes import BITS, nbytes_of
+from ...manifest.manifest import Extent, Section, Storage, TensorEntry
+from ...pickles.nodes import Global, Node
+from ...plans.plan import Plan, Proof
+from ...sources import Missing
+from ...sources.joined import Joined, Strip
+from ...sources.source import MAX_NBYTES, Memory, Source
+from ...torch_pickle.callables.uses import Uses
+from ...torch_pickle.streams import Container, LocationEdits, Stream
+from ...torch_pickle.values.strided import contiguous_stride
+from ...zips.archive import Archive
+from ...zips.checking import damage
+from ..base import Format
+from ..checkpoint import Carries, Checkpoint
+from ..folders.parts import PartsContainer, number_files
+from ..probe import Probe
+from ..torch.zip import TorchZipContainer
+from .boxes import Box, check_tiling, division_of
+from .items import Item, open_item, strip_of
+from .metadata import Lies, Saved, SavedTensor, read_saved
+from .tree import tree_of
+
+METADATA = ".metadata"
+_OF_RANK = re.compile(r"__(\d+)\.metadata")
+_ITEMS = ".distcp"
+_OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
+_NO_RANK = "copy the files of all ranks into one folder"
+_KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
+
+
+class Dcp(Format):
+    """The format of torch.distributed.checkpoint."""
+
+    name = "dcp"
+    summary = "torch.distributed.checkpoint, torch 2.1 and newer: FSDP, torchtitan, Lightning, …"
+    refused = (
+        "to relocate it, since it carries no devices; chunks that do not tile their tensor; saves "
+        "that did not finish; compressed items"
+    )
+    carries = Carries(False, False, False, objects=True, dtypes="all of torch")
+    in_parts = True
+
+    def sniff(self, probe: Probe) -> bool:
+        """A folder with metadata of DCP, or with its items."""
+        return probe.is_folder and (METADATA in probe.entries or bool(_ranks(probe)))
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read the metadata, and every item that is not a tensor."""
+        if f"{METADATA}.tmp" in probe.entries:
+            raise CorruptError(
+                "a later save into it did not finish: .metadata does not tell of its files",
+                path=probe.path,
+                hint="use another checkpoint",
+            )
+        names = [METADATA] if METADATA in probe.entries else _ranks(probe)
+        indexes = [probe.open(name).file for name in names]
+        saved, streams = Saved(), list[Stream]()
+        for index in indexes:
+            if index.nbytes > MAX_NBYTES:
+                raise UnsupportedError("is too large", path=index.path)
+            streams.append(probe.session.stream(index))
+            saved.join(read_saved(streams[-1].pickle.root))
+        files = _open(probe, saved)
+        container = DcpContainer(probe, saved, files, streams)
+        return Checkpoint(
+            self.name, container, self.carries, [container.joined, *files.values()], indexes
+        )
+
+
+def _ranks(probe: Probe) -> list[str]:
+    """The metadata of ranks that saved by themselves, in the order of the ranks."""
+    found = [match for match in map(_OF_RANK.fullmatch, probe.entries) if match]
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+
+def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
+    """The files that hold items, by name; CorruptError if one is missing or too short."""
+    needed: dict[str, int] = {}
+    for lies in saved.items():
+        needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
+    missing = [name for name in needed if name not in probe.entries]
+    if missing:
+        more = f" and {len(missing) - 1:,} more files" if len(missing) > 1 else ""
+        raise InputError(
+            f"its file {missing[0]!r}{more} is missing", path=probe.path, hint=_NO_RANK
+        )
+    files: dict[str, Source] = {}
+    for name, nbytes in sorted(needed.items()):
+        try:
+            files[name] = probe.open(name).file
+        except Missing as error:
+            raise InputError(f"its file {name!r} is missing", hint=_NO_RANK) from error
+        if files[name].nbytes < nbytes:
+            raise CorruptError(
+                f"is truncated: it has {files[name].nbytes:,} of {nbytes:,} bytes",
+                path=files[name].path,
+                hint=_NO_RANK,
+            )
+    return files
+
+
+class DcpContainer(PartsContainer):
+    """The items of all ranks."""
+
+    def __init__(
+        self, probe: Probe, saved: Saved, files: Mapping[str, Source], metadata: Sequence[Stream]
+    ) -> None:
+        self.saved = saved
+        self.joined = Joined(probe.path)
+        self._files = files
+        self._number = {name: n for n, name in enumerate(files, 1)}
+        self._metadata = metadata
+        probe.session.folder()
+        self._chunks: dict[str, dict[Box, Lies]] = {}  # of each tensor, those that are not empty
+        self._items: dict[str, list[tuple[Box, Item]]] = {}
+        graph, parts = Graph(None), dict[str, Container]()
+        leaves = list[tuple[tuple[str | int, ...], Node]]()
+        storages: dict[str, Storage] = {}
+        for name in saved.names:
+            keys = saved.paths.get(name, (name,))
+            tensor = saved.tensors.get(name)
+            if tensor is None:
+                part = self._part(probe, name, saved.blobs[name])
+                parts[name] = part
+                leaves.append((keys, part.roots[0][1]))
+            else:
+                storages[name] = self._storage(name, tensor)
+                leaves.append((keys, self._tensor(graph, name, tensor)))
+        super().__init__(Memory(b"", probe.path), parts)
+        self.storages = storages
+        self.ids = graph.ids
+        self.roots = [((), tree_of(leaves, graph, self.warnings))]
+        self.section = Section.OTHER if parts else Section.MODEL
+        self.writer = "torch.distributed.checkpoint"
+        self._warn_of_others(probe)
+
+    def _part(self, probe: Probe, name: str, lies: Lies) -> Container:
+        """A value that is no tensor, in its item."""
+        file = self._files[lies.file]
+        try:
+            window = file.window(lies.at, lies.nbytes)
+            part = TorchZipContainer(Archive(window, probe.session.budget), probe.session)
+        except InputError as error:
+            raise type(error)(
+                f"the item of {name!r} at offset {lies.at:,}: {error}",
+                path=file.path,
+                hint=error.hint,
+            ) from error
+        number_files(part, self._number[lies.file])
+        return part
+
+    def _storage(self, name: str, tensor: SavedTensor) -> Storage:
+        filled = check_tiling(name, tensor.shape, list(tensor.chunks))
+        self._chunks[name] = {box: tensor.chunks[box] for box in filled}
+        nbytes = nbytes_of(sum(box.numel for box in filled), tensor.dtype)
+        at = self.joined.add(nbytes, partial(self._strips, name))
+        return Storage(name, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
+
+    @staticmethod
+    def _tensor(graph: Graph, name: str, tensor: SavedTensor) -> Node:
+        dtype, shape = tensor.dtype, tensor.shape
+        nbytes = sum(box.numel for box in tensor.chunks) * BITS[dtype] // 8
+        node = graph.storage(name, dtype, nbytes, "cpu")
+        return graph.tensor(node, dtype, shape, contiguous_stride(shape), 0)
+
+    def items_of(self, name: str) -> list[tuple[Box, Item]]:
+        """The items of a tensor, opened when they are asked for first."""
+        if name not in self._items:
+            tensor = self.saved.tensors[name]
+            self._items[name] = [
+                (box, open_item(self._files[lies.file], lies, name, tensor, box))
+                for box, lies in self._chunks[name].items()
+            ]
+        return self._items[name]
+
+    def _strips(self, name: str) -> Sequence[Strip]:
+        tensor = self.saved.tensors[name]
+        return [strip_of(item, tensor, box) for box, item in self.items_of(name)]
+
+    def proofs(self, storage: str) -> Sequence[Proof]:
+        """The checksum of each chunk, which its item has."""
+        found = list[Proof]()
+        for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
+            if item.crc32:
+                lies = self._chunks[storage][box]
+                said = f"{storage} in {lies.file}"
+                source = self._number[lies.file]
+                at = None if strip.counts else strip.at
+                found.append(Proof(item.nbytes, item.crc32, said, source, item.at, at))
+        return found
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        for tensor in self.saved.tensors.values():
+            for lies in tensor.chunks.values():
+                window = self._files[lies.file].window(lies.at, lies.nbytes)
+                for each in damage(Archive(window), report):
+                    yield f"{lies.file}, at offset {lies.at:,}: {each}"
+
+    def unknown_callables(self) -> Iterator[str]:
+        for stream in self._metadata:
+            yield from Uses(()).unknown(stream.pickle, self._is_known)
+
+    def _is_known(self, name: Global) -> bool:
+        return super().is_known(name) or bool(_KNOWN.fullmatch(name.qualname))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (*self._files.values(), *self._sources))
+
+    @property
+    def _sources(self) -> list[Source]:
+        return [each.source for each in self._metadata if isinstance(each.source, Source)]
+
+    @property
+    def described_nbytes(self) -> int:
+        """The length of the metadata, and of the pickles of values."""
+        parts = sum(part.described_nbytes for part in self.parts.values())
+        return parts + sum(each.nbytes for each in self._metadata)
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """None: what is beside a value in its item is but the frame."""
+        return iter(())
+
+    def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
+        return {
+            each.name: self._division(each.storage)
+            for each in tensors
+            if each.storage in self._chunks
+        }
+
+    def _division(self, name: str) -> str:
+        """How a tensor is divided, or which rank has saved it."""
+        chunks = self._chunks[name]
+        if len(chunks) > 1:
+            return division_of(self.saved.tensors[name].shape, list(chunks))
+        ranks = [match[1] for lies in chunks.values() if (match := _OF_ITEMS.match(lies.file))]
+        return f"one copy, rank {ranks[0]}" if ranks else "one copy"
+
+    def plan(self, spelling: LocationEdits) -> Plan:
+        raise UnsupportedError(
+            "torch.distributed.checkpoint stores no devices",
+            hint="ckptmove convert --to writes a .pt file with devices",
+        )
+
+    def _warn_of_others(self, probe: Probe) -> None:
+        """Tell of files that no item lies in: an earlier save into the same folder had them."""
+        stale = [
+            name for name in probe.entries if name.endswith(_ITEMS) and name not in self._files
+        ]
+        if stale:
+            more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
+            self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")

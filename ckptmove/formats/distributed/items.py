@@ -1,0 +1,167 @@
+"""Items of a distributed checkpoint: each is all of a torch.save file, within a file of a rank.
+
+The item of a chunk holds one tensor, whose storage is just its elements. These may lie there in any
+order of dimensions; such a chunk is put in order in memory, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+from ...errors import CorruptError, InputError, UnsupportedError
+from ...manifest.dtypes import BITS, STORAGE_CLASSES
+from ...pickles.nodes import Call, Global, Node, Persistent, Tuple
+from ...pickles.walk import walk
+from ...sources.joined import FORMATS, Strip
+from ...sources.source import Source
+from ...torch_pickle.values.persistent_ids import is_size
+from ...torch_pickle.values.strided import contiguous_stride
+from ...zips.archive import STORED, Archive
+from ..archives.zip_container import prefix_of
+from .boxes import Box, runs_of
+from .metadata import Lies, SavedTensor
+
+_LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
+_LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
+_REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
+
+
+class Item(NamedTuple):
+    """The elements of a chunk, in a file."""
+
+    source: Source
+    at: int
+    nbytes: int
+    stride: tuple[int, ...]  #: in elements
+    crc32: int  #: of all of them; 0 if the writer left it out
+
+
+def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: Box) -> Item:
+    """Find the elements of a chunk; CorruptError unless the item is what `.metadata` says."""
+    try:
+        return _opened(source, lies, tensor.dtype, box)
+    except InputError as error:
+        error.about(source.path)
+        message = f"the item of {name!r} at offset {lies.at:,}: {error}"
+        raise type(error)(message, hint=error.hint, path=error.path) from error
+
+
+def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
+    archive = Archive(source.window(lies.at, lies.nbytes))
+    prefix = prefix_of(archive)
+    record = archive.records.get(f"{prefix}data.pkl")
+    if record is None or record.method != STORED or record.nbytes > _LARGEST_PICKLE:
+        raise CorruptError("it is not a tensor that torch.save wrote")
+    order = archive.records.get(f"{prefix}byteorder")
+    if order is not None and archive.read(order, at_most=64) != b"little":
+        raise UnsupportedError("its tensors are big-endian")
+    node = walk(archive.read(record, at_most=_LARGEST_PICKLE)).root
+    if isinstance(node, Call) and node.qualname == "torch._utils._rebuild_parameter":
+        node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
+    args = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else []
+    if not isinstance(node, Call) or node.qualname not in _REBUILDS or len(args) < 6:
+        raise CorruptError("it holds something else than a tensor")
+    if _dtype(node.qualname, args) != dtype:
+        raise CorruptError("its dtype is not the one that .metadata says: of another save?")
+    if _numbers(args[2]) != box.sizes:
+        raise CorruptError("its shape is not the one that .metadata says: of another save?")
+    assert isinstance(args[0], Persistent)
+    assert isinstance(args[0].pid, Tuple)
+    stored = archive.records.get(f"{prefix}data/{args[0].pid.items[2]!s}")
+    nbytes, stride = box.numel * BITS[dtype] // 8, _numbers(args[3])
+    if stored is None or stored.method != STORED or args[1] != 0 or stored.nbytes != nbytes:
+        raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
+    if not _is_dense(box.sizes, stride):
+        raise CorruptError("its elements do not fill its storage")
+    return Item(source, lies.at + archive.data_at(stored), nbytes, stride, stored.crc32)
+
+
+def _dtype(qualname: str, args: Sequence[Node]) -> str | None:
+    """The dtype that a tensor is rebuilt with."""
+    if qualname == _REBUILDS[1]:
+        told = args[6] if len(args) > 6 else None
+        return told.name if isinstance(told, Global) and told.module == "torch" else None
+    pid = args[0].pid if isinstance(args[0], Persistent) else None
+    items = pid.items if isinstance(pid, Tuple) and len(pid.items) == 5 else [None] * 5
+    return STORAGE_CLASSES.get(items[1].name) if isinstance(items[1], Global) else None
+
+
+def _numbers(node: Node) -> tuple[int, ...]:
+    items = node.items if isinstance(node, Tuple) else [None]
+    if not all(map(is_size, items)):
+        raise CorruptError("its shape or stride is malformed")
+    return tuple(each for each in items if isinstance(each, int))
+
+
+def _is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether elements that lie so fill as many places, in some order of the dimensions."""
+    if len(sizes) != len(stride):
+        return False
+    step = 1
+    for each, n in sorted((each, n) for each, n in zip(stride, sizes, strict=True) if n != 1):
+        if each != step and 0 not in sizes:
+            return False
+        step *= n
+    return True
+
+
+def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
+    """Where the elements of an item belong in their tensor."""
+    width = BITS[tensor.dtype] // 8
+    runs = runs_of(tensor.shape, box)
+    run, pitches = runs.length * width, tuple(pitch * width for pitch in runs.pitches)
+    told = zip(box.sizes, item.stride, contiguous_stride(box.sizes), strict=True)
+    if all(n == 1 or mine == usual for n, mine, usual in told):
+        return Strip(item.source, item.at, runs.at * width, run, runs.counts, pitches)
+    if item.nbytes > _LARGEST_IN_MEMORY:
+        raise UnsupportedError(
+            f"has a transposed chunk of {item.nbytes:,} bytes, which is too large to be put in "
+            "order in memory",
+            path=item.source.path,
+        )
+    counts, pitches = (runs.counts, pitches) if runs.counts else ((1,), (run,))
+    return Strip(_Transposed(item, box, width), 0, runs.at * width, run, counts, pitches)
+
+
+class _Transposed:
+    """The elements of an item in row-major order, made when they are read."""
+
+    latest: tuple[_Transposed, memoryview] | None = None  # the one that is held in memory
+
+    def __init__(self, item: Item, box: Box, width: int) -> None:
+        self.item = item
+        self.box = box
+        self.width = width
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """As `Source.read_into`."""
+        held = _Transposed.latest
+        if held is None or held[0] is not self:
+            data = self.item.source.read(self.item.at, self.item.nbytes)
+            content = in_order(data, self.box.sizes, self.item.stride, self.width)
+            held = _Transposed.latest = self, memoryview(content)
+        buffer[:] = held[1][start : start + len(buffer)]
+        if start + len(buffer) == self.item.nbytes:
+            _Transposed.latest = None
+
+
+def in_order(data: bytes, sizes: tuple[int, ...], stride: tuple[int, ...], width: int) -> bytearray:
+    """Elements of `width` bytes that lie with this stride, in row-major order."""
+    unit = gcd(width, 8)
+    made = bytearray(len(data))
+    source, to = memoryview(data).cast(FORMATS[unit]), memoryview(made).cast(FORMATS[unit])
+    shape, lies = (*sizes, width // unit), (*(each * (width // unit) for each in stride), 1)
+    belongs = contiguous_stride(shape)
+    inner = max(range(len(shape)), key=shape.__getitem__)  # one call moves so many
+    count, step, pitch = shape[inner], lies[inner], belongs[inner]
+    outer = [n for n in range(len(shape)) if n != inner]
+    for index in product(*(range(shape[n]) for n in outer)):
+        at = sum(i * lies[n] for i, n in zip(index, outer, strict=True))
+        where = sum(i * belongs[n] for i, n in zip(index, outer, strict=True))
+        to[where : where + (count - 1) * pitch + 1 : pitch] = source[
+            at : at + (count - 1) * step + 1 : step
+        ]
+    return made

@@ -1,0 +1,239 @@
+"""Join ranges of files as one source, so that what lies in chunks reads like one storage.
+
+A chunk of a tensor is a box of it. Its bytes follow each other in a file; in the tensor they are
+runs that lie apart, unless the box has all of the inner dimensions. Runs that touch are copied by
+the kernel (`pieces`); others are woven here, a block at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import gcd, prod
+from typing import Literal, NamedTuple, Protocol
+
+from ..errors import StrPath, UnsupportedError
+from .source import Piece, Source, check_range
+
+_BLOCK = 4 << 20  # bytes woven at once
+_ALIGNMENT = 64
+#: What Python calls integers of so many bytes.
+FORMATS: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+class Filler(Protocol):
+    """What a strip comes from: a source, or elements that are put in order."""
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """As `Source.read_into`."""
+
+
+class Strip(NamedTuple):
+    """Runs that follow each other in a source, and lie apart in what is joined. All in bytes."""
+
+    source: Filler  #: a source, if there is but one run
+    source_at: int
+    at: int  #: of the first run, in the region
+    run: int  #: the size of each
+    counts: tuple[int, ...] = ()  #: how many there are in each dimension, the outermost first
+    pitches: tuple[int, ...] = ()  #: how far apart they begin, likewise
+
+    @property
+    def end(self) -> int:
+        """Where the last run ends, in the region."""
+        spans = zip(self.counts, self.pitches, strict=True)
+        return self.at + self.run + sum((n - 1) * pitch for n, pitch in spans)
+
+    def lines(self) -> int:
+        """How many rows of runs there are, of which each has one pitch."""
+        return prod(self.counts[:-1])
+
+    def line_at(self, n: int) -> int:
+        """Where a row of runs begins, in the region."""
+        at = self.at
+        outer = zip(self.counts[:-1], self.pitches[:-1], strict=True)
+        for count, pitch in reversed(list(outer)):
+            n, index = divmod(n, count)
+            at += index * pitch
+        return at
+
+
+class Region(NamedTuple):
+    """A range of the joined bytes."""
+
+    at: int
+    nbytes: int
+    strips: Callable[[], Sequence[Strip]]  #: all that is in it, in order of their first bytes
+
+
+class Joined(Source):
+    """Files joined; its regions are added one by one, and looked for when they are first read."""
+
+    __slots__ = ("_regions", "_starts", "_strips")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.nbytes = 0
+        self._regions: list[Region] = []
+        self._starts: list[int] = []
+        self._strips: dict[int, Sequence[Strip]] = {}
+
+    def add(self, nbytes: int, strips: Callable[[], Sequence[Strip]]) -> int:
+        """Add a region that these strips fill; gives where it starts."""
+        at = -(-self.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._regions.append(Region(at, nbytes, strips))
+        self._starts.append(at)
+        self.nbytes = at + nbytes
+        return at
+
+    def close(self) -> None:
+        """As `Source.close`: its files are closed by who opened them."""
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        buffer = bytearray(nbytes)
+        self.read_into(start, buffer)
+        return bytes(buffer)
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        view = memoryview(buffer).cast("B")
+        check_range(self, start, len(view))
+        for n, low, high in self._within(start, start + len(view)):
+            region = self._regions[n]
+            part = view[low - start : high - start]
+            for strip in _meeting(self._strips_of(n), low - region.at, high - region.at):
+                weave(strip, low - region.at, part)
+
+    def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
+        for at in range(start, start + nbytes, _BLOCK):
+            yield at, self.read(at, min(_BLOCK, start + nbytes - at))
+
+    def pieces(self, start: int, nbytes: int) -> Iterator[Piece]:
+        """As `Source.pieces`: of the files where they have the bytes in a row, else of itself."""
+        done = start
+        for n, low, high in self._within(start, start + nbytes):
+            region, strips = self._regions[n], self._strips_of(n)
+            if low > done:
+                yield Piece(self, done, low - done)
+            done = high
+            if any(strip.counts for strip in strips):
+                yield Piece(self, low, high - low)
+                continue
+            for strip in _meeting(strips, low - region.at, high - region.at):
+                first = max(low - region.at, strip.at)
+                last = min(high - region.at, strip.end)
+                assert isinstance(strip.source, Source)
+                yield Piece(strip.source, strip.source_at + first - strip.at, last - first)
+        if done < start + nbytes:
+            yield Piece(self, done, start + nbytes - done)
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """As `Readable.expect`, of what lies in a row in its files."""
+        for start, nbytes in ranges:
+            for piece in self.pieces(start, nbytes):
+                if piece.source is not self:
+                    piece.source.expect([(piece.at, piece.nbytes)])
+
+    def check_unchanged(self) -> None:
+        """As `Source.check_unchanged`: its files are asked by who opened them."""
+
+    def same_file(self, path: StrPath) -> bool:
+        """As `Source.same_file`: it is in no file."""
+        del path
+        return False
+
+    def mappable(self, start: int, nbytes: int) -> int:
+        """As `Source.mappable`, which it isn't."""
+        raise UnsupportedError("can't be mapped: it lies in several files", path=self.path)
+
+    @property
+    def own_nbytes(self) -> int:
+        """As `Source.own_nbytes`: all are those of its files."""
+        return 0
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """As `Source.allocated_nbytes`: those of its files."""
+        return 0
+
+    def _within(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The regions that a range meets: which, and from where to where."""
+        for n in range(max(0, bisect_right(self._starts, start) - 1), len(self._regions)):
+            region = self._regions[n]
+            low, high = max(start, region.at), min(end, region.at + region.nbytes)
+            if region.at >= end:
+                return
+            if low < high:
+                yield n, low, high
+
+    def _strips_of(self, n: int) -> Sequence[Strip]:
+        if n not in self._strips:
+            self._strips[n] = self._regions[n].strips()
+        return self._strips[n]
+
+
+def _meeting(strips: Sequence[Strip], start: int, end: int) -> Iterator[Strip]:
+    """The strips that may have bytes in a range of their region."""
+    first = 0
+    if not any(strip.counts for strip in strips):
+        first = max(0, bisect_right(strips, start, key=lambda strip: strip.at) - 1)
+    for n in range(first, len(strips)):
+        if strips[n].at >= end:
+            return
+        if strips[n].end > start:
+            yield strips[n]
+
+
+def weave(strip: Strip, start: int, view: memoryview) -> None:
+    """Put what a strip has of the bytes from `start` of its region on into a view."""
+    end = start + len(view)
+    if not strip.counts:
+        low, high = max(start, strip.at), min(end, strip.end)
+        if low < high:
+            source_at = strip.source_at + low - strip.at
+            strip.source.read_into(source_at, view[low - start : high - start])
+        return
+    count, pitch, lines = strip.counts[-1], strip.pitches[-1], strip.lines()
+    first = bisect_right(range(lines), start, key=strip.line_at) - 1
+    for line in range(max(0, first), lines):
+        at = strip.line_at(line)
+        if at >= end:
+            return
+        low = max(0, -((at + strip.run - 1 - start) // pitch)) if at < start else 0
+        high = min(count, -(-(end - at) // pitch))
+        if low < high:
+            source_at = strip.source_at + (line * count + low) * strip.run
+            _put_runs(strip, source_at, at + low * pitch - start, high - low, view)
+
+
+def _put_runs(strip: Strip, source_at: int, at: int, count: int, view: memoryview) -> None:
+    """Put runs that are one pitch apart into a view, of which the first and last may stick out."""
+    run, pitch = strip.run, strip.pitches[-1]
+    before = max(0, -at)  # bytes of the first run that are not wanted
+    after = max(0, at + (count - 1) * pitch + run - len(view))  # … and of the last
+    data = bytearray(count * run - before - after)
+    strip.source.read_into(source_at + before, data)
+    came = memoryview(data)
+    taken = 0
+    if before:
+        taken = min(run - before, len(data))
+        view[:taken] = came[:taken]
+        at, count = at + pitch, count - 1
+    if after and count:
+        left = run - after
+        count -= 1
+        view[at + count * pitch : at + count * pitch + left] = came[len(came) - left :]
+        came = came[: len(came) - left]
+    if count:
+        scatter(came[taken:], view[at : at + (count - 1) * pitch + run], run, pitch, count)
+
+
+def scatter(data: memoryview, view: memoryview, run: int, pitch: int, count: int) -> None:
+    """Put runs that follow each other into a view in which each begins a pitch after the last."""
+    unit = gcd(run, pitch, 8)
+    if run // unit > count:
+        for n in range(count):
+            view[n * pitch : n * pitch + run] = data[n * run : (n + 1) * run]
+        return
+    source, to = data.cast(FORMATS[unit]), view.cast(FORMATS[unit])
+    for n in range(run // unit):
+        to[n :: pitch // unit] = source[n :: run // unit]

@@ -1,0 +1,144 @@
+"""Sources that join ranges of files: every range of them, whatever the runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from ckptmove.errors import CkptmoveError
+from ckptmove.formats.distributed.boxes import Box, check_tiling, division_of, runs_of
+from ckptmove.formats.distributed.items import in_order
+from ckptmove.sources.joined import Joined, Strip
+from ckptmove.sources.source import File
+from tests.conftest import examples
+from tests.making.distributed import boxes_of
+
+WIDTHS = (1, 2, 3, 4, 8, 16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("joined")
+
+
+def strip(source: File, at: int, shape: tuple[int, ...], box: Box, width: int) -> Strip:
+    runs = runs_of(shape, box)
+    pitches = tuple(each * width for each in runs.pitches)
+    return Strip(source, at, runs.at * width, runs.length * width, runs.counts, pitches)
+
+
+@hypothesis_settings(max_examples=examples(150))
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    width=st.sampled_from(WIDTHS),
+    seed=st.integers(0, 1 << 30),
+)
+def test_chunks_read_like_one_array(
+    folder: Path, shape: tuple[int, ...], width: int, seed: int
+) -> None:
+    random = Random(seed)
+    whole = np.frombuffer(random.randbytes(prod(shape) * width), np.uint8).reshape(*shape, width)
+    boxes = [Box(*each) for each in boxes_of(shape, random)]
+    assert check_tiling("t", shape, boxes) == sorted(boxes)
+    path, strips, content = folder / "file", list[Strip](), b"head"
+    for box in boxes:
+        content += whole[box_slices(box)].tobytes()
+    path.write_bytes(content)
+    with File.open(path) as file:
+        at = 4
+        for box in boxes:
+            strips.append(strip(file, at, shape, box, width))
+            at += box.numel * width
+        joined = Joined("t")
+        joined.add(4, lambda: [Strip(file, 0, 0, 4)])  # the next region is aligned
+        start = joined.add(whole.nbytes, partial(sorted, strips, key=lambda each: each.at))
+        assert joined.read(start, whole.nbytes) == whole.tobytes()
+        expected = b"head".ljust(start, b"\0") + whole.tobytes()
+        for _ in range(8):
+            low = random.randint(0, len(expected))
+            high = random.randint(low, len(expected))
+            assert joined.read(low, high - low) == expected[low:high]
+            pieces = list(joined.pieces(low, high - low))
+            assert (
+                b"".join(each.source.read(each.at, each.nbytes) for each in pieces)
+                == (expected[low:high])
+            )
+
+
+def box_slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(at, at + n) for at, n in zip(*box, strict=True))
+
+
+@hypothesis_settings(max_examples=examples(80))
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
+    width=st.sampled_from((1, 2, 4, 8, 16)),
+    data=st.data(),
+)
+def test_transposed_elements_are_put_in_order(
+    shape: tuple[int, ...], width: int, data: st.DataObject
+) -> None:
+    lies = data.draw(st.permutations(range(len(shape))))
+    array = np.frombuffer(Random(3).randbytes(prod(shape) * width), np.uint8)
+    array = array.reshape(*(shape[n] for n in lies), width)
+    back = array.transpose(*(lies.index(n) for n in range(len(shape))), len(shape))
+    stride = tuple(each // width for each in back.strides[:-1])
+    assert bytes(in_order(array.tobytes(), shape, stride, width)) == back.tobytes()
+
+
+@hypothesis_settings(max_examples=examples(100))
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple),
+    seed=st.integers(0, 1 << 30),
+)
+def test_what_is_missing_or_overlaps_is_told(shape: tuple[int, ...], seed: int) -> None:
+    random = Random(seed)
+    boxes = [Box(*each) for each in boxes_of(shape, random)]
+    n = random.randrange(len(boxes))
+    with pytest.raises(CkptmoveError, match="missing"):
+        check_tiling("t", shape, [*boxes[:n], *boxes[n + 1 :]])
+    with pytest.raises(CkptmoveError, match="overlap"):
+        check_tiling("t", shape, [*boxes, boxes[n]])
+    start, size = boxes[n]
+    moved = Box(start, (*size[:-1], size[-1] + 1))
+    with pytest.raises(CkptmoveError, match=r"overlap|outside"):
+        check_tiling("t", shape, [*boxes[:n], moved, *boxes[n + 1 :]])
+    if len(boxes) > 1:  # as many elements as it has, but not all of them
+        other = boxes[(n + 1) % len(boxes)]
+        if other.numel == boxes[n].numel:
+            with pytest.raises(CkptmoveError, match="overlap"):
+                check_tiling("t", shape, [*boxes[:n], other, *boxes[n + 1 :]])
+
+
+def test_many_chunks_are_checked_soon_or_refused() -> None:
+    rows = [Box((n, 0), (1, 2)) for n in range(2_000)]
+    assert len(check_tiling("t", (2_000, 2), rows)) == 2_000
+    columns = [Box((0, n), (2, 1)) for n in range(2_000)]
+    assert len(check_tiling("t", (2, 2_000), columns)) == 2_000
+    columns[-2:] = [Box((0, 1_998), (1, 2)), Box((1, 1_998), (1, 2))]
+    with pytest.raises(CkptmoveError, match="too many chunks"):
+        check_tiling("t", (2, 2_000), columns)
+
+
+@pytest.mark.parametrize(
+    ("shape", "boxes", "said"),
+    [
+        ((4, 2), [((0, 0), (4, 2))], "whole"),
+        ((4, 2), [((0, 0), (3, 2)), ((3, 0), (1, 2))], "rows/2"),
+        ((4, 2), [((0, 0), (4, 1)), ((0, 1), (4, 1))], "columns/2"),
+        ((4, 2, 2), [((0, 0, 0), (4, 1, 2)), ((0, 1, 0), (4, 1, 2))], "1×2×1"),
+        ((2, 3), [((0, 0), (1, 3)), ((1, 0), (1, 1)), ((1, 1), (1, 2))], "3 chunks"),
+    ],
+)
+def test_how_chunks_divide_a_tensor(
+    shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]], said: str
+) -> None:
+    assert division_of(shape, [Box(*each) for each in boxes]) == said

@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         "bytes not compared with the source",
         "writing/verify.py",
-        "        return self._buffer[:nbytes] == self._other[:nbytes]\n",
-        "        return True\n",
+        "                if not same:\n",
+        "                if False:\n",
         "tests/writing/test_staged_file.py tests/writing/test_staged_file_faults.py",
     ),
     Mutant(

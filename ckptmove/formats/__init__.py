@@ -21,7 +21,7 @@ from .base import Format, PickledFormat, WritableFormat
 from .bundle import ZipBundle
 from .checkpoint import Checkpoint
 from .diagnosis import explain
-from .distributed.dcp import Dcp
+from .distributed.dcp import Dcp, no_devices
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
@@ -117,6 +117,8 @@ def opened_folder(path: StrPath, *, follow_links: bool = False) -> Iterator[Fold
         probe = opener.probe(path, new_session())
         with _explaining(probe):
             with uncollected():
+                if Dcp().sniff(probe):
+                    raise no_devices(probe.path)
                 format = TrainingFolder()
                 bare = not format.sniff(probe) and ModelFolder().sniff(probe)
                 checkpoint = read_folder(probe, format, bare=bare)

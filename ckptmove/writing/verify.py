@@ -137,9 +137,11 @@ class Verifier:
                 if os.preadv(piece.source.fd, [other], piece.at) != piece.nbytes:
                     why = "the file shrank while it was read"
                     raise CorruptError(why, path=piece.source.path)
-                if piece.nbytes == _BUFFER:
-                    return self._buffer == self._other
-                if self._buffer[done : done + piece.nbytes] != self._other[: piece.nbytes]:
+                if piece.nbytes == _BUFFER:  # two views are compared by element
+                    same = self._buffer == self._other
+                else:
+                    same = self._buffer[done : done + piece.nbytes] == self._other[: piece.nbytes]
+                if not same:
                     return False
             done += piece.nbytes
         return True

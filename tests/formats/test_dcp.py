@@ -371,5 +371,5 @@ def test_a_state_dict_that_was_not_flattened(tmp_path: Path) -> None:
 
 
 def test_it_is_not_relocated(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(UnsupportedError, match="stores no devices"):
         ckptmove.relocate(folder, tmp_path / "out", to="cuda:0")

@@ -258,10 +258,7 @@ class DcpContainer(PartsContainer):
         return f"one copy, rank {ranks[0]}" if ranks else "one copy"
 
     def plan(self, spelling: LocationEdits) -> Plan:
-        raise UnsupportedError(
-            "torch.distributed.checkpoint stores no devices",
-            hint="ckptmove convert --to writes a .pt file with devices",
-        )
+        raise no_devices(self.source.path)
 
     def _warn_of_others(self, probe: Probe) -> None:
         """Tell of files that no item lies in: an earlier save into the same folder had them."""
@@ -271,3 +268,12 @@ class DcpContainer(PartsContainer):
         if stale:
             more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
             self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
+
+
+def no_devices(path: str) -> UnsupportedError:
+    """Why it can't be relocated."""
+    return UnsupportedError(
+        "is of torch.distributed.checkpoint, which stores no devices",
+        path=path,
+        hint="ckptmove convert --to writes a .pt file with devices",
+    )

@@ -28,8 +28,8 @@ from tests.making.distributed import boxes_of, save_dcp
 from tests.making.tensors import DTYPES
 from tests.oracles.sameness import assert_same_tree
 
-#: Those that DCP can save: it asks for the sizes of their elements.
-SAVED = [each for each in DTYPES if "bits" not in str(each)]
+#: Those that DCP can save, which asks for the sizes of their elements, and torch copies in silence.
+SAVED = [each for each in DTYPES if "bits" not in str(each) and each != torch.complex32]
 COLUMNS = [((0, 0), (4, 3)), ((0, 3), (4, 2)), ((0, 5), (4, 1))]
 ROWS = [((0, 0), (1, 6)), ((1, 0), (2, 6)), ((3, 0), (1, 6))]
 

@@ -51,7 +51,8 @@ class Diagnosis(Report):
     Attributes:
         subject: what was looked at: the class of a model, or a script; "" for the machine alone.
         device: where everything should be.
-        simulated: whether the device was simulated, with tensors without values.
+        simulated: whether the device was simulated: for a script by one with real values, for a
+            model by tensors without values.
         complete: whether everything that was asked for was watched. If not, an empty `verdicts`
             proves little.
         not_simulated: whether it is incomplete because the simulation could not continue.

@@ -21,9 +21,8 @@ from ..live.tracing.trace import diagnose
 from ..phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
-from .simulation.made_up_values import Guesses
-from .simulation.patches import FakeDevice
-from .simulation.script_host import hosting
+from .simulation.device_memory import NotSimulated
+from .simulation.script_host import call, hosting
 from .stage_fake import excused
 from .subprocess_call import tell, tell_so_far
 
@@ -31,9 +30,6 @@ from .subprocess_call import tell, tell_so_far
 _FEW_CALLS = 16
 _SPARE = 10
 _LIMIT = "the simulation can't continue"
-_MADE_UP = "values on a simulated device are not real"
-#: What a script may come to by values that are made up.
-_OF_SCRIPT = ("step-failed", "script-failed")
 #: What is raised by the script's own doing, even if it reads as if it were of the simulation.
 _OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
 
@@ -56,15 +52,13 @@ class _Run:
         self._process = os.getpid()
         self._device = str(asked["device"])
         self.simulated = bool(asked["simulate"])
-        self.cast = FakeDevice(self._device)
-        self.guesses = Guesses()
         self._facts = facts()
         self._enough = self._steps = 0
         self._began = self._due = 0.0  # when a model was called first; when to look again
         self.diagnosis: Diagnosis | None = None
-        self._home = home = self.cast.device if self.simulated else torch.device(self._device)
-        call = self.cast.call if self.simulated else str
-        self.recorder = Recorder(None, home, call=call, turn=self._turn)
+        self.home = torch.device(self._device)
+        self._call = call if self.simulated else str
+        self.recorder = Recorder(None, self.home, call=self._call, turn=self._turn)
 
     @property
     def is_fork(self) -> bool:
@@ -114,7 +108,7 @@ class _Run:
         """
         with _disable_current_modes():
             model = self._model(failed)
-            found = diagnose(
+            return diagnose(
                 self._device,
                 self.recorder.trace(error),
                 model=model,
@@ -125,20 +119,9 @@ class _Run:
                 subject=self._script,
                 variable="" if model is None else self.recorder.names.variable(model),
                 fed=self.recorder.names.fed,
-                call=self.cast.call if self.simulated else str,
+                call=self._call,
                 complete=self.recorder.steps >= self._wanted,
             )
-        return self._excused(found, failed)
-
-    def _excused(self, found: Diagnosis, failed: str | None) -> Diagnosis:
-        """The same, without blaming the script for what made up values have led it to."""
-        if not self.simulated or not self.guesses.made_up or failed is None:
-            return found
-        rest = tuple(each for each in found.verdicts if each.cause not in _OF_SCRIPT)
-        if len(rest) == len(found.verdicts):
-            return found
-        found = replace(found, verdicts=rest, not_simulated=True)
-        return _noted(found, f"{_LIMIT}: {failed}; {_MADE_UP}")
 
     def _model(self, failed: str | None) -> torch.nn.Module | None:
         """The model that it is all about: the one that failed, or is trained; or else the largest.
@@ -169,7 +152,7 @@ class _Run:
                 any(names.fed(each) for each in parameters),
                 any(id(each) in trained for each in parameters),
                 # What stays elsewhere beside a model that does the work is meant to, as a table.
-                most and parameters[0].device == self._home,
+                most and parameters[0].device == self.home,
                 sum(each.numel() for each in parameters),
                 next((n for n, each in enumerate(latest) if each is model), -1),
             )
@@ -206,16 +189,15 @@ class _Run:
     def raised(self, error: BaseException) -> Diagnosis:
         """The diagnosis after the script raised an exception."""
         simulated = self.simulated and not isinstance(error, _OWN)
-        made_up = bool(self.guesses.made_up)
-        excuse = excused(error, self.cast.call, made_up=made_up) if simulated else None
+        excuse = excused(error, self._call) if simulated else None
         if excuse is not None:
             return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
-        line = self.cast.call(said(error)) if self.simulated else said(error)
+        line = self._call(said(error))
         found = self.diagnosed(line, error) if self.recorder.calls else self._latest()
         if not found.ok or found.not_simulated:
             return found
         when = "" if self.recorder.names.latest else " before it called a model"
-        return self._wrong(found, f"the script failed{when}: {line}", "read the exception", line)
+        return _wrong(found, f"the script failed{when}: {line}", "read the exception")
 
     def ended(self, code: object) -> Diagnosis:
         """The diagnosis after the script ended by itself with the exit code `code`."""
@@ -231,14 +213,10 @@ class _Run:
             steps = recorder.steps
             when = f"after {plural(steps, 'step')}" if steps else "before it took a step"
             title = f"the script exited {when}: {code}"
-            return self._wrong(found, title, "read its output", f"it exited with {code}")
+            return _wrong(found, title, "read its output")
         if failed:
             return _noted(found, f"it exited with {code}")
         return found if found.complete or caught is not None else _noted(found, self._short())
-
-    def _wrong(self, found: Diagnosis, title: str, fix: str, failed: str) -> Diagnosis:
-        verdict = Verdict("script-failed", title, fix)
-        return self._excused(replace(found, verdicts=(*found.verdicts, verdict)), failed)
 
     def _short(self) -> str:
         """That it ended before the steps were taken."""
@@ -250,6 +228,10 @@ class _Run:
             times = "once" if calls == 1 else f"{calls:,} times"
             return f"the script called its model {times}, and no optimizer took a step"
         return "the script ended before it called a model"
+
+
+def _wrong(found: Diagnosis, title: str, fix: str) -> Diagnosis:
+    return replace(found, verdicts=(*found.verdicts, Verdict("script-failed", title, fix)))
 
 
 def _noted(found: Diagnosis, note: str) -> Diagnosis:
@@ -269,7 +251,10 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         sys.path.insert(0, str(Path(asked["script"]).resolve().parent))
     with ExitStack() as stack:
         if run.simulated:
-            run.guesses = stack.enter_context(hosting(run.cast))
+            try:
+                stack.enter_context(hosting(run.home))
+            except NotSimulated as error:
+                return run.raised(error).to_json()
         stack.enter_context(run.recorder)
         try:
             # What it defines stays, so that its model does.

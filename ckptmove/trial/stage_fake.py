@@ -28,6 +28,7 @@ from .inputs import Batch
 from .model_factory import Built, is_of_file
 from .run import Request, perform
 from .sandbox import confinement
+from .simulation.device_memory import NotSimulated
 from .simulation.patches import FakeDevice, place, pretending, valueless
 from .stage import Stage, is_mismatch
 from .state_dict_fit import Fit
@@ -54,9 +55,14 @@ _OF_FAKES = re.compile(
     r"(CUDA|HIP|cuDNN|cuBLAS) (driver|error)|with arguments from the  backend|"
     r"requires? CUDA|CUDA support|CUDA is not|"
     r"not an accelerator|accelerator device when none|storage has no data|_cuda_?\w+|"
-    r"dummy base class|^NYI",
+    r"dummy base class|^NYI|PrivateUse1|TorchScript interpreter",
     re.IGNORECASE,
 )
+_LACKING = re.compile(r"Could not run '([^']+)'|You should register .*implement `(\w+)`")
+_HOOKS = {
+    "resizePrivateUse1Bytes": "a storage that changes its size (resize_)",
+    "getPinnedMemoryAllocator": "a tensor that is made in pinned memory (pin_memory=True)",
+}
 #: What is no word of a message: names that it quotes, and paths.
 _NAMED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*[/\\]\S*")
 #: What no way of playing a device is to blame for.
@@ -68,10 +74,6 @@ _PACKAGES = (
     str(Path(torch.__file__).parents[1]),
     *(str(Path(sysconfig.get_path(kind))) for kind in ("purelib", "platlib", "stdlib")),
 )
-
-
-class _NotPlayed(Exception):
-    """This can't be simulated."""
 
 
 class Simulated(Stage):
@@ -100,7 +102,7 @@ class Simulated(Stage):
             with _disable_current_modes():
                 built = make()
         if built.is_program and built.kind != "pickle":
-            raise _NotPlayed(f"a program ({built.kind}) has fixed devices")
+            raise NotSimulated(f"a program ({built.kind}) has fixed devices")
         return built
 
     def load(self, module: torch.nn.Module, fit: Fit) -> None:
@@ -150,28 +152,25 @@ class Simulated(Stage):
         return self._cast.call(text)
 
 
-def excused(
-    error: BaseException, call: Callable[[str], str], *, made_up: bool = False
-) -> str | None:
+def excused(error: BaseException, call: Callable[[str], str]) -> str | None:
     """The reason, if an exception comes from the simulation and not from the model; else None.
 
     Args:
         error: the exception.
         call: what to call the device in it.
-        made_up: whether the program was told values that were made up, and may complain of them.
     """
-    if isinstance(error, _NotPlayed):
+    if isinstance(error, NotSimulated):
         return str(error)
     if type(error).__name__ in _NO_VALUE:
         return f"{getattr(error, 'func', '') or format_error(error)} needs values"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"it is compiled: {format_error(error)}"
+    lacking = _LACKING.match(str(error))
+    if lacking:
+        return f"{lacking[1] or _HOOKS.get(lacking[2], lacking[2])} is not simulated"
     if is_mismatch(error):
         return None
     file, raised = _origin(error)
-    ours = file.startswith(_OURS)
-    if made_up and not ours and _is_of_values(error, raised):
-        return f"values are not real: {call(format_error(error))}"
     complained = raised and not file.startswith((_OURS, *_PACKAGES))
     if complained or isinstance(error, _MISTAKES):
         return None
@@ -193,17 +192,6 @@ def _origin(error: BaseException) -> tuple[str, bool]:
     code = traceback.tb_frame.f_code
     raised = dis.opname[code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
     return code.co_filename, raised
-
-
-def _is_of_values(error: BaseException, raised: bool) -> bool:
-    """Whether an exception may follow from a value, or from none being what was waited for."""
-    if isinstance(error, (AssertionError, ArithmeticError, IndexError)):
-        return True
-    if isinstance(error, KeyError):
-        return bool(error.args) and isinstance(error.args[0], (bool, int, float))
-    if not raised or isinstance(error, _MISTAKES):
-        return False
-    return not _origin(error)[0].startswith(_TORCH)
 
 
 # -- the process -----------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ GALLERY = Path(__file__).parents[1] / "gallery"
 def ran(kind: str, programs: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """The diagnosis of each program as JSON.
 
-    `kind` is `simulated`, `second` or `cuda`; a program is its name and its arguments after the
-    device.
+    `kind` is `simulated`, `second` or `cuda`; a program is its name, or its path without `.py`, and
+    its arguments after the device.
     """
     done = subprocess.run(
         [sys.executable, "-B", "-m", __name__, kind],
@@ -39,6 +39,12 @@ def ran(kind: str, programs: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def _device(kind: str) -> str:
+    if kind == "simulated":
+        import torch
+
+        from ckptmove.trial.simulation import device
+
+        device.install(torch.device("cuda", 0))  # half a second for each
     if kind != "second":
         return "cuda:0"
     from tests.devices.second_device import DEVICE, install
@@ -57,7 +63,7 @@ def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
         os.close(reading)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         name, *args = program
-        path = os.fspath((GALLERY / f"{name}.py").relative_to(Path.cwd()))
+        path = os.path.relpath(GALLERY / f"{name}.py")
         asked = {"script": path, "args": [device, *args], "steps": 2, "device": device}
         asked["patience"] = 120
         try:

@@ -14,6 +14,7 @@ from typing import Any
 from tests.conftest import ROOT
 
 _BEGIN = """\
+import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -27,7 +28,7 @@ def step(model, optimizer, loss=None):
 
 
 def hosted(programs: Mapping[str, str], folder: Path) -> dict[str, dict[str, Any]]:
-    """The result of each: its `error`, the `excuse` for that, how many values were `made_up`."""
+    """The result of each: its `error`, and the `excuse` for that."""
     for name, program in programs.items():
         (folder / f"{name}.py").write_text(_BEGIN + program)
     done = subprocess.run(
@@ -42,21 +43,21 @@ def hosted(programs: Mapping[str, str], folder: Path) -> dict[str, dict[str, Any
 
 
 def _run(path: str) -> dict[str, Any]:
-    from ckptmove.trial.simulation.patches import FakeDevice
-    from ckptmove.trial.simulation.script_host import hosting
+    import torch
+
+    from ckptmove.trial.simulation.script_host import call, hosting
     from ckptmove.trial.stage_fake import excused
 
     os.chdir(Path(path).parent)
-    cast = FakeDevice("cuda:0")
     names: dict[str, Any] = {"__name__": "hosted"}
     error = excuse = None
-    with hosting(cast) as guesses:
+    with hosting(torch.device("cuda", 0)):
         try:
             exec(compile(Path(path).read_text(), path, "exec"), names)
         except Exception as raised:
-            excuse = excused(raised, cast.call, made_up=bool(guesses.made_up))
-            error = cast.call(f"{type(raised).__name__}: {raised}")
-    return {"error": error, "excuse": excuse, "made_up": guesses.made_up}
+            excuse = excused(raised, call)
+            error = call(f"{type(raised).__name__}: {raised}")
+    return {"error": error, "excuse": excuse}
 
 
 def _one(path: str) -> dict[str, Any]:
@@ -82,9 +83,10 @@ def _one(path: str) -> dict[str, Any]:
 def _serve() -> None:
     import torch._dynamo  # a second for each program that needs it
 
-    import ckptmove.trial.simulation.script_host
     import ckptmove.trial.stage_fake  # noqa: F401 - likewise
+    from ckptmove.trial.simulation.device import install
 
+    install(torch.device("cuda", 0))  # likewise
     torch.set_num_threads(1)  # before any is started, which no child would have
     json.dump([_one(each) for each in json.load(sys.stdin)], sys.stdout)
 

@@ -1,6 +1,6 @@
 """Small programs on a simulated GPU and a real CPU: right ones run, wrong ones fail as on a GPU.
 
-Each checks with `assert` what it must see, except values that can't be certain.
+Each checks with `assert` what it must see.
 """
 
 from __future__ import annotations
@@ -51,24 +51,109 @@ assert (labels < 4).all() and labels.min() >= 0
 assert not loss > 10
 assert torch.allclose(loss, loss)
 """,
-    "loops": """\
-tries = 0
-while True:
-    tries += 1
-    if (torch.randn(3, device="cuda") > 2).all():
-        break
-done = torch.rand(3, device="cuda") + 1
-while not torch.randint(0, 2, (3,), device="cuda").to(torch.bool).logical_not().any():
-    pass
-while done.mean() > 0.5:
-    pass
+    "values": """\
+torch.manual_seed(1)
+here = nn.Linear(4, 4)
+there = copy.deepcopy(here).cuda()
+x = torch.randn(5, 4)
+assert torch.equal(here(x), there(x.cuda()).cpu())
+F.cross_entropy(here(x), torch.arange(5) % 4).backward()
+F.cross_entropy(there(x.cuda()), torch.arange(5).cuda() % 4).backward()
+assert torch.equal(here.weight.grad, there.weight.grad.cpu())
+done = x.cuda().abs()
+while done.mean() > 0.1:
+    done *= 0.5
+assert done.sum().item() == done.cpu().sum().item()
+""",
+    "numbers": """\
+x = torch.arange(5).cuda()
+for each in (x % 4, x | 1, 7 % (x + 1), torch.fmod(x, 2), torch.xlogy(x, 2), x ** 2, x * 1.5):
+    assert each.is_cuda
+assert (x.sum() % 4).item() == 2 and (x[1].half() * 1.5).dtype == torch.float16
+assert (x + torch.tensor(1)).is_cuda and x.clamp(1, 3).is_cuda
+assert torch.where(x > 1, torch.tensor(0.0), torch.tensor(1.0)).is_cuda
+""",
+    "data": """\
+model = nn.Linear(4, 4)
+kept = list(model.parameters())
+optimizer = torch.optim.Adam(model.parameters())
+for parameter in model.parameters():
+    parameter.data = parameter.data.to("cuda")
+assert all(a is b and a.is_cuda for a, b in zip(kept, model.parameters()))
+step(model, optimizer)
+x = torch.zeros(3, 3, device="cuda")
+x[range(3), torch.tensor([0, 1, 2])] = 1.0
+assert x.trace() == 3 and x[torch.tensor([0])].is_cuda
+""",
+    "sparse": """\
+eye = torch.eye(4).to_sparse().to("cuda")
+assert torch.equal(torch.sparse.mm(eye, torch.ones(4, 3, device="cuda")).cpu(), torch.ones(4, 3))
+table = nn.Embedding(5, 3, sparse=True).to("cuda")
+table(torch.tensor([1, 2], device="cuda")).sum().backward()
+torch.optim.SparseAdam(table.parameters()).step()
+assert table.weight.grad.is_sparse and table.weight.grad.is_cuda
+""",
+    "attention": """\
+q = torch.randn(2, 2, 4, 8, device="cuda", requires_grad=True)
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert out.dtype == torch.bfloat16 and out.is_cuda
+grad, = torch.autograd.grad(out.float().sum(), q, create_graph=True)
+grad.sum().backward()
+layer = nn.TransformerEncoderLayer(16, 4, batch_first=True)
+model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
+model(torch.randn(2, 5, 16, device="cuda")).sum().backward()
+""",
+    "scripted": """\
+net = torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU())).to("cuda")
+assert net(torch.randn(2, 3, device="cuda")).is_cuda
+net(torch.randn(2, 3, device="cuda")).sum().backward()
+assert next(net.parameters()).grad.is_cuda
+""",
+    "threads": """\
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as pool:
+    assert pool.submit(lambda: torch.ones(2).cuda()).result().is_cuda
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.full((), 2.0, device="cuda")
+x = torch.ones(3, device="cuda", requires_grad=True)
+Twice.apply(x).sum().backward()
+assert x.grad.tolist() == [2, 2, 2]
+""",
+    "forks": """\
+import os
+reading, writing = os.pipe()
+if not os.fork():
+    try:
+        torch.ones(2, device="cuda")
+        os.write(writing, b"used")
+    finally:
+        os._exit(0)
+os.close(writing)
+assert os.read(reading, 9) == b"used"
+torch.ones(2, device="cuda")
+reading, writing = os.pipe()
+if not os.fork():
+    try:
+        torch.ones(2, device="cuda")
+    except RuntimeError as error:
+        os.write(writing, str(error).encode())
+    finally:
+        os._exit(0)
+os.close(writing)
+assert os.read(reading, 99).startswith(b"Cannot re-initialize CUDA in forked")
 """,
     "distributions": """\
 from torch.distributions import Categorical, Normal
 loc = torch.randn(8, 4, device="cuda", requires_grad=True)
 Normal(loc, loc.exp()).rsample().sum().backward()
 action = Categorical(torch.softmax(loc, -1)).sample()
-assert action[0].item() in (0, 1)
+assert action[0].item() in range(4)
 """,
     "numpy": """\
 import numpy as np
@@ -78,63 +163,23 @@ assert np.array(x.detach().cpu()).shape == (3,)
 assert len(x.tolist()) == 3 and isinstance(x.sum().item(), float)
 """,
     "saving": """\
-import copy, io, os
+import io
 model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
 optimizer = torch.optim.Adam(model.parameters())
 step(model, optimizer)
-torch.save(model, "m.pt")
-torch.save({"model": model, "optimizer": optimizer, "n": 3}, "both.pt")
-assert not os.path.exists("m.pt")
-again = torch.load("m.pt", weights_only=False)
-assert again is not model and again[0].weight.is_cuda
-assert isinstance(again[0].weight, nn.Parameter) and again[0].weight.requires_grad
-step(again, torch.optim.SGD(again.parameters(), lr=0.1))
-both = torch.load("both.pt", map_location="cpu", weights_only=False)
-assert both["n"] == 3 and both["model"][0].weight.device.type == "cpu"
-assert both["optimizer"].param_groups[0]["params"][0] is both["model"][0].weight
+torch.save({"model": model, "optimizer": optimizer.state_dict()}, "both.pt")
+again = torch.load("both.pt", weights_only=False)
+assert again["model"][0].weight.is_cuda
+assert torch.equal(again["model"][0].weight, model[0].weight)
+step(again["model"], torch.optim.SGD(again["model"].parameters(), lr=0.1))
+here = torch.load("both.pt", map_location="cpu", weights_only=False)
+assert here["model"][0].weight.device.type == "cpu"
+optimizer.load_state_dict(again["optimizer"])
 held = io.BytesIO()
-torch.save(model, held)
+torch.save(model.state_dict(), held)
 held.seek(0)
-assert torch.load(held, weights_only=False)[0].weight.shape == (4, 4)
-torch.save(nn.Linear(2, 2), "real.pt")
-assert os.path.exists("real.pt")
-model.load_state_dict(torch.load("m.pt", weights_only=False).state_dict())
-""",
-    "saving_under_another_name": """\
-import os, shutil
-from pathlib import Path
-model = nn.Linear(4, 4).cuda()
-Path("others").mkdir()
-Path("kept.pt").write_text("of another run")
-def loads(name):
-    model.load_state_dict(torch.load(name))
-    return True
-torch.save(model.state_dict(), "kept.pt")
-loads(os.path.abspath("kept.pt")) and loads("others/../kept.pt")
-os.symlink("kept.pt", "link.pt")
-loads("link.pt")
-torch.save(model.state_dict(), "new.pt.tmp")
-os.replace("new.pt.tmp", "new.pt")
-loads("new.pt")
-Path("new.pt").rename("newer.pt")
-shutil.copy("newer.pt", "others")
-os.link("newer.pt", Path("others", "linked.pt"))
-loads(Path("others", "newer.pt")) and loads("others/linked.pt") and loads("newer.pt")
-shutil.copyfile(src="newer.pt", dst="kept.pt")
-for name in ("newer.pt", "kept.pt"):
-    os.remove(name)
-assert Path("kept.pt").read_text() == "of another run"
-for gone in ("new.pt", "new.pt.tmp", "newer.pt"):
-    try:
-        torch.load(gone)
-    except FileNotFoundError:
-        pass
-    else:
-        raise AssertionError(gone)
-os.rename("kept.pt", "real.txt")
-shutil.copy("real.txt", "again.txt")
-os.unlink("again.txt")
-assert os.path.exists("real.txt") and not os.path.exists("again.txt")
+assert b"cuda:0" in held.getvalue() and b"privateuseone" not in held.getvalue()
+model.load_state_dict(torch.load(held))
 """,
     "moved_within_a_graph": """\
 model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
@@ -229,7 +274,25 @@ WRONG = {
         "x.requires_grad_().cpu().numpy()",
         "RuntimeError: Can't call numpy() on Tensor that requires grad.",
     ),
-    "dtypes": ("x.double() @ x", "RuntimeError: expected operands of the same dtype"),
+    "dtypes": ("x.double() @ x", "RuntimeError: expected m1 and m2 to have the same dtype"),
+    "integers": ("x.long() @ x.long()", "RuntimeError: \"mm_cuda\" not implemented for 'Long'"),
+    "indices": ("torch.ones(3)[x[0].long()]", "RuntimeError: indices should be either on cpu"),
+    "put": ("torch.ones(3, 3)[[0, 1, 2]] = x", "RuntimeError: Expected all"),
+    "put_there": ("x[torch.tensor([0])] = torch.ones(1, 3)", "RuntimeError: Expected all tensors"),
+    "generator": (
+        "torch.randn(3, device='cuda', generator=torch.Generator())",
+        "RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "lengths": (
+        "nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2, 1]).cuda(), batch_first=True)",
+        "RuntimeError: 'lengths' argument should be a 1D CPU int64 tensor",
+    ),
+    "numbers": ("x.clamp(min=torch.zeros(3))", "RuntimeError: Expected all tensors"),
+    "stack": ("torch.stack([x[0, 0], torch.tensor(1.0)])", "RuntimeError: Expected all tensors"),
+    "attention": (
+        "F.scaled_dot_product_attention(x, x.cpu(), x)",
+        "RuntimeError: Expected query, key, and value to have the same device type",
+    ),
     "parallel": (
         "nn.DataParallel(nn.Linear(3, 3)).cpu()(x)",
         "RuntimeError: module must have its parameters and buffers on device cuda:0",
@@ -249,19 +312,20 @@ def test_wrong_programs_are_not_excused(tmp_path: Path) -> None:
         assert found[name]["excuse"] is None, (name, found[name])
 
 
-#: What follows from values that are made up, or from the way that a device is played.
+#: What the simulation lacks, which is not the program's fault.
 EXCUSED = {
-    "raised": "if x.sum().item() < 2: raise ValueError('the loss is too small')",
-    "asserted": "assert x.sum() > 5",
-    "index": "['a'][int(x.sum())]",
-    "made_key": "{5: 'a'}[int(x.sum())]",
-    "divided": "1 / (x.sum().item() - 1)",
-    "no_graph": "torch.cuda.CUDAGraph()",
+    "graph": ("torch.cuda.CUDAGraph()", "CUDAGraph"),
+    "storage": ("torch.ones(3).cuda().untyped_storage().resize_(9)", "a storage that changes"),
+    "another": ("torch.ones(3, device='cuda:1')", "the script names cuda:1, and only cuda:0"),
+    "compressed": (
+        "torch.eye(4).to_sparse_csr().to('cuda') @ torch.ones(4).cuda()",
+        "aten::addmv.out is not simulated",
+    ),
 }
 
 
-def test_what_is_made_up_is_excused(tmp_path: Path) -> None:
-    begin = 'x = torch.ones(3, 3, device="cuda")\n'
-    found = hosted({name: begin + end for name, end in EXCUSED.items()}, tmp_path)
-    assert [name for name, each in found.items() if not each["excuse"]] == [], found
-    assert all(each["made_up"] for name, each in found.items() if name != "no_graph")
+def test_what_cant_be_simulated_is_excused(tmp_path: Path) -> None:
+    found = hosted({name: program for name, (program, _) in EXCUSED.items()}, tmp_path)
+    for name, (_, said) in EXCUSED.items():
+        assert said in str(found[name]["excuse"]), (name, found[name])
+        assert "privateuse" not in found[name]["excuse"].lower(), found[name]

@@ -23,13 +23,7 @@ _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no fi
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
 #: Our code that replaces code of torch, and is called by the user's.
-_LIKE_TORCH = tuple(
-    f"{_OURS}trial{os.sep}simulation{os.sep}{name}.py"
-    for name in (
-        *("kernels", "made_up_values", "patches"),
-        *("script_host", "torch_answers", "torch_save"),
-    )
-)
+_LIKE_TORCH = f"{_OURS}trial{os.sep}simulation{os.sep}"
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("purelib", "platlib"))
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep

@@ -90,16 +90,16 @@ class Valueless(FakeTensorMode):
 def pretending(cast: FakeDevice, mode: FakeTensorMode) -> Iterator[None]:
     """Play the device as long as this lasts, with no tensor having values, wherever it is."""
     with ExitStack() as stack:
-        for target, name, value in pretences(cast):
+        for target, name, value in _pretences(cast):
             stack.enter_context(replaced(target, name, value))
-        stack.enter_context(replaced(torch.nn.Module, "_apply", applying(_remade)))
+        stack.enter_context(replaced(torch.nn.Module, "_apply", _apply))
         stack.enter_context(mode)
         stack.enter_context(Kernels(cast.kind, cast.device.type))
         stack.enter_context(Devices(cast))
         yield
 
 
-def pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
+def _pretences(cast: FakeDevice) -> list[tuple[Any, str, Any]]:
     """What code asks to find out about the device: of what, by which name, and the answer."""
     return [
         (FakeTensor, "device", _told(cast)),
@@ -227,7 +227,7 @@ def place(module: torch.nn.Module, where: Callable[[str], torch.device]) -> None
                     key = f"{prefix}.{name}" if prefix else name
                     moved[id(tensor)] = tensor, valueless(tensor, where(key))
                 part[name] = moved[id(tensor)][1]
-    follow(module, moved)
+    _follow(module, moved)
 
 
 def valueless(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -244,35 +244,24 @@ def valueless(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return made
 
 
-Apply = Callable[[Any], Any]
+def _apply(module: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """`Module._apply` for fake tensors, which can't be changed in place."""
+    moved: dict[int, tuple[Any, Any]] = {}
+    for each in module.modules() if recurse else (module,):
+        for name, parameter in each._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in moved:
+                moved[id(parameter)] = parameter, _remade(parameter, fn)
+            each._parameters[name] = moved[id(parameter)][1]
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = fn(buffer)
+    _follow(module, moved)
+    return module
 
 
-def applying(exchanged: Callable[[torch.nn.Parameter, Apply], Any]) -> Callable[..., Any]:
-    """`Module._apply` for fake tensors, which can't be changed in place.
-
-    Args:
-        exchanged: what a parameter becomes when a function is applied to it.
-    """
-
-    def apply(module: torch.nn.Module, fn: Apply, recurse: bool = True) -> Any:
-        moved: dict[int, tuple[Any, Any]] = {}
-        for each in module.modules() if recurse else (module,):
-            for name, parameter in each._parameters.items():
-                if parameter is None:
-                    continue
-                if id(parameter) not in moved:
-                    moved[id(parameter)] = parameter, exchanged(parameter, fn)
-                each._parameters[name] = moved[id(parameter)][1]
-            for name, buffer in each._buffers.items():
-                if buffer is not None:
-                    each._buffers[name] = fn(buffer)
-        follow(module, moved)
-        return module
-
-    return apply
-
-
-def _remade(parameter: torch.nn.Parameter, fn: Apply) -> Any:
+def _remade(parameter: torch.nn.Parameter, fn: Callable[[Any], Any]) -> Any:
     with torch.no_grad():
         made = fn(parameter)
     if made is parameter:
@@ -280,7 +269,7 @@ def _remade(parameter: torch.nn.Parameter, fn: Apply) -> Any:
     return torch.nn.Parameter(made, parameter.requires_grad)
 
 
-def follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
+def _follow(module: torch.nn.Module, moved: Mapping[int, tuple[Any, Any]]) -> None:
     """Have other references to parameters follow, since real ones are moved in place.
 
     As an LSTM's list of its weights. Buffers are replaced by torch too.

@@ -1,243 +1,271 @@
-"""Run a whole script with a simulated device beside the real CPU.
+"""Run a whole script on a simulated device with real values, beside the real CPU.
 
-Tensors on the CPU have their values, so data is loaded, shuffled and counted as usual. Tensors that
-go to the simulated device have no values; if the script asks for one, it is made up.
+The kernels are those of `device`; here is what Python code sees of the device, and what it asks.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
+import importlib
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.distributions import Distribution
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch import Tensor
+from torch.jit._script import RecursiveScriptModule
 
-from ...live.tracing.source_lines import user_line
-from .kernels import Kernels
-from .made_up_values import Guesses
-from .patches import Devices, FakeDevice, Valueless, applying, pretences, valueless
-from .torch_answers import replaced
-from .torch_save import Files
+from .device import install
+from .device_kernels import generators, type_name
+from .device_memory import NAME, THERE, device_of, is_there, shown
+from .torch_answers import TYPES, Stream, answers, noop, replaced
 
-#: Where a made up value of 1 would say that a gradient is infinite.
-_OF_SCALING = "torch.amp.grad_scaler"
+_true_data: Any = torch._C.TensorBase.data
+_true_type: Any = torch.Tensor.type
+_true_device_of_storage: Any = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
+_truly_compatible: Any = torch._has_compatible_shallow_copy_type
 
 
 @contextmanager
-def hosting(cast: FakeDevice) -> Iterator[Guesses]:
-    """Play the device as long as this lasts, beside a CPU that is what it is.
+def hosting(device: torch.device) -> Iterator[None]:
+    """Simulate the device as long as this lasts; its kernels stay in this process.
 
-    Gives what is told of values that aren't there.
+    Raises:
+        NotSimulated: it can't be.
     """
-    mode = Valueless(allow_non_fake_inputs=True)
-    guesses = Guesses()
-    validates = Distribution._validate_args
+    # It lists functions of torch by identity, so before they are replaced.
+    importlib.import_module("torch._dynamo")
+    install(device)
     with ExitStack() as stack:
-        for target, name, value in pretences(cast):
-            stack.enter_context(replaced(target, name, value))
-        exchanged = functools.partial(_exchanged, mode)
-        stack.enter_context(replaced(torch.nn.Module, "_apply", applying(exchanged)))
-        files = Files(cast, mode)
-        stack.enter_context(replaced(torch, "save", files.save))
-        stack.enter_context(replaced(torch, "load", files.load))
-        for module, name, change in files.changes():
-            stack.enter_context(replaced(module, name, change))
+        for target, name, value in (*answers(str(device)), *_seen(device), *_asked(device)):
+            if hasattr(target, name):
+                stack.enter_context(replaced(target, name, value))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".pin_memory. argument is set as true but no")
-        stack.enter_context(replaced(torch, "inference_mode", _inferring))
-        for kind in _fused():
-            stack.enter_context(replaced(kind, "__init__", _unfused(kind.__init__)))
-        stack.callback(Distribution.set_default_validate_args, validates)
-        Distribution.set_default_validate_args(False)  # made up values are in no range
-        stack.enter_context(_There(cast, mode, guesses))
-        stack.enter_context(Kernels(cast.kind, cast.device.type))
-        stack.enter_context(_Devices(cast, guesses))
-        yield guesses
+        yield
 
 
-class _Devices(Devices):
-    """Tells values of what has none."""
-
-    def __init__(self, cast: FakeDevice, guesses: Guesses) -> None:
-        super().__init__(cast)
-        self._guesses = guesses
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = bool(args) and isinstance(args[0], FakeTensor)
-        if asked and func in _VALUES:
-            if func is not torch.Tensor.tolist:
-                self._check_numpy(args[0], **(kwargs or {}))
-            return func(self._guesses.filled(args[0]), *args[1:], **(kwargs or {}))
-        if asked and func is torch.Tensor.__format__ and not args[0].dim():
-            return format(args[0].item(), *args[1:])
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _check_numpy(
-        self, tensor: FakeTensor, *args: object, force: bool = False, **kwargs: object
-    ) -> None:
-        """Raise what torch does of a tensor that can't be numpy's."""
-        if force:
-            return
-        if tensor.fake_device.type != "cpu":
-            raise TypeError(
-                f"can't convert {self._cast.real(tensor.fake_device)} device type tensor to numpy. "
-                "Use Tensor.cpu() to copy the tensor to host memory first."
-            )
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. "
-                "Use tensor.detach().numpy() instead."
-            )
+def call(text: str) -> str:
+    """A text with the device that is simulated for what stands in for it."""
+    kind = shown.device.type
+    text = text.replace(f"{NAME}:0", str(shown.device)).replace(NAME, kind)
+    return text.replace("PrivateUse1", kind.upper())
 
 
-#: What asks for all values of a tensor.
-_VALUES = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
+# -- what Python sees of tensors -------------------------------------------------------------------
 
 
-class _There(TorchDispatchMode):
-    """Has what is made on the device, or brought there, be without values.
-
-    A number that is asked for is made up: 1, or what lets a scaled step be taken.
-    """
-
-    def __init__(self, cast: FakeDevice, mode: FakeTensorMode, guesses: Guesses) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kind = cast.device.type
-        self._mode = mode
-        self._guesses = guesses
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        device = kwargs.get("device")
-        there = isinstance(device, torch.device) and device.type == self._kind
-        if kwargs.get("generator") is not None and (there or _is_fake(args)):
-            kwargs = {**kwargs, "generator": None}  # it is of the CPU
-        if there:
-            with self._mode:
-                return func(*args, **kwargs)
-        asked = func is torch.ops.aten._local_scalar_dense.default
-        if asked and isinstance(args[0], FakeTensor) and args[0].constant is None:
-            if _called_by(_OF_SCALING):
-                return False if args[0].dtype is torch.bool else 0.0
-            return self._guesses.answer(args[0])
-        try:
-            out = func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            out = self._made_up(func, args, kwargs)
-        self._guesses.note(func, args, out)
-        return out
-
-    def _made_up(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation gives whose shapes hang on values: as if all were 1, and True."""
-
-        def real(value: Any) -> Any:
-            if not isinstance(value, FakeTensor):
-                return value
-            return torch.ones(value.shape, dtype=value.dtype, device="cpu")
-
-        self._guesses.tell(user_line(sys._getframe(1)))
-        home = next(
-            each.fake_device
-            for each in pytree.tree_leaves((args, kwargs))
-            if isinstance(each, FakeTensor)
-        )
-        with _disable_current_modes():
-            made = func(*pytree.tree_map(real, args), **pytree.tree_map(real, kwargs))
-        outputs, spec = pytree.tree_flatten(made)
-        # How many go together stays on the host.
-        there = 1 if func is torch.ops.aten._pack_padded_sequence.default else len(outputs)
-        with self._mode:
-            outputs[:there] = [
-                valueless(each, home) if isinstance(each, torch.Tensor) else each
-                for each in outputs[:there]
-            ]
-        return pytree.tree_unflatten(outputs, spec)
-
-
-def _inferring(mode: Any = True) -> Any:
-    """`torch.inference_mode`, in which there is no playing, as `torch.no_grad`."""
-    if callable(mode):
-        return torch.no_grad()(mode)
-    return torch.no_grad() if mode else torch.set_grad_enabled(torch.is_grad_enabled())
-
-
-def _fused() -> list[type[torch.optim.Optimizer]]:
-    """The optimizers that have fused kernels."""
+def _seen(device: torch.device) -> list[tuple[Any, str, Any]]:
+    is_kind = f"is_{device.type}"
+    storage = torch.UntypedStorage
+    data = property(_true_data.__get__, _set_data, _true_data.__delete__)
     return [
-        each
-        for each in vars(torch.optim).values()
-        if isinstance(each, type) and "fused" in inspect.signature(each).parameters
+        (Tensor, "device", property(_shown_device)),
+        (Tensor, is_kind, property(is_there)),
+        (Tensor, "data", data),
+        (Tensor, "type", _typed),
+        (Tensor, device.type, _brought),
+        (Tensor, "pin_memory", lambda self, device=None: self),
+        (Tensor, "is_pinned", lambda self, device=None: False),
+        (storage, "device", property(_device_of_storage)),
+        (storage, is_kind, property(lambda each: _device_of_storage(each) == shown.device)),
+        (torch, "_has_compatible_shallow_copy_type", _compatible),
+        (RecursiveScriptModule, "_apply", _apply_to_script),
     ]
 
 
-def _unfused(make: Callable[..., None]) -> Callable[..., None]:
-    """An optimizer's `__init__` without fused kernels, which know no other devices."""
-
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("fused"):
-            kwargs["fused"] = None
-        make(self, *args, **kwargs)
-
-    return init
+def _shown_device(tensor: Tensor) -> torch.device:
+    found = device_of(tensor)
+    return shown.device if found.type == NAME else found
 
 
-def _called_by(module: str) -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(32):  # and those of the modes between
-        if frame is None:
-            return False
-        if frame.f_globals.get("__name__") == module:
-            return True
-        frame = frame.f_back
-    return False
+def _device_of_storage(storage: Any) -> torch.device:
+    found: torch.device = _true_device_of_storage(storage)
+    return shown.device if found.type == NAME else found
 
 
-def _is_fake(args: Any) -> bool:
-    return any(isinstance(each, FakeTensor) for each in args)
+def _compatible(one: Tensor, other: Tensor) -> bool:
+    """Whether `one.data = other` is allowed, as it is between a CPU and CUDA."""
+    if {device_of(one).type, device_of(other).type} == {"cpu", NAME}:
+        return True
+    return bool(_truly_compatible(one, other))
 
 
-def _exchanged(
-    mode: FakeTensorMode, parameter: torch.nn.Parameter, fn: Callable[[Any], Any]
-) -> torch.nn.Parameter:
-    """A parameter to which a function was applied: the same object, wherever it goes."""
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """`tensor.data = value`; between devices the two exchange what they are."""
+    if device_of(tensor).type == device_of(value).type:
+        _true_data.__set__(tensor, value)
+        return
     with torch.no_grad():
-        source: torch.Tensor = parameter
-        if not isinstance(parameter, FakeTensor):
-            with mode:  # the parameter itself must not be made into one, or it can't be exchanged
-                source = valueless(parameter, parameter.device)
-        made = fn(source)
-        if made is source:
-            return parameter
-        if made.device.type == "cpu" and source is not parameter:  # it keeps its values
-            parameter.data = fn(parameter.data)
-            return parameter
-        gradient = None if parameter.grad is None else fn(parameter.grad)
-    new = torch.nn.Parameter(made.detach(), parameter.requires_grad)
-    new.grad = gradient
-    _swap(parameter, new)
-    return parameter
+        gradient, learns = tensor.grad, tensor.requires_grad
+        new = value.detach().requires_grad_(False)
+        if isinstance(tensor, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, learns)
+        else:
+            new = new.view_as(new) if new is value else new
+            new.requires_grad_(learns)
+    hooks = tensor._backward_hooks
+    later = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    torch._C._swap_tensor_impl(tensor, new)
+    if hooks:
+        tensor._backward_hooks = hooks
+    if later:
+        tensor._post_accumulate_grad_hooks = later
+    if gradient is not None:
+        if device_of(gradient).type != device_of(tensor).type:
+            _set_data(gradient, gradient.to(device_of(tensor)))
+        tensor.grad = gradient
 
 
-def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
-    """`torch.utils.swap_tensors`, whatever else holds on to them.
+def _apply_to_script(module: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """`Module._apply` for scripted modules, whose tensors C++ holds."""
+    for each in module.modules() if recurse else (module,):
+        for held in (each._parameters, each._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is None:
+                    continue
+                with torch.no_grad():
+                    made = fn(tensor)
+                if made is not tensor:
+                    each._c.setattr(name, made.detach().requires_grad_(tensor.requires_grad))
+    return module
 
-    A graph that does keeps what it had, as it does of a parameter that is moved in place.
-    """
-    one.__class__, other.__class__ = other.__class__, one.__class__
-    one.__dict__, other.__dict__ = other.__dict__, one.__dict__
-    torch._C._swap_tensor_impl(one, other)
+
+def _brought(
+    tensor: Tensor,
+    device: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = torch.preserve_format,
+) -> Tensor:
+    """`Tensor.cuda`."""
+    named = f"{shown.device.type}:{device}" if isinstance(device, int) else device
+    there = shown.meant(shown.device if named is None else named)
+    return tensor.to(there, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _typed(tensor: Tensor, wanted: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.type`, which names devices of its own."""
+    wanted = kwargs.pop("dtype", wanted)
+    if wanted is None:
+        return type_name(tensor)
+    spelled = getattr(wanted, "__name__", "") if isinstance(wanted, type) else wanted
+    if isinstance(spelled, str):
+        where, _, kind = spelled.rpartition(".")
+        there = where.endswith(f".{shown.device.type}") or hasattr(wanted, "home")
+        if kind in TYPES and there:
+            return tensor.to(THERE, TYPES[kind])
+    return _true_type(tensor, wanted, *args, **kwargs)
+
+
+# -- what Python asks torch ------------------------------------------------------------------------
+
+
+def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
+    """What is answered otherwise than to code that has no values."""
+    accelerator = getattr(torch, "accelerator", None)
+    found: list[tuple[Any, str, Any]] = [
+        (torch, "Generator", _generator()),
+        (torch, "compile", _compile),
+        *((torch, name, _autocast(name, device.type)) for name in _AUTOCAST),
+        (accelerator, "is_available", lambda: True),
+        (accelerator, "current_accelerator", lambda check_available=False: _kind(device)),
+        (accelerator, "device_count", lambda: (device.index or 0) + 1),
+        *((accelerator, name, _index(device)) for name in _INDEX),
+        *((accelerator, name, noop()) for name in _ACCELERATED),
+        (accelerator, "memory_stats", lambda device=None: defaultdict(int)),
+        (accelerator, "memory_allocated", lambda device=None: 0),
+        (accelerator, "max_memory_allocated", lambda device=None: 0),
+        (accelerator, "current_stream", lambda device=None: Stream()),
+        (accelerator, "device_index", lambda device: nullcontext()),
+    ]
+    if device.type == "cuda":
+        cuda = torch.cuda
+        found += [
+            (cuda, "is_initialized", lambda: True),
+            (cuda, "_lazy_init", noop()),
+            (cuda, "get_device_capability", lambda device=None: (8, 0)),
+            (cuda, "get_arch_list", lambda: ["sm_80"]),
+            (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
+        ]
+    return found
+
+
+_INDEX = ("current_device_index", "current_device_idx")
+_ACCELERATED = ("set_device_index", "set_device_idx", "synchronize", "set_stream", "empty_cache")
+_AUTOCAST = (
+    *("set_autocast_enabled", "is_autocast_enabled"),
+    *("get_autocast_dtype", "set_autocast_dtype"),
+)
+
+
+def _kind(device: torch.device) -> torch.device:
+    return torch.device(device.type)
+
+
+def _index(device: torch.device) -> Callable[[], int]:
+    return lambda: device.index or 0
+
+
+def _autocast(name: str, kind: str) -> Callable[..., Any]:
+    """A function of autocast, which keeps the settings of each kind of device."""
+    real = getattr(torch, name)
+
+    def asked(*args: Any) -> Any:
+        named = bool(args) and isinstance(args[0], str)
+        if (not named and kind == "cuda") or (named and args[0] == kind):
+            args = (NAME, *args[named:])
+        return real(*args)
+
+    return asked
+
+
+def _generator() -> type:
+    """`torch.Generator`, also of the device."""
+    real = torch.Generator
+
+    class Meta(type(real)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, real)
+
+    class Generator(real, metaclass=Meta):  # type: ignore[misc, valid-type]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            there = torch.device(device).type in (shown.device.type, NAME)
+            made: Any = real.__new__(cls, device="cpu" if there else device)  # type: ignore[call-arg]
+            if there:
+                generators[made._cdata] = made
+            return made
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        @property
+        def device(self) -> Any:
+            there = self._cdata in generators
+            return shown.device if there else real.device.__get__(self)
+
+    return Generator
+
+
+class _Compiled(torch.nn.Module):
+    """What `torch.compile` makes of a module: it runs as it is."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._orig_mod, name)
+
+
+def _compile(model: Any = None, **kwargs: Any) -> Any:
+    """`torch.compile`, which leaves functions as they are."""
+    if model is None:
+        return lambda found: _compile(found)
+    return _Compiled(model) if isinstance(model, torch.nn.Module) else model

@@ -84,7 +84,7 @@ def answers(name: str) -> list[tuple[Any, str, Any]]:
             )
         ]
         # torch's optimizers ask this themselves, and without a driver the true answer is an error.
-        found.append((accelerator, "current_stream", lambda device=None: _Stream()))
+        found.append((accelerator, "current_stream", lambda device=None: Stream()))
     if kind == "cuda":
         found += _of_cuda(name, current)
     if kind == "mps":
@@ -112,22 +112,22 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
         "can_device_access_peer": lambda *args: False,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "device": lambda device: nullcontext(),
-        "device_of": lambda tensor: nullcontext(),
+        "device": _Current,
+        "device_of": _Current,
         "stream": lambda stream: nullcontext(),
-        "current_stream": lambda device=None: _Stream(),
+        "current_stream": lambda device=None: Stream(),
         "is_current_stream_capturing": lambda: False,
-        "default_stream": lambda device=None: _Stream(),
-        "Stream": _Stream,
+        "default_stream": lambda device=None: Stream(),
+        "Stream": Stream,
         "Event": _Event,
         **{each: lambda device=None: 0 for each in _COUNTERS},
-        **dict.fromkeys(_RESETS, _nothing),
+        **{each: noop() for each in _RESETS},
         **{each: _Kind(each, (), {"dtype": TYPES[each], "home": name}) for each in TYPES},
     }
     return [
         *((torch.cuda, each, answer) for each, answer in given.items()),
-        *((nvtx, each, _nothing) for each in ("mark", "range_push", "range_pop")),
-        *((nvtx, each, _nothing) for each in ("range_start", "range_end")),
+        *((nvtx, each, noop()) for each in ("mark", "range_push", "range_pop")),
+        *((nvtx, each, noop()) for each in ("range_start", "range_end")),
         (nvtx, "range", lambda *args, **kwargs: nullcontext()),
         (torch, "set_default_tensor_type", _set_type),
         (torch.Tensor, "record_stream", _nothing),
@@ -137,6 +137,11 @@ def _of_cuda(name: str, current: int) -> list[tuple[Any, str, Any]]:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Functions of torch that do nothing on a simulated device."""
+
+
+def noop() -> Callable[..., None]:
+    """A function that does nothing."""
+    return lambda *args, **kwargs: None  # one for each, since torch._dynamo tells them by identity
 
 
 def _for_users(truly: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,20 +169,37 @@ class _Event:
     record = wait = synchronize = _nothing
 
 
-class _Stream(_Event):
+class Stream(_Event):
     """`torch.cuda.Stream`."""
 
     cuda_stream = stream_id = priority = 0
     wait_event = wait_stream = _nothing
 
     def record_event(self, event: Any = None) -> Any:
+        """An event, which is over."""
         return event or _Event()
 
     def is_capturing(self) -> bool:
+        """Whether a CUDA graph is captured."""
         return False
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> Stream:
         return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+class _Current:
+    """`torch.cuda.device(...)`, by which torch tells what a device is."""
+
+    idx = 0
+
+    def __init__(self, device: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(self, *args: object) -> None:
         pass

@@ -1,0 +1,168 @@
+"""A device with real values on a machine that has none, within torch's own dispatcher.
+
+Its tensors are torch's `privateuseone` tensors over ordinary memory (`device_memory`), each
+operation runs on the CPU over the same bytes (`device_kernels`), operands follow CUDA's rules
+(`operand_rules`), and autocast torch's lists (`autocasting`). What names the real device, in Python
+or in C++, in any thread, comes to the simulated one. `script_host` answers what Python asks.
+
+It lacks: storages that grow or shrink (`storage.resize_`), pinned memory, CSR, CSC and BSR tensors,
+CUDA graphs, kernels for CUDA alone, a second device.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.utils import backend_registration
+
+from . import device_kernels as kernels
+from .autocasting import casts
+from .device_kernels import Kernel, operation
+from .device_memory import KEY, NAME, NotSimulated, new_storage, resize, shown, unset
+
+#: Of which torch this needs private functions.
+OLDEST = "2.11"
+_NEEDED = (
+    (backend_registration, "_setup_privateuseone_for_python_backend"),
+    (torch._C, "_acc"),
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_from_dlpack"),
+    (torch._C, "_swap_tensor_impl"),
+    (torch._C, "_construct_storage_from_data_pointer"),
+)
+#: The dispatch keys of what can be simulated.
+_KEYS = {"cuda": "CUDA", "mps": "MPS", "xpu": "XPU"}
+#: Operations that have one kernel for every device, and there ask which it is.
+_ALSO = ("copy_", "convolution", "convolution_backward", "set_.source_Tensor")
+_kept: list[torch.library.Library] = []  # what is registered goes when its library does
+
+
+class _Module:
+    """`torch.privateuseone`, which torch's own code asks."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_rng_state(self, _: object = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, _: object = None) -> None:
+        torch.set_rng_state(state)
+
+    def set_device(self, _: object) -> None:
+        pass
+
+    def synchronize(self, _: object = None) -> None:
+        pass
+
+
+def install(device: torch.device) -> None:
+    """Make the device, once in this process, for good.
+
+    Raises:
+        NotSimulated: it can't be, with this torch or in this process.
+    """
+    if _kept:
+        return
+    if device.type not in _KEYS:
+        raise NotSimulated(f"scripts are simulated on {', '.join(_KEYS)}, not on {device.type}")
+    if any(not hasattr(of, name) for of, name in _NEEDED):
+        raise NotSimulated(
+            f"to simulate a script, torch {OLDEST} or newer is needed; this is {torch.__version__}"
+        )
+    shown.device = device
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+    _kept.append(library := torch.library.Library("aten", "IMPL"))
+    _register(library)
+    _register_others(library)
+    _register_names(library, _KEYS[device.type])
+    _kept.append(rest := torch.library.Library("_", "IMPL"))
+    rest.fallback(torch.library.fallthrough_kernel, f"Autocast{KEY}")
+    rest.fallback(_run_any, KEY)
+    UntypedStorage.__new__ = staticmethod(new_storage)  # type: ignore[assignment]
+
+
+def _names(key: str) -> set[str]:
+    """The operations that have a kernel for a dispatch key."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {each.removeprefix("aten::") for each in found if each.startswith("aten::")}
+
+
+@functools.cache
+def _kernel(op: Any) -> Kernel:
+    return Kernel(op)
+
+
+def _run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What has no kernel here, as an operation of somebody else's library."""
+    return _kernel(op)(*args, **kwargs)
+
+
+def _register(library: torch.library.Library) -> None:
+    """The kernels of what the CPU has kernels for."""
+    special = {
+        "convolution": kernels.convolution,
+        "_softmax": kernels.softmax,
+        "_log_softmax": kernels.softmax,
+        "_softmax_backward_data": kernels.softmax_backward,
+        "_log_softmax_backward_data": kernels.softmax_backward,
+    }
+    own = {"resize_": resize, "set_": unset, "scaled_dot_product_attention": None}
+    for name in sorted((_names("CPU") | set(_ALSO)) - own.keys()):
+        op = operation(name)
+        kernel: Any = functools.partial(kernels.see, op) if kernels.sees(op) else Kernel(op)
+        library.impl(op, special[name](kernel) if name in special else kernel, KEY)
+    library.impl("resize_", resize, KEY)
+    library.impl("set_", unset, KEY)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::_foreach_") and not name.endswith("out"):
+            op = operation(name.removeprefix("aten::"))
+            library.impl(op, kernels.for_each(Kernel(op)), KEY)
+
+
+def _register_others(library: torch.library.Library) -> None:
+    """What differs from the CPU: fused cells, attention, sparse tensors, autocast."""
+    for key in (KEY, f"Autograd{KEY}"):
+        library.impl("_thnn_fused_lstm_cell", kernels.lstm_cell, key)
+        library.impl("_thnn_fused_gru_cell", kernels.gru_cell, key)
+        library.impl("scaled_dot_product_attention", kernels.attention, key)
+    for name in sorted(_names("SparseCPU")):
+        library.impl(name, kernels.sparse(operation(name)), f"Sparse{KEY}")
+    for op, cast in casts():
+        try:
+            library.impl(op, cast, f"Autocast{KEY}")
+        except RuntimeError:  # listed twice
+            continue
+
+
+def _register_names(library: torch.library.Library, real: str) -> None:
+    """Whatever is made on the real device, by torch's C++ too, is made on this one."""
+    makers = {"empty.memory_format", "empty_strided", "_efficientzerotensor"}
+    for name in sorted(makers | _names("BackendSelect")):
+        op = operation(name)
+        if any(each.name == "device" for each in op._schema.arguments):
+            library.impl(op, functools.partial(kernels.make, op), real, allow_override=True)
+    for name in ("to.device", "to.dtype_layout"):
+        for key in (KEY, f"Autograd{KEY}", "CPU", "AutogradCPU"):
+            library.impl(name, functools.partial(kernels.move, operation(name)), key)

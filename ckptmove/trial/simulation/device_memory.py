@@ -1,0 +1,235 @@
+"""Memory of the simulated device: torch's `privateuseone` tensors over ordinary memory.
+
+A tensor there is one of torch's own, in a storage that DLPack relabels. Its values are real.
+Whoever asks (`x.device`) is told the device that is simulated, `shown.device`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+NAME, KEY = "privateuseone", "PrivateUse1"
+THERE = torch.device(NAME, 0)
+CPU = torch.device("cpu")
+CPU_KEY = torch._C.DispatchKey.CPU
+Op = Any  # torch._ops.OpOverload, which may be called with anything
+Seen = tuple[int | torch.SymInt, Sequence[int], Sequence[int]]  # offset, sizes, strides
+
+_EXTENSION = 12  # kDLExtDev of DLPack, which torch takes for `privateuseone`
+_true_device: Any = torch._C.TensorBase.device.__get__
+_set: Op = torch.ops.aten.set_.source_Storage_storage_offset
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class NotSimulated(Exception):
+    """This can't be simulated; its text says what and why."""
+
+
+class Shown:
+    """The device that is simulated, as it is shown to whoever asks.
+
+    Attributes:
+        device: e.g. `cuda:0`.
+        process: the process that used it first; torch can't use CUDA in a fork of that. 0: none.
+    """
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+        self.process = 0
+
+    def name(self, device: torch.device) -> str:
+        """A device as it is shown."""
+        return str(self.device if device.type == NAME else device)
+
+    def meant(self, device: Any) -> Any:
+        """The device that is meant, when the program names one.
+
+        Raises:
+            NotSimulated: it is another of the same kind.
+        """
+        if device is None:
+            return None
+        named = torch.device(device)
+        if named.type != self.device.type:
+            return named
+        if named.index not in (None, self.device.index):
+            raise NotSimulated(
+                f"the script names {named}, and only {self.device} is simulated; "
+                f"if it shall run on {named}, say --device {named}"
+            )
+        return THERE
+
+    def use(self) -> None:
+        """Take note that this process uses the device.
+
+        Raises:
+            RuntimeError: as CUDA does in a fork of a process that uses it.
+        """
+        process = os.getpid()
+        if not self.process:
+            self.process = process
+        if self.process != process and self.device.type == "cuda":
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+                "multiprocessing, you must use the 'spawn' start method"
+            )
+
+
+shown = Shown()
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """The true device of a tensor; within a torch function mode the shown one is asked for."""
+    found: torch.device = _true_device(tensor)
+    return THERE if found.type == shown.device.type else found
+
+
+def is_there(value: object) -> bool:
+    """Whether this is a tensor on the simulated device."""
+    return isinstance(value, Tensor) and device_of(value).type == NAME
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors among arguments, which may be lists of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def seen(tensor: Tensor) -> Seen:
+    """The offset, shape and stride with which a tensor views its storage."""
+    return tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def relabel(storage: UntypedStorage) -> UntypedStorage:
+    """The bytes of a storage of the CPU as a storage on the device, which owns them."""
+    size = storage.nbytes()
+    flat = torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage, 0, (size,), (1,))
+    capsule = torch._C._to_dlpack(flat)
+    # A `DLTensor` is `void *data; int32_t device_type, device_id; ...`.
+    device_type = _pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
+    ctypes.c_int32.from_address(device_type).value = _EXTENSION
+    there: Tensor = torch._C._from_dlpack(capsule)
+    return there.untyped_storage()
+
+
+def place(tensor: Tensor, storage: UntypedStorage, view: Seen) -> Tensor:
+    """Make a tensor on the device view a storage there."""
+    placed: Tensor = _set._op_dk(CPU_KEY, tensor, storage, *view)
+    return placed
+
+
+def empty_there(dtype: torch.dtype) -> Tensor:
+    """A tensor on the device without elements."""
+    made: Tensor = torch._C._acc.create_empty_tensor((0,), dtype)
+    return made
+
+
+def here(there: Tensor) -> Tensor:
+    """The same bytes as a tensor of the CPU, valid while the one on the device lives."""
+    storage = there.untyped_storage()
+    made = torch.empty(0, dtype=there.dtype, device=CPU)
+    if not storage.nbytes():  # its own storage, then, which an op may make larger
+        return made.as_strided_(there.size(), there.stride())
+    near = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), CPU, storage.nbytes())
+    made.set_(near, *seen(there))
+    made = torch._conj(made) if there.is_conj() else made
+    return torch._neg_view(made) if there.is_neg() else made
+
+
+def resize(self: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
+    """`resize_`; without room, the tensor moves to a new storage."""
+    like = torch.empty(size, device="meta", memory_format=memory_format)
+    storage, offset = self.untyped_storage(), self.storage_offset()
+    needed = (offset + like.numel()) * self.element_size() if like.numel() else 0
+    if needed > storage.nbytes():
+        larger = UntypedStorage(needed)
+        if storage.nbytes():
+            ctypes.memmove(larger.data_ptr(), storage.data_ptr(), storage.nbytes())
+        storage = relabel(larger)
+    return place(self, storage, (offset, like.size(), like.stride()))
+
+
+def unset(self: Tensor) -> Tensor:
+    """`set_()`: the tensor lets go of its storage."""
+    return place(self, relabel(UntypedStorage(0)), (0, (0,), (1,)))
+
+
+def new_storage(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> UntypedStorage:
+    """`UntypedStorage(...)`, also on the device."""
+    if device is None or torch.device(device).type not in (NAME, shown.device.type):
+        given = kwargs if device is None else {**kwargs, "device": device}
+        made: UntypedStorage = torch._C.StorageBase.__new__(cls, *args, **given)
+        return made
+    return relabel(UntypedStorage(*args, **kwargs))
+
+
+class Bridge:
+    """The operands of one operation as tensors of the CPU, and its results as the device's."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the one here
+        self._heres: dict[int, Tensor] = {}  # by id of the one there
+        self._storages: dict[int, UntypedStorage] = {}  # there, by key of the one here
+
+    def here(self, value: Any) -> Any:
+        """An operand as the CPU takes it."""
+        if isinstance(value, Tensor):
+            found = self._heres.get(id(value))
+            if found is None:
+                found = self._brought(value)
+                self._heres[id(value)] = found
+                self._pairs[id(found)] = found, value
+            return found
+        if isinstance(value, torch.device):
+            return CPU if value.type in (NAME, shown.device.type) else value
+        if isinstance(value, (list, tuple)):
+            return [self.here(each) for each in value]
+        return value
+
+    def _brought(self, value: Tensor) -> Tensor:
+        if device_of(value).type != NAME:
+            return value
+        found = here(value)
+        if value.untyped_storage().nbytes():
+            self._storages[found.untyped_storage()._cdata] = value.untyped_storage()
+        return found
+
+    def there(self, value: Any) -> Any:
+        """A result as the device gives it; an operand that was changed is itself."""
+        if isinstance(value, Tensor):
+            found = self._pairs.get(id(value))
+            if found is not None:
+                return found[1]
+            if value.is_conj() or value.is_neg():
+                value = value.resolve_conj().resolve_neg()
+            near = value.untyped_storage()
+            if near._cdata not in self._storages:
+                self._storages[near._cdata] = relabel(near)
+            return place(empty_there(value.dtype), self._storages[near._cdata], seen(value))
+        if isinstance(value, (list, tuple)):
+            made = map(self.there, value)
+            return type(value)(made) if type(value) in (list, tuple) else tuple(made)
+        return value
+
+    def settle(self) -> None:
+        """Have operands that got another shape or storage here get it there."""
+        for near, far in list(self._pairs.values()):
+            if near is far:
+                continue
+            grew = near.untyped_storage().nbytes() != far.untyped_storage().nbytes()
+            if grew or seen(near) != seen(far):
+                key = near.untyped_storage()._cdata
+                if key not in self._storages or grew:
+                    self._storages[key] = relabel(near.untyped_storage())
+                place(far, self._storages[key], seen(near))

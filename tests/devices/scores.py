@@ -1,0 +1,64 @@
+"""Judge what doctor says of programs with one planted fault each, and of right ones."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.devices.galleries import ran
+from tests.making.device_faults import FAULTS
+from tests.making.right_programs import RIGHT
+
+
+class Judged(NamedTuple):
+    """A program, how doctor was judged on it, and what doctor said."""
+
+    name: str
+    wrong: bool
+    word: str
+    told: Mapping[str, Any]
+
+
+def judged(found: Mapping[str, Any], causes: Collection[str], texts: Collection[str]) -> str:
+    """`found`, `in part` (without a name or line), `another cause`, `not simulated`, `missed`."""
+    told = {each["cause"] for each in found["verdicts"]}
+    if found["not_simulated"]:
+        return "not simulated"
+    if not told:
+        return "missed"
+    if not told & set(causes):
+        return "another cause"
+    shown = "\n".join(
+        "\n".join([each["title"], each["fix"], *each["evidence"]]) for each in found["verdicts"]
+    )
+    return "found" if all(text in shown for text in texts) else "in part"
+
+
+def clean(found: Mapping[str, Any]) -> str:
+    """`clean`, `false alarm` or `not simulated`, of a right program."""
+    if found["not_simulated"]:
+        return "not simulated"
+    return "clean" if found["ok"] else "false alarm"
+
+
+def faults_judged(only: Collection[str] = ()) -> Iterator[Judged]:
+    """The programs of `device_faults`, on a simulated GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        programs = {}
+        for name, fault in FAULTS.items():
+            programs[f"{name}_wrong"] = name, True, fault.text(wrong=True)
+            programs[f"{name}_right"] = name, False, fault.text(wrong=False)
+        programs |= {name: (name, False, text) for name, text in RIGHT.items()}
+        programs = {key: each for key, each in programs.items() if not only or each[0] in only}
+        for key, (_, _, text) in programs.items():
+            Path(folder, f"{key}.py").write_text(text)
+        found = ran("simulated", [(str(Path(folder, key)),) for key in programs])
+    for (name, wrong, _), told in zip(programs.values(), found, strict=True):
+        if wrong:
+            fault = FAULTS[name]
+            texts = [fault.told(each) for each in fault.texts]
+            yield Judged(name, True, judged(told, fault.causes, texts), told)
+        else:
+            yield Judged(name, False, clean(told), told)

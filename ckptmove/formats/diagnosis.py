@@ -6,8 +6,10 @@ looks like: nothing proves it.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
+from itertools import islice
 
 from ..errors import CkptmoveError, CorruptError, InputError, UnsupportedError
 from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
@@ -34,6 +36,7 @@ from .torch.legacy import starts
 _HEAD, _TAIL = 512, (1 << 16) + END.size
 _LONGEST_PICKLE = 64 << 20  # bytes at the start in which the pickle of a zip ends
 _ZEROS = 512  # bytes of zeros at the end that no writer of zips leaves there
+_MOST_ENDS = 100  # end records of a zip that are looked at
 _PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
 _MOST_ZEROS = 64 << 20  # bytes in which they are counted
 _SALVAGE = "ckptmove salvage"
@@ -112,7 +115,8 @@ def _full_disk(zeros: int, least: int = _PAGE) -> str:
 
 
 def _cut(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str:
-    more = "" if nbytes is None else f" of {'at least ' if at_least else ''}{nbytes:,}"
+    known = nbytes is not None and nbytes > source.nbytes
+    more = "" if not known else f" of {'at least ' if at_least else ''}{nbytes:,}"
     return f"an interrupted upload: the file is cut short after {source.nbytes:,}{more} bytes"
 
 
@@ -152,20 +156,25 @@ def _of_zip(source: Readable, zeros: int) -> str:
     if end < 0 or end + END.size > len(tail):
         full = _full_disk(zeros, _ZEROS)
         return full or _cut(source, _zip_nbytes(source), at_least=True)
-    _, _, _, _, _, nbytes, at, comment = END.unpack_from(tail, end)
-    locator = end - LOCATOR.size
-    directory_end = start + end
+    if not _is_in_place(source, tail, start, end):
+        return _two_writers(0)
+    others = (found.start() for found in islice(re.finditer(END_MAGIC, tail[:end]), _MOST_ENDS))
+    if any(_is_in_place(source, tail, start, other) for other in others):
+        return _two_writers(0)
+    behind = len(tail) - end - END.size - int.from_bytes(tail[end + END.size - 2 :][:2], "little")
+    return _full_disk(zeros) or (_two_writers(behind) if behind > 0 else "")
+
+
+def _is_in_place(source: Readable, tail: bytes, start: int, end: int) -> bool:
+    """Whether an end record lies behind the directory that it tells of, counted from the start."""
+    _, _, _, _, _, nbytes, at, _ = END.unpack_from(tail, end)
+    locator, directory_end = end - LOCATOR.size, start + end
     if locator >= 0 and tail.startswith(LOCATOR_MAGIC, locator):
         directory_end = LOCATOR.unpack_from(tail, locator)[2]
         if directory_end + END64.size <= source.nbytes:
             wide = END64.unpack(source.read(directory_end, END64.size))
             nbytes, at = wide[8], wide[9]
-    behind = len(tail) - end - END.size - comment
-    if at != MAX32 and at + nbytes != directory_end:
-        return _two_writers(0)
-    if tail.find(END_MAGIC) < end and at <= start + tail.find(END_MAGIC):
-        return _two_writers(0)
-    return _full_disk(zeros) or (_two_writers(behind) if behind > 0 else "")
+    return bool(at == MAX32 or at + nbytes == directory_end)
 
 
 def _zip_nbytes(source: Readable) -> int | None:

@@ -153,7 +153,8 @@ def _open(probe: Probe, name: str, count: int) -> Probe:
         number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
         if number == errno.ENOENT or isinstance(error, Missing):
             why = f"its file {shown(name)} is missing"
-            raise InputError(why, hint="download it again") from error
+            salvage = f"ckptmove salvage {probe.path} DST keeps the rest"
+            raise InputError(why, hint=f"download it again, or {salvage}") from error
         if number in (errno.EMFILE, errno.ENFILE):
             raise InputError(
                 f"its {count:,} files can't all be opened at the same time",

@@ -108,11 +108,12 @@ def _lenient(source: Readable) -> _Header:
     found = _header(said.items(), 0, is_whole=False)
     tail = max((each.start + each.nbytes for each in found.entries.values()), default=0)
     claimed = LENGTH_NBYTES + length
-    data_at = _text_end(source, end)
-    if claimed <= source.nbytes and (claimed + tail == source.nbytes or claimed > data_at):
-        data_at = claimed
-    if claimed > source.nbytes and length <= LONGEST and data_at + tail != source.nbytes:
-        data_at = max(claimed, source.nbytes)  # it was cut within the header
+    ends = [claimed] if claimed <= source.nbytes else []
+    text_end = _text_end(source, end)
+    if text_end is not None and (ends or text_end + tail == source.nbytes):
+        ends.insert(0, text_end)
+    fitting = [each for each in ends if each + tail == source.nbytes]
+    data_at = next(iter(fitting or ends), source.nbytes)  # it may be cut within the header
     entries = {
         name: each._replace(start=each.start + data_at) for name, each in found.entries.items()
     }
@@ -141,11 +142,13 @@ def _entries(source: Readable) -> tuple[dict[str, Json], int]:
     return said, end
 
 
-def _text_end(source: Readable, end: int) -> int:
-    """Where a header seems to end, whose last entry ends there: it is filled with blanks."""
+def _text_end(source: Readable, end: int) -> int | None:
+    """Where a header ends whose last entry ends there, as it is filled with blanks, if it does."""
     after = source.read(end, min(64, source.nbytes - end))
-    end += len(after) - len(after.lstrip(b" }\n")) if after[:1] == b"}" else 0
-    return -(-end // _ALIGNMENT) * _ALIGNMENT if after[:1] != b"}" else end // _ALIGNMENT * 8
+    if after[:1] != b"}":
+        return None
+    end += len(after) - len(after[1:].lstrip(b" "))
+    return end // _ALIGNMENT * _ALIGNMENT
 
 
 def _text(raw: bytes) -> str | None:

@@ -1,0 +1,97 @@
+"""What errors say of broken files, and the command that keeps what is left of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptmove
+from tests.conftest import RunCli
+from tests.whole.test_salvage import FORMATS, saved, torch_zip
+
+STRICT = ("torch-zip", "torch-legacy", "safetensors", "pickle")
+
+
+def error_of(content: bytes, path: Path) -> ckptmove.InputError:
+    path.write_bytes(content)
+    with pytest.raises(ckptmove.InputError) as caught:
+        ckptmove.inspect(path)
+    assert caught.value.hint is not None
+    assert f"ckptmove salvage {path} DST" in caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("format", STRICT)
+def test_an_interrupted_upload_is_named(format: str, tmp_path: Path) -> None:
+    content = FORMATS[format](saved(5000))
+    nbytes = len(content) * 2 // 3
+    said = str(error_of(content[:nbytes], tmp_path / "run.pt"))
+    found = re.search(
+        r"interrupted upload: .* cut short after ([\d,]+)(?: of .*?([\d,]+))? byt", said
+    )
+    assert found is not None, said
+    assert found[1] == f"{nbytes:,}"
+    if format in ("torch-legacy", "safetensors"):
+        assert found[2] == f"{len(content):,}"
+    elif format == "torch-zip":
+        assert nbytes < int(found[2].replace(",", "")) <= len(content)
+
+
+@pytest.mark.parametrize("format", ["torch-zip", "torch-legacy"])
+def test_a_full_disk_is_named(format: str, tmp_path: Path) -> None:
+    content = FORMATS[format](saved(5000))
+    zeros = len(content) // 3
+    said = str(error_of(content[:-zeros] + bytes(zeros), tmp_path / "run.pt"))
+    assert "it looks like a full disk while saving: it ends in" in said
+
+
+@pytest.mark.parametrize("format", ["torch-zip", "safetensors"])
+def test_two_writers_are_named(format: str, tmp_path: Path) -> None:
+    content, longer = (FORMATS[format](saved(n)) for n in (5000, 6000))
+    said = str(error_of(content + longer[len(content) :], tmp_path / "run.pt"))
+    assert "it looks like two ranks wrote one file" in said
+
+
+def test_files_that_are_not_broken_are_not_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    for content in (b"precious", b"GGUF" + bytes(100), b'{"a": 1}'):
+        path.write_bytes(content)
+        with pytest.raises(ckptmove.InputError) as caught:
+            ckptmove.inspect(path)
+        assert "salvage" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_the_command_exits_with_1_unless_all_is_proven(tmp_path: Path, run_cli: RunCli) -> None:
+    content, path, out = torch_zip(saved()), tmp_path / "run.pt", tmp_path / "out.safetensors"
+    path.write_bytes(content)
+    done = run_cli("salvage", path, out, "--json", exit=0)
+    assert json.loads(done.stdout)["complete"]
+    run_cli("salvage", path, out, exit=4)
+    path.write_bytes(content[: content.index(b"data/2")])
+    done = run_cli("salvage", path, out, "--force", exit=1)
+    assert "interrupted upload" in done.stdout
+    assert re.fullmatch(r"ckptmove: [^\n]+\n", done.stderr)
+    beside = json.loads((tmp_path / "out.safetensors.salvage.json").read_text())
+    assert not beside["complete"]
+    assert beside["counts"]["lost"]
+    assert "salvaged" in ckptmove.inspect(out).metadata
+    before = sorted(tmp_path.iterdir())
+    run_cli("salvage", path, tmp_path / "dry.pt", "--dry-run", exit=1)
+    path.write_bytes(content[:20])
+    run_cli("salvage", path, tmp_path / "dry.pt", exit=3)
+    run_cli("salvage", path, f"{tmp_path}/", exit=2)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_of_torch_can_be_written(tmp_path: Path, run_cli: RunCli) -> None:
+    state = saved()
+    (tmp_path / "run.pt").write_bytes(torch_zip(state)[:-400])
+    run_cli("salvage", tmp_path / "run.pt", tmp_path / "out.pt", exit=0)
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert loaded["tied"].data_ptr() == loaded["layer0"].data_ptr()

@@ -196,7 +196,7 @@ class Checkpoint:
         stored = {
             key: _cut(key, graph.cut[key], origins, storages)
             if key in graph.cut
-            else _stored(origins[key], storages[key])
+            else stored_bytes(origins[key], storages[key])
             for key in graph.storages
         }
         packed = sum(len(each.content or b"") for each in stored.values())
@@ -324,7 +324,7 @@ def _raw_tensor(graph: Graph, entry: TensorEntry, storages: Mapping[str, Storage
     )
 
 
-def _stored(container: Container, storage: Storage) -> StorageBytes:
+def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
     """Where the bytes of a storage come from."""
     if storage.extent is None and storage.nbytes:
         content = container.content(storage.id)
@@ -362,7 +362,7 @@ def _cut(
     key: str, cut: StorageSlice, origins: Mapping[str, Container], storages: Mapping[str, Storage]
 ) -> StorageBytes:
     """A part of a storage as one of its own."""
-    whole = _stored(origins[cut.storage], storages[cut.storage])
+    whole = stored_bytes(origins[cut.storage], storages[cut.storage])
     content = whole.content
     return whole._replace(
         id=key,

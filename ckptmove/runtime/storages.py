@@ -49,8 +49,9 @@ class Restoring:
         if isinstance(map_location, Mapping):
             map_location = {str(old): str(new) for old, new in map_location.items()}
         self._map = map_location
-        self._fake = torch._guards.detect_fake_mode(None) is not None
-        self._without_bytes = self._fake or str(map_location) == "meta"
+        #: whether tensors are made under a FakeTensorMode
+        self.is_fake = torch._guards.detect_fake_mode(None) is not None
+        self._without_bytes = self.is_fake or str(map_location) == "meta"
 
     @contextmanager
     def rebuilding(self) -> Iterator[None]:
@@ -67,7 +68,7 @@ class Restoring:
         if not self._without_bytes:
             return None
         storage: Any = torch.UntypedStorage(nbytes, device="meta")
-        if self._fake:
+        if self.is_fake:
             storage._fake_device = location
         assert isinstance(storage, torch.UntypedStorage)
         return storage

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...errors import UnsupportedError
 from ...graph.array_order import Latest, Order, Reordered
 from ...graph.canonical import Graph
-from ...graph.draft import CheckpointGraph
+from ...graph.draft import CheckpointGraph, StorageBytes
 from ...graph.edit.callables import callables_in, misused
 from ...graph.tensor_terms import Reader
 from ...graph.tree_text import TREE, read_tree
@@ -27,7 +27,7 @@ from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.strided import MOST_DIMENSIONS
 from ..base import PickledFormat, WritableFormat, runs_nothing
-from ..checkpoint import Carries, Checkpoint
+from ..checkpoint import Carries, Checkpoint, stored_bytes
 from ..probe import Probe
 from ..writing import WriteOptions, WritePlan
 from .header import LENGTH_NBYTES, Entry, read_header, shown
@@ -111,6 +111,16 @@ class TensorsCheckpoint(Checkpoint):
 
     container: TensorsContainer
 
+    def plain(self) -> list[tuple[str, StorageBytes, Entry]] | None:
+        """Each tensor with its name and storage, or None if there is more to it than tensors."""
+        container = self.container
+        if not container.is_flat:
+            return None
+        return [
+            (name, stored_bytes(container, container.storages[container.folder + name]), entry)
+            for name, (entry, _, _) in container.placed.items()
+        ]
+
     def graph(self, *, nested: bool = False, program: bool = False) -> Graph:
         if self.container.is_canonical:
             return self.container.graph
@@ -150,11 +160,13 @@ class TensorsContainer(Container):
         self.section = Section.OTHER if reader.terms else Section.MODEL
         self.roots = [((), root)]
         self.graph = reader.graph  #: its nodes
-        self._placed = placed
+        self.placed = placed  #: each tensor, by name
         self._described = described
         self.ids = reader.graph.ids
         #: whether these are sure to be in canonical form
         self.is_canonical = not reader.terms  # terms may say anything
+        #: whether each tensor has one name, and there is nothing else
+        self.is_flat = self.is_canonical and not others
         latest = Latest()
         self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
         self.storages = {key: self._storage(reader, key) for key in reader.graph.storages}
@@ -171,12 +183,12 @@ class TensorsContainer(Container):
             yield from callables_in(self.graph.root, misused)
 
     def _bytes(self, name: str, order: Order | None, latest: Latest) -> Readable:
-        entry, file, _ = self._placed[name]
+        entry, file, _ = self.placed[name]
         window = file.window(entry.start, entry.nbytes)
         return window if order is None else Reordered(window, order, latest)
 
     def _storage(self, reader: Reader, key: str) -> Storage:
-        entry, file, source = self._placed[key.removeprefix(self.folder)]
+        entry, file, source = self.placed[key.removeprefix(self.folder)]
         said = reader.graph.ids[id(reader.graph.storages[key])]
         extent = None
         if file.start is not None:

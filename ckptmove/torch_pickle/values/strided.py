@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -84,6 +85,7 @@ def reach_of(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype
     return nbytes_of(last + 1, dtype)
 
 
+@lru_cache(1 << 10)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The stride that torch gives a tensor whose elements follow each other, in elements."""
     stride, step = [0] * len(shape), 1

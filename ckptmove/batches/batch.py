@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..api.options import Option, declare_options
 from ..errors import StrPath, UsageError
 from ..writing.verify import Progress
-from .options import absolute, from_root
+from .options import VerbName, absolute, from_root
 from .planning import plan_batch
 from .running import Batch
 from .selection import FORMAT_NAMES, ItemFilter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @declare_options
 def batch(
-    verb: str,
+    verb: VerbName,
     src: StrPath,
     dst: StrPath | None = None,
     *,

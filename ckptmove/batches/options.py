@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..api.convert import check_options, convert
 from ..api.options import Declaration, Option, former_names, options_of, with_current_names
@@ -16,6 +16,7 @@ from ..placement.rules import rules_of
 from ..sources import place_of
 from .outputs import bare_name
 
+VerbName = Literal["relocate", "convert", "validate"]
 VERBS: Mapping[str, Callable[..., Any]] = {
     "relocate": relocate,
     "convert": convert,

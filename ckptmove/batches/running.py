@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
@@ -60,6 +61,7 @@ class Batch(Iterator[Result]):
         call = foretell if dry_run else work
         self._run = _Run(plan, jobs, executor, progress, cluster, call, max_failures)
         self._results = self._run.results()
+        self._is_pending = not dry_run and bool(plan.tasks)
 
     def __iter__(self) -> Batch:
         return self
@@ -71,10 +73,17 @@ class Batch(Iterator[Result]):
         self.close()
 
     def __next__(self) -> Result:
+        self._is_pending = False
         return next(self._results)
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_pending", False):
+            told = "the batch was planned and never run: iterate over it, or close it"
+            warnings.warn(told, RuntimeWarning, stacklevel=2, source=self)
 
     def close(self) -> None:
         """Stop the batch, and the items in progress."""
+        self._is_pending = False
         close = getattr(self._results, "close", None)
         if close is not None:
             close()

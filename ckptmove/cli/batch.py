@@ -11,7 +11,7 @@ import click
 
 from ..api.options import options_of
 from ..batches.batch import batch as run_batch
-from ..batches.options import item_options
+from ..batches.options import VerbName, item_options
 from ..batches.running import Batch
 from ..errors import CheckFailed, UsageError
 from ..phrases import plural
@@ -167,7 +167,9 @@ def validate(src: str | None, dst: str | None, output: Output, **options: Any) -
     _run("validate", needs_source(src), dst, output, options)
 
 
-def _run(verb: str, src: str, dst: str | None, output: Output, options: dict[str, Any]) -> None:
+def _run(
+    verb: VerbName, src: str, dst: str | None, output: Output, options: dict[str, Any]
+) -> None:
     """Plan, run and sum up."""
     gc.enable()  # which the command line does without, but this may take long
     as_json, quiet, verbose, no_progress, _ = output

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Shard
 
 import ckptmove
 from ckptmove import CorruptError, UnsupportedError, UntrustedError
+from ckptmove.batches.options import VerbName
 from tests.conftest import RunCli
 from tests.formats.test_sharded import shards_of_torch
 
@@ -198,7 +199,7 @@ def test_the_line_is_short_whatever_the_names(tmp_path: Path, run_cli: RunCli) -
 
 
 @pytest.mark.parametrize("verb", ["convert", "relocate", "validate"])
-def test_in_a_batch_it_is_said_of_each_item(verb: str, tmp_path: Path) -> None:
+def test_in_a_batch_it_is_said_of_each_item(verb: VerbName, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     shutil.move(_zip(tmp_path, {"w": torch.ones(1), "more": Runs(tmp_path / "canary")}), tree)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import ckptmove
 from ckptmove import CkptmoveError, CorruptError, InputError, RefusedError, UsageError
+from ckptmove.batches.options import VerbName
 from ckptmove.batches.trees import LEDGER
 from tests.making.checkpoints import save
 from tests.making.trees import (
@@ -53,7 +54,7 @@ def threads() -> Any:
         yield executor
 
 
-def run(verb: str, *where: Path, **options: Any) -> dict[str, str]:
+def run(verb: VerbName, *where: Path, **options: Any) -> dict[str, str]:
     """The outcomes, by threads: no process has to start."""
     with ThreadPoolExecutor(2) as executor:
         return dict(outcomes(ckptmove.batch(verb, *where, executor=executor, **options)))
@@ -235,7 +236,7 @@ def test_the_biggest_come_first_and_progress_adds_up(tmp_path: Path) -> None:
     ],
 )
 def test_options_are_looked_at_first(
-    verb: str, options: dict[str, Any], match: str, tree: Path, tmp_path: Path
+    verb: VerbName, options: dict[str, Any], match: str, tree: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=match):
         ckptmove.batch(verb, tree, tmp_path / "out", **options)
@@ -333,7 +334,8 @@ def test_another_source_or_other_options_are_another_job(tree: Path, tmp_path: P
 
 def test_what_is_there_already_and_equal_is_left(tree: Path, tmp_path: Path) -> None:
     """Without a ledger: somebody else made it, or the run was killed before it could say so."""
-    for verb, options in (("convert", {}), ("relocate", {"to": "cpu"})):
+    cases: dict[VerbName, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cpu"}}
+    for verb, options in cases.items():
         out = tmp_path / verb
         done = run(verb, tree, out, **options)
         before = stamps(out)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import ckptmove
 from ckptmove import RefusedError
+from ckptmove.batches.options import VerbName
 from ckptmove.batches.trees import LEDGER
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import save
@@ -37,14 +38,14 @@ SWAP = {"cuda:0": "cuda:1", "cuda:1": "cuda:0"}
 NOT_READABLE = Path("/sys/class/net/lo/speed")  # a file of 4,096 bytes: to read it is an error
 
 
-def results(verb: str, *where: Path, **options: Any) -> dict[str, ckptmove.Result]:
+def results(verb: VerbName, *where: Path, **options: Any) -> dict[str, ckptmove.Result]:
     """The results by name, by threads: no process has to start."""
     with ThreadPoolExecutor(2) as executor:
         batch = ckptmove.batch(verb, *where, executor=executor, **options)
         return {each.name: each for each in batch}
 
 
-def run(verb: str, *where: Path, **options: Any) -> dict[str, str]:
+def run(verb: VerbName, *where: Path, **options: Any) -> dict[str, str]:
     """The outcomes."""
     return {name: each.outcome for name, each in results(verb, *where, **options).items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -162,6 +163,29 @@ def test_without_a_terminal_a_line_now_and_then_and_failures_at_once(
     lines = capsys.readouterr().err.splitlines()
     assert "ckptmove: failed  bad.pt: " in "\n".join(lines)
     assert re.search(r"^ckptmove: 4 of 5 items done, 1 failed or refused; \d", lines[-1])
+
+
+def test_a_batch_that_is_never_run_warns(tmp_path: Path) -> None:
+    tree = many(tmp_path / "tree", 1, 10)
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch("convert", tree, tmp_path / "out", executor=executor)
+        with pytest.warns(RuntimeWarning, match="planned and never run"):
+            work.__del__()
+        work.close()
+        work.__del__()
+        ckptmove.batch("convert", tree, tmp_path / "out", dry_run=True).__del__()
+
+
+def test_a_batch_runs_in_a_thread_and_beside_an_event_loop(tmp_path: Path) -> None:
+    tree = many(tmp_path / "tree", 2, 10)
+
+    def run() -> list[Result]:
+        return list(ckptmove.batch("convert", tree, tmp_path / "out", jobs=1, timeout=300))
+
+    async def beside() -> list[Result]:
+        return await asyncio.to_thread(run)
+
+    assert [each.outcome for each in asyncio.run(beside())] == ["done", "done"]
 
 
 def test_the_library_logs_under_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import ckptmove
+from ckptmove.batches.options import VerbName
 from ckptmove.batches.trees import LEDGER
 from ckptmove.errors import RefusedError, UsageError
 from tests.conftest import RunCli
@@ -20,7 +21,7 @@ from tests.making.checkpoints import save
 from tests.making.trees import every_kind, many, model_folder, outcomes, small_tree
 from tests.servers.object_store import Store
 
-VERBS: dict[str, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cpu"}}
+VERBS: dict[VerbName, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cpu"}}
 
 
 def mixed(folder: Path, *, whole: bool) -> Path:
@@ -41,7 +42,7 @@ def mixed(folder: Path, *, whole: bool) -> Path:
 )
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_dry_run_foretells_outcomes_sizes_and_nothing_else(
-    verb: str, whole: bool, tmp_path: Path
+    verb: VerbName, whole: bool, tmp_path: Path
 ) -> None:
     tree, out = mixed(tmp_path / "tree", whole=whole), tmp_path / "out"
     options = {**VERBS[verb], "copy_rest": True}

@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckptmove
+from ckptmove.batches.options import VerbName
 from ckptmove.errors import UsageError
 from tests.conftest import ROOT, RunCli
 from tests.making.trees import CLI, many, model_folder, outcomes, small_tree
 from tests.servers.object_store import Store
 
 
-def planned(src: Path, dst: Path, verb: str = "convert", **options: Any) -> list[str]:
+def planned(src: Path, dst: Path, verb: VerbName = "convert", **options: Any) -> list[str]:
     plan = ckptmove.batch(verb, src, dst, dry_run=True, **options).plan
     return [each.name for each in plan.items]
 
@@ -65,14 +66,16 @@ def test_shares_are_the_whole_whatever_is_in_the_tree(tmp_path: Path) -> None:
         (parts / "more").mkdir()
         (parts / "more" / "notes.txt").write_text("x")
     save_file({"x": torch.ones(2)}, tree / "flat" / "alone.safetensors")
-    cases: dict[str, Any] = {"convert": {}, "relocate": {"to": "cpu"}}
+    cases: dict[VerbName, Any] = {"convert": {}, "relocate": {"to": "cpu"}}
     for verb, options in cases.items():
         whole = ckptmove.batch(verb, tree, tmp_path / "o", dry_run=True, copy_rest=True, **options)
         expected = sorted((each.name, each.kind, each.nbytes) for each in whole.plan.items)
         for count in (2, 3):
             found = [
                 ckptmove.batch(
-                    *(verb, tree, tmp_path / "o"),
+                    verb,
+                    tree,
+                    tmp_path / "o",
                     dry_run=True,
                     copy_rest=True,
                     shard_of=f"{n}/{count}",

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.batches.options import VerbName
 from ckptmove.batches.trees import OBJECT_LEDGER
 from ckptmove.errors import InputError, RefusedError, UsageError
 from tests.conftest import RunCli
@@ -83,7 +84,7 @@ def test_from_a_store_to_a_store(tree: Path, tmp_path: Path, store: Store) -> No
 @pytest.mark.parametrize("verb", ["relocate", "convert"])
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_between_a_store_and_a_disk(
-    verb: str, way: str, tree: Path, tmp_path: Path, store: Store
+    verb: VerbName, way: str, tree: Path, tmp_path: Path, store: Store
 ) -> None:
     options: dict[str, Any] = {"to": "cpu"} if verb == "relocate" else {}
     source = str(tree) if way == "up" else store.put_folder("runs", tree)

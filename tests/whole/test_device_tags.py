@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import ckptmove
 from ckptmove import CkptmoveError
+from ckptmove.batches.options import VerbName
 from ckptmove.cli import run
 from tests.conftest import examples
 from tests.making.checkpoints import save_tagged
@@ -195,7 +196,11 @@ def test_a_batch_answers_too(tmp_path: Path) -> None:
     for n, tag in enumerate(TAGS):
         (tmp_path / "in").mkdir(exist_ok=True)
         save_tagged({"a": torch.ones(2)}, tmp_path / "in" / f"{n}.pt", tag)
-    verbs: dict[str, dict[str, Any]] = {"relocate": {"to": "hpu:0"}, "validate": {}, "convert": {}}
+    verbs: dict[VerbName, dict[str, Any]] = {
+        "relocate": {"to": "hpu:0"},
+        "validate": {},
+        "convert": {},
+    }
     for verb, options in verbs.items():
         to = [] if verb == "validate" else [tmp_path / verb]
         results = list(ckptmove.batch(verb, tmp_path / "in", *to, jobs=1, **options))

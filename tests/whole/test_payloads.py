@@ -34,6 +34,7 @@ from torch.package.package_exporter import PackageExporter
 
 import ckptmove
 from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError
+from ckptmove.batches.options import VerbName
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.uses import not_surely_harmless
 from tests.making.carriers import CARRIERS, runs
@@ -203,7 +204,7 @@ def test_no_verb_runs_them(cases: list[Case], watched: Path, plain: Path) -> Non
 
 
 @pytest.mark.parametrize("verb", ["relocate", "convert", "validate"])
-def test_no_batch_runs_them(verb: str, cases: list[Case], watched: Path) -> None:
+def test_no_batch_runs_them(verb: VerbName, cases: list[Case], watched: Path) -> None:
     tree = watched / "tree"
     for n, case in enumerate(cases):
         if n % 29 == 0 and case.runs and case.path.is_file() and case.carrier != "sharded":

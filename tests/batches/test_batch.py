@@ -163,12 +163,12 @@ def test_globs(tree: Path, tmp_path: Path) -> None:
         *("a/last.ckpt", "a/nameless", "model")
     }
     assert set(run("validate", tree, include="model/model.safetensors.index.json")) == {"model"}
-    assert set(run("validate", tree, include="[a]", exclude="*")) == set()
+    assert set(run("validate", tree, include="[a]", exclude="*", allow_empty=True)) == set()
     shutil.copytree(tree / "a", tree / "b" / "a")
     assert set(run("validate", tree, include="a/run.pt")) == {"a/run.pt"}
     assert set(run("validate", tree, include="run.pt")) == {"a/run.pt", "b/a/run.pt"}
     assert set(run("validate", tree, include="/empty.pt")) == {"empty.pt"}
-    assert set(run("validate", tree, include="/run.pt")) == set()
+    assert set(run("validate", tree, include="/run.pt", allow_empty=True)) == set()
     assert set(run("validate", tree, include="/a/*.pt", exclude="/a/cut.pt")) == {"a/run.pt"}
 
 
@@ -257,7 +257,7 @@ def test_where_it_can_not_go(tree: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_does_nothing(tree: Path, tmp_path: Path) -> None:
     batch = ckptmove.batch("convert", tree, tmp_path / "out", dry_run=True)
-    assert list(batch) == []
+    assert {each.name for each in batch} == set(SMALL)
     assert {task.item.name for task in batch.plan.tasks} == set(SMALL)
     assert not (tmp_path / "out").exists()
     said = batch.plan.to_json()

@@ -396,7 +396,8 @@ def test_a_dry_run_tells_what_is_there(tree: Path, tmp_path: Path, run_cli: RunC
     out = tmp_path / "out"
     run("convert", tree, out, include="*-000.pt")
     (out / "run-1").mkdir()
-    (out / "run-1" / "step-001.safetensors").write_text("something")
+    there = out / "run-1" / "step-001.safetensors"
+    ckptmove.convert(tree / "run-2" / "step-002.pt", there)  # of the same size
     before = sorted(out.rglob("*"))
     plan = ckptmove.batch("convert", tree, out, dry_run=True).plan
     assert {task.item.name: task.there for task in plan.tasks} == {

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from .. import formats
 from ..device import numbered
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
+from ..formats.folders.agreement import disagreements
 from ..manifest.manifest import Manifest
 from ..phrases import plural
 from ..reports.validate import (
@@ -186,7 +187,7 @@ def _check_container(
     has_trial: bool,
     strict: bool,
     follow_links: bool,
-) -> tuple[Finding, Manifest | None, Sequence[str] | RefusedError]:
+) -> tuple[Finding, Manifest | None, Sequence[tuple[str, Sequence[str]]] | RefusedError]:
     """Whether the file is what it says, to the last byte; what it holds; and the files of that.
 
     The files are copied if they are in a store; instead of them there may be why they can't be.
@@ -209,23 +210,42 @@ def _check_container(
             found.check_unchanged()
             if not place_of(path).opens_by_path:
                 files = _fetch(path, found, copies, has_trial)
-            if manifest.format.startswith("safetensors") and not isinstance(files, RefusedError):
-                faults += [fault for file in files for fault in _library_faults(file)]
+            parts = files if isinstance(files, RefusedError) else _files_by_format(found, files)
+            for format, of_part in () if isinstance(parts, RefusedError) else parts:
+                if format.startswith("safetensors"):
+                    faults += [fault for file in of_part for fault in _library_faults(file)]
+            if isinstance(found, formats.FolderCheckpoint):
+                faults += disagreements(found)
     except UntrustedError:
         raise
     except InputError as error:
         if place_of(path).is_unreachable(error):
             raise
-        return Finding("container", FAILED, str(error)), None, ()
+        start = f"{error.path}: " if error.path not in (None, path) else ""
+        return Finding("container", FAILED, f"{start}{error}"), None, ()
     count = len(manifest.tensors)
     what = f"{manifest.format}, {plural(count, 'tensor') if count else 'no tensors'}"
     data = {"format": manifest.format, "nbytes": manifest.nbytes, "tensors": count}
     data["faults"] = faults
     if faults:
         title = f"{what}: {plural(len(faults), 'fault')}"
-        return Finding("container", FAILED, title, faults[:_MOST_LISTED], data), manifest, files
+        return Finding("container", FAILED, title, faults[:_MOST_LISTED], data), manifest, parts
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
-    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, files
+    if manifest.files and summed:
+        how = "every checksum of its files is right"
+    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, parts
+
+
+def _files_by_format(
+    found: formats.Checkpoint, files: Sequence[str]
+) -> list[tuple[str, Sequence[str]]]:
+    """The files of each part of a checkpoint, with their format."""
+    if not isinstance(found, formats.FolderCheckpoint):
+        return [(found.format, files)]
+    return [
+        (each.checkpoint.format, files[each.first : each.first + len(each.checkpoint.files)])
+        for each in found.parts
+    ]
 
 
 def _fetch(
@@ -308,7 +328,7 @@ def _library_faults(path: str) -> list[str]:
 
 
 def _check_reload(
-    files: Sequence[str] | RefusedError, manifest: Manifest, device: str
+    files: Sequence[tuple[str, Sequence[str]]] | RefusedError, manifest: Manifest, device: str
 ) -> tuple[str, Finding]:
     """Whether torch itself loads it, and where."""
     if isinstance(files, RefusedError):
@@ -318,4 +338,21 @@ def _check_reload(
     except ImportError:
         return device, Finding("reload", SKIPPED, _NO_TORCH)
     wanted = there(manifest, device)
-    return wanted, reloaded(files, manifest.format, wanted)
+    if len(files) == 1:
+        (format, only), *_ = files
+        return wanted, reloaded(only, format, wanted)
+    return wanted, _of_all([(of_part, reloaded(of_part, each, wanted)) for each, of_part in files])
+
+
+def _of_all(findings: Sequence[tuple[Sequence[str], Finding]]) -> Finding:
+    """One finding for the parts of a folder: the worst of them decides."""
+    outcomes = {each.outcome for _, each in findings}
+    worst = next(each for each in (FAILED, SKIPPED, PASSED) if each in outcomes)
+    lines = [
+        f"{place_of(files[0]).name}: {each.title}"
+        for files, each in findings
+        if files and (each.outcome == worst or each.outcome == FAILED)
+    ]
+    done = sum(each.outcome == PASSED for _, each in findings)
+    title = f"torch and safetensors load {done:,} of {plural(len(findings), 'file')}"
+    return Finding("reload", worst, title, lines)

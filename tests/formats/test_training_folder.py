@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ckptmove
 from ckptmove import CheckFailed, CorruptError, InputError, UnsupportedError, formats, inspect, load
@@ -174,3 +175,34 @@ def test_weights_without_devices_are_where_they_are_loaded(tmp_path: Path) -> No
     assert "1 untagged tensor" in inspect(tmp_path, require="cuda:0").verdict
     with pytest.raises(CheckFailed, match=r"'optimizer\.state\.0' is on cuda:0"):
         inspect(tmp_path, require="cpu")
+
+
+def test_a_damaged_or_foreign_file_is_found_by_validate(trainer: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trainer, tmp_path / "copy")
+    path = trainer / "optimizer.pt"
+    report = ckptmove.validate(folder)
+    assert report.ok
+    assert report.of("reload").outcome == "skipped"  # torch refuses training_args.bin, and says so
+    assert "training_args.bin" in "".join(report.of("reload").details)
+    content = (folder / "optimizer.pt").read_bytes()
+    (folder / "optimizer.pt").write_bytes(content[:1000])
+    failed = ckptmove.validate(folder).of("container")
+    assert failed.outcome == "failed"
+    assert failed.title.startswith(f"{folder / 'optimizer.pt'}: ")
+    at = content.index(torch.load(path, "cpu")["state"][0]["exp_avg"].numpy().tobytes())
+    flipped = bytearray(content)
+    flipped[at] ^= 1
+    (folder / "optimizer.pt").write_bytes(flipped)
+    assert ckptmove.validate(folder).of("container").details[0].startswith("optimizer.pt: ")
+    (folder / "optimizer.pt").write_bytes(content)
+    (folder / "rng_state.pth").rename(folder / "rng_state_1.pth")
+    (folder / "extra.bin").write_bytes(b"no checkpoint")
+    weights = load_file(folder / "model.safetensors")
+    cut = {name: each[:1].clone() for name, each in weights.items()}
+    save_file(cut, folder / "model.safetensors")
+    faults = ckptmove.validate(folder).of("container").data["faults"]
+    assert [fault.partition(":")[0] for fault in faults] == [
+        "extra.bin was not checked",
+        "the RNG states of 1 of 2 processes are missing, first of 0",
+        "optimizer.pt is not of this model",
+    ]

@@ -294,6 +294,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.folders.strangers",
         "formats.folders.layouts",
         "formats.folders.training_folder",
+        "formats.folders.agreement",
         "formats.folders.weight_names",
         "formats.distributed.boxes",
         "formats.distributed.metadata",

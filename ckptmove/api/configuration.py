@@ -30,8 +30,10 @@ def with_dtype(configuration: Companion, dtype: str) -> Companion:
     """A configuration that says this dtype, if it says any and can be read."""
     if configuration.nbytes > _LONGEST:
         return configuration
-    with place_of(configuration.path).open() as source:
-        before = source.read(0, source.nbytes)
+    before = configuration.content
+    if before is None:
+        with place_of(configuration.path).open() as source:
+            before = source.read(0, source.nbytes)
     try:
         text = before.decode("utf-8")
         json.loads(text)

@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 
 from .. import formats
 from ..errors import StrPath
+from ..formats.folders.training_folder import FolderCheckpoint
+from ..formats.writing import FOLDER
+from ..graph.draft import CheckpointGraph
 from ..graph.edit.cast import Dtype
 from ..placement.rules import Device
 from ..reports.convert import ConvertReport
@@ -19,6 +22,7 @@ from ..writing.verify import Progress
 from .conversion import plan_conversion
 from .convert_folder import FolderOptions, convert_folder, holds_parts
 from .edits import PRESETS, Edits, texts
+from .folder_as_file import PackedFolder, pack, tell_sections, unpack
 from .options import (
     BARE,
     DryRun,
@@ -211,6 +215,12 @@ def convert(
         report = convert_folder(
             os.fspath(src), target, edits, how, dry_run=dry_run, progress=progress
         )
+        return replace(report, seconds=time.monotonic() - started)
+    again = None
+    if target.is_folder and format is None and max_shard_size is None and edits.keeps_tree:
+        again = unpack(os.fspath(src), target, edits, how, dry_run=dry_run, progress=progress)
+    if again is not None:
+        report = again
     else:
         report = _convert_to_file(src, target, edits, how, dry_run=dry_run, progress=progress)
     return replace(report, seconds=time.monotonic() - started)
@@ -237,10 +247,14 @@ def _convert_to_file(
     progress: Progress | None,
 ) -> ConvertReport:
     """Write all of a checkpoint as one, even if that is several files."""
-    with formats.opened(src, follow_links=options.follow_links, only_weights=True) as found:
+    with formats.opened(src, follow_links=options.follow_links) as found:
         if options.strict:
             refuse_unknown(found.manifest, otherwise=options.otherwise)
+        packed = None
+        if isinstance(found, FolderCheckpoint):
+            packed = pack(found, follow_links=options.follow_links)
         graph = found.draft(nested=edits.narrow)
+        _tell_of_folder(graph, packed, edits, target)
         changes = edits.apply(graph)
         plan = plan_conversion(
             graph,
@@ -258,6 +272,7 @@ def _convert_to_file(
         else:
             target.write([part], force=options.force, progress=progress)
         files = target.sizes([part], ())
+        left_out = (*(packed.left_out if packed is not None else ()), *changes.left_out)
         return ConvertReport(
             source=graph.path if found.folder is None else found.folder.path,
             destination=target.path,
@@ -273,5 +288,21 @@ def _convert_to_file(
             warnings=tuple(graph.warnings),
             nbytes=sum(each.own_nbytes for each in graph.sources),
             bytes_written=0 if dry_run else sum(files.values()),
-            **changes._asdict(),
+            **(changes._asdict() | {"left_out": left_out}),
         )
+
+
+def _tell_of_folder(
+    graph: CheckpointGraph, packed: PackedFolder | None, edits: Edits, target: Target
+) -> None:
+    """Have the draft know what its parts serve, and the metadata lead back, if there is a way."""
+    metadata = {key: text for key, text in graph.metadata.items() if key != FOLDER}
+    if packed is not None:
+        graph.losses += packed.losses
+        tell_sections(graph, packed.record)
+    if edits.keeps_tree and target.format.name in ("safetensors", "torch-zip"):
+        if packed is not None:
+            metadata[FOLDER] = packed.record.to_text()
+        elif FOLDER in graph.metadata:
+            return
+    graph.metadata = metadata

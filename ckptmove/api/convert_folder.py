@@ -213,7 +213,7 @@ class _FolderConversion:
     ) -> WriteOptions:
         options = self.options.options._replace(stem=self.target.stem_of(file.stem))
         safe = self.target.format.name == "safetensors"
-        if file.is_weights or (is_model and safe and _is_state_dict(draft)):
+        if file.is_weights or (is_model and safe and is_state_dict(draft)):
             return options
         if is_model:
             return options._replace(in_folder=options.max_shard_nbytes is not None)
@@ -318,7 +318,7 @@ def _joined(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {key: value for mapping in each for key, value in mapping.items()}
 
 
-def _is_state_dict(draft: CheckpointGraph) -> bool:
+def is_state_dict(draft: CheckpointGraph) -> bool:
     """Whether it holds a dict of tensors, and nothing else."""
     root = draft.graph.root
     at_top = [each for each in draft.list_contents().tensors if len(each.path) == 1]

@@ -108,6 +108,11 @@ class Edits(NamedTuple):
         return bool(self.root or self.weights or self.select)
 
     @property
+    def keeps_tree(self) -> bool:
+        """Whether everything stays in its place, under its name."""
+        return not (self.narrow or self.exclude or self.renames or self.bare)
+
+    @property
     def of_training_state(self) -> Edits:
         """What is to change in an optimizer, a scheduler and the like: their device alone."""
         return Edits.of()._replace(rules=self.rules)

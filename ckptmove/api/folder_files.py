@@ -18,6 +18,7 @@ from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry, Place
 from ..sources.source import Source
 from ..writing import StagedFolder
+from ..writing.destination import StagedPart
 from ..writing.in_place.undo import journaled_files, recover_if_interrupted
 from ..writing.verify import Progress
 
@@ -47,7 +48,7 @@ class Companion(NamedTuple):
     """A file that is copied, or an empty folder."""
 
     name: str  #: within the folder, with `/` between its parts; it ends in one if it is a folder
-    path: str
+    path: str  #: nothing if it is new
     nbytes: int
     within: str | None = None  #: the folder that it may not lead out of, if it is a link
     content: bytes | None = None  #: what is written instead of its bytes
@@ -62,17 +63,25 @@ class Companion(NamedTuple):
         if self.is_folder:
             folder.make(self.name.rstrip("/"))
             return
+        if not self.path:
+            with folder.file(self.name, []) as file:
+                self._write_content(file, progress)
+            return
         place = place_of(self.path)
         with place.open() as source, folder.file(self.name, [source]) as file:
             if self.within is not None:
                 place.check_link(place_of(self.within), source)
             if self.content is not None:
-                file.write(Plan("relay", self.nbytes, (), (Write(0, self.content),)), progress)
+                self._write_content(file, progress)
                 return
             if source.nbytes != self.nbytes:
                 raise CorruptError("the file was changed while it was read", path=self.path)
             copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
             file.write(Plan("clone", self.nbytes, copies, ()), progress)
+
+    def _write_content(self, file: StagedPart, progress: Progress | None) -> None:
+        writes = (Write(0, self.content),) if self.content else ()
+        file.write(Plan("relay", self.nbytes, (), writes), progress)
 
 
 class CheckpointFile(NamedTuple):

@@ -42,6 +42,8 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     ckptmove convert run.pt shards/ --select model --dtype bf16 --max-shard-size 5GB
     ckptmove convert checkpoint-500/ smaller/ --dtype bf16
     ckptmove convert checkpoint-500/ for-the-hub/ --preset hf
+    ckptmove convert checkpoint-500/ one.safetensors
+    ckptmove convert one.safetensors checkpoint-500-again/
     ckptmove convert smaller/ again/ --format torch-zip
     """
     path = needs_source(src)

@@ -12,6 +12,8 @@ from ..graph.tree_text import TREE
 from ..plans.plan import Plan
 from ..sources.source import Readable
 
+#: The key of metadata under which a file tells of the folder that it was made of.
+FOLDER = "ckptmove-folder"
 #: What can become of bytes that tensors share.
 _SHARED = ("keep", "duplicate", "error")
 #: Looks at files that were written.
@@ -73,6 +75,6 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"metadata must be strings; {key!r} is not")
-        if key == TREE:
+        if key in (TREE, FOLDER):
             raise UsageError(f"the metadata key {key!r} is reserved for ckptmove")
     return found

@@ -227,11 +227,16 @@ def test_options_speak_of_the_weights(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").exists()
 
 
-def test_a_file_gets_the_weights_alone(model: Path, tmp_path: Path) -> None:
+def test_a_file_gets_all_of_a_training(model: Path, tmp_path: Path) -> None:
+    (model / os.fsdecode(b"\xff\n")).rename(model / "odd")
     for out in ("out.safetensors", "out.pt"):
         report = convert(model, tmp_path / out)
         assert list(report.files) == [str(tmp_path / out)]
-        assert_same_tree(ckptmove.load(tmp_path / out), WEIGHTS)
+        expected = {"model": WEIGHTS, "optimizer": {"state": {}}}
+        assert_same_tree(ckptmove.load(tmp_path / out), expected)
+    (model / "optimizer.pt").unlink()
+    convert(model, tmp_path / "out.pt", force=True)
+    assert_same_tree(ckptmove.load(tmp_path / "out.pt"), WEIGHTS)
 
 
 def test_a_file_into_a_folder(model: Path, tmp_path: Path) -> None:

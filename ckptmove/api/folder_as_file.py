@@ -1,0 +1,210 @@
+"""Have one file hold all of a folder, and make the folder of that file again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from .. import formats
+from ..errors import CkptmoveError, CorruptError
+from ..formats.folders.folder_record import FolderRecord, RecordedPart, read_record
+from ..formats.folders.layouts import layout_of, says
+from ..formats.folders.training_folder import FolderCheckpoint
+from ..formats.writing import FOLDER, WriteOptions
+from ..graph.draft import CheckpointGraph
+from ..manifest.manifest import Section
+from ..manifest.paths import Path
+from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.nodes import Node
+from ..reports.convert import ConvertReport, Loss
+from ..sources import place_of
+from ..sources.place import EntryKind
+from ..writing.verify import Progress
+from .configuration import CONFIGURATION, main_dtype, with_dtype
+from .conversion import plan_conversion
+from .convert_folder import FolderOptions, is_state_dict
+from .edits import Edits
+from .folder_files import Companion
+from .target import PlannedPart, Target
+from .trust import TrustedPlan
+
+_MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
+_LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
+_WEIGHTS = frozenset((Section.MODEL, Section.EMA))
+_INDEX = ".index.json"
+
+
+class PackedFolder(NamedTuple):
+    """A folder, without what it holds twice, that is about to be one file."""
+
+    record: FolderRecord
+    losses: Sequence[Loss]
+    left_out: Sequence[str]  #: names of other files
+
+
+def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
+    """Leave copies of weights, and what leads to no form of a folder, out of a checkpoint."""
+    losses = [Loss(each.name, f"can't be read: {each.why}") for each in found.unread]
+    left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
+    for part in found.parts:
+        format = part.checkpoint.format
+        if not _is_text(part.name):
+            losses.append(Loss(part.name, "has a name that no text can tell"))
+        elif part.copy_of is not None:
+            left_out.append(part.name)
+        elif format.startswith("safetensors"):
+            parts.append(RecordedPart(part.name.removesuffix(_INDEX), part.keys, "safetensors"))
+            continue
+        elif format in _LIKE_TORCH:
+            parts.append(RecordedPart(part.name.removesuffix(_INDEX), part.keys, "torch-zip"))
+            continue
+        else:
+            losses.append(Loss(part.name, f"is a {format} file, which can't be made again"))
+        gone.append(part.keys)
+    roots = found.container.roots
+    found.container.roots = [
+        (path, root) for path, root in roots if not any(path[: len(g)] == g for g in gone)
+    ]
+    kept = {part.name for part in found.parts if part.keys not in gone}
+    within = found.container.parts
+    found.container.parts = {name: each for name, each in within.items() if name in kept}
+    files: dict[str, bytes] = {}
+    place, room = place_of(found.container.source.path), _MOST_NBYTES
+    for each in found.others:
+        if each.kind is EntryKind.FOLDER:
+            continue
+        if each.kind is not EntryKind.FILE or each.nbytes > room or not _is_text(each.name):
+            left_out.append(each.name)
+            continue
+        room -= each.nbytes
+        file = place_of(each.path)
+        with file.open() as source:
+            if not follow_links:
+                file.check_link(place, source)
+            files[each.name] = source.read(0, source.nbytes)
+    return PackedFolder(FolderRecord(parts, files), losses, left_out)
+
+
+def tell_sections(draft: CheckpointGraph, record: FolderRecord) -> None:
+    """Have tensors count as no weights whose file is not called like those of a model."""
+    layout = layout_of([part.name for part in record.parts])
+    said = {part.keys: says(part.name, layout) for part in record.parts}
+    other = [keys for keys, each in said.items() if each.is_known and each.section not in _WEIGHTS]
+    for entry in draft.list_contents().tensors:
+        if entry.section in _WEIGHTS and any(entry.path[: len(keys)] == keys for keys in other):
+            draft.graph.sections[entry.name] = Section.OTHER
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name of a file is Unicode, as JSON has it."""
+    try:
+        return bool(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+
+
+def unpack(
+    src: str,
+    target: Target,
+    edits: Edits,
+    options: FolderOptions,
+    *,
+    dry_run: bool,
+    progress: Progress | None,
+) -> ConvertReport | None:
+    """Make the folder of a file again; None if the file does not tell of one. Raises as `convert`.
+
+    The report lacks the time that it took.
+    """
+    with formats.opened(src, follow_links=options.follow_links) as found:
+        text = found.container.metadata.get(FOLDER)
+        if text is None:
+            return None
+        record = read_record(text)
+        draft = found.draft()
+        tell_sections(draft, record)
+        before = _dtype_of(draft) if edits.casts else None
+        changes = edits.apply(draft)
+        after = _dtype_of(draft) if edits.casts else None
+        planned = [_plan(draft, part, options) for part in record.parts]
+        companions = [
+            Companion(name, "", len(content), None, content)
+            for name, content in record.files.items()
+        ]
+        if after is not None and after != before:
+            companions = [
+                with_dtype(each, after) if each.name.rpartition("/")[2] == CONFIGURATION else each
+                for each in companions
+            ]
+        parts = [part for part, _ in planned]
+        losses, nbytes = draft.losses, sum(each.nbytes for each in draft.sources)
+        warnings = tuple(draft.warnings)
+        source_format = found.format
+        draft.release()
+        if dry_run:
+            target.check(parts, companions, force=options.force)
+        else:
+            target.write(parts, companions, force=options.force, progress=progress)
+        files = target.sizes(parts, companions)
+        unknown = [name for _, plan in planned for name in plan.unknown_callables]
+        return ConvertReport(
+            source=src,
+            destination=target.path,
+            source_format=source_format,
+            format="training-folder",
+            written=not dry_run,
+            files=files,
+            tensors=sum(part.writing.tensors for part in parts),
+            dropped=(*losses, *(loss for _, plan in planned for loss in plan.dropped)),
+            parts={part.name: (part.name,) for part in record.parts},
+            unknown_callables=tuple(dict.fromkeys(unknown)),
+            warnings=warnings,
+            nbytes=nbytes,
+            bytes_written=0 if dry_run else sum(files.values()),
+            **changes._asdict(),
+        )
+
+
+def _dtype_of(draft: CheckpointGraph) -> str | None:
+    """The dtype of most of its weights."""
+    return main_dtype(each for each in draft.list_contents().tensors if each.section in _WEIGHTS)
+
+
+def _plan(
+    whole: CheckpointGraph, part: RecordedPart, options: FolderOptions
+) -> tuple[PlannedPart, TrustedPlan]:
+    """How to write one part."""
+    graph = copy.copy(whole.graph)
+    graph.root, graph.sections = _at(whole.graph.root, part), {}
+    draft = replace(whole, graph=graph, metadata={}, losses=[], warnings=[], origin=None)
+    own = part.name.rpartition("/")[2]
+    stem = own.rpartition(".")[0] or own
+    bare = part.format == "safetensors" and is_state_dict(draft)
+    format = next(each for each in formats.WRITABLE if each.name == part.format)
+    try:
+        plan = plan_conversion(
+            draft,
+            format,
+            WriteOptions(stem, options.options.shared, bare),
+            options.drops,
+            trusted=options.trusted,
+            force=options.force,
+        )
+    except CkptmoveError as error:
+        error.about(f"{whole.path}: {part.name}")
+        raise
+    return PlannedPart(plan.weights, draft.sources, {"": part.name}), plan
+
+
+def _at(root: Node, part: RecordedPart) -> Node:
+    """What the keys of a part lead to."""
+    node = root
+    for key in part.keys:
+        pairs = node.pairs if isinstance(node, MappingNode) else ()
+        found = [value for each, value in pairs if each == key and type(each) is not bool]
+        if len(found) != 1:
+            raise CorruptError(f"it lacks {part.name!r}, which its folder had")
+        node = found[0]
+    return node

@@ -1,0 +1,94 @@
+"""What a checkpoint of one file tells of the folder that it was made of, to lead back there.
+
+It is text in the metadata of safetensors, or in the record of metadata of a torch-zip file, under
+the key `ckptmove-folder`:
+
+    {"version": 1, "parts": [[NAME, [KEY, …], FORMAT], …], "files": {NAME: BASE64, …}}
+
+A part is a checkpoint in the folder: the name of its file, the keys that lead to it in the tree,
+and `torch-zip` or `safetensors`. The other files, such as `trainer_state.json`, are here as a
+whole; in base64, since readers of JSON limit quotation marks.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeGuard
+
+from ...errors import CorruptError, UnsupportedError
+from ...manifest.paths import Path
+from ..safetensors.header import read_json
+from ..writing import FOLDER
+
+_VERSION = 1
+_WHAT = f"its metadata {FOLDER!r}"
+
+
+class RecordedPart(NamedTuple):
+    """A checkpoint that was in the folder."""
+
+    name: str  #: of its file
+    keys: Path  #: that lead to it in the tree
+    format: str  #: `torch-zip` or `safetensors`
+
+
+class FolderRecord(NamedTuple):
+    """What was in the folder."""
+
+    parts: Sequence[RecordedPart]
+    files: Mapping[str, bytes]
+
+    def to_text(self) -> str:
+        """The text for the metadata."""
+        files = {
+            name: base64.b64encode(self.files[name]).decode("ascii") for name in sorted(self.files)
+        }
+        parts = [[each.name, list(each.keys), each.format] for each in self.parts]
+        said = {"version": _VERSION, "parts": parts, "files": files}
+        return json.dumps(said, separators=(",", ":"))
+
+
+def read_record(text: str) -> FolderRecord:
+    """Read that text; raises CorruptError if it is malformed."""
+    said = read_json(text.encode("utf-8", "surrogatepass"), _WHAT)
+    if not isinstance(said, dict) or said.keys() != {"version", "parts", "files"}:
+        raise _malformed()
+    if said["version"] != _VERSION:
+        raise UnsupportedError(f"{_WHAT} was written by a newer version of ckptmove")
+    parts, files = said["parts"], said["files"]
+    if not isinstance(parts, list) or not isinstance(files, dict) or not parts:
+        raise _malformed()
+    read = [_part(each) for each in parts]
+    contents = {name: _bytes(each) for name, each in files.items()}
+    names = [*(each.name for each in read), *contents]
+    if len(names) != len({*names}):
+        raise _malformed()
+    return FolderRecord(read, contents)
+
+
+def _part(said: object) -> RecordedPart:
+    if not isinstance(said, list) or len(said) != 3:
+        raise _malformed()
+    name, keys, format = said
+    if type(name) is not str or format not in ("torch-zip", "safetensors") or not _are_keys(keys):
+        raise _malformed()
+    return RecordedPart(name, tuple(keys), format)
+
+
+def _are_keys(said: object) -> TypeGuard[list[str | int]]:
+    return type(said) is list and all(type(each) in (str, int) for each in said)
+
+
+def _bytes(said: object) -> bytes:
+    try:
+        if type(said) is str:
+            return base64.b64decode(said, validate=True)
+    except ValueError as error:
+        raise _malformed() from error
+    raise _malformed()
+
+
+def _malformed() -> CorruptError:
+    return CorruptError(f"{_WHAT} is malformed")

@@ -1,0 +1,141 @@
+"""A folder becomes one file, and that file the folder again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptmove
+from ckptmove import CorruptError, RefusedError, convert
+from tests.making.checkpoints import hf_trainer_folder
+from tests.making.frameworks import tiny_gpt2
+from tests.making.model_folders import copy_of
+from tests.oracles.model_folders import loaded
+from tests.oracles.sameness import assert_same_tree
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_training_goes_on_where_it_was(suffix: str, tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    one = tmp_path / f"one{suffix}"
+    convert(source, one, trust_objects=True)
+    tree: Any = ckptmove.load(one)
+    assert {"model", "optimizer", "scheduler", "rng"} <= tree.keys()
+    report = convert(one, f"{tmp_path}/back/", trust_objects=True)
+    assert report.format == "training-folder"
+    assert files(tmp_path / "back") == files(source)
+    assert set(report.files) == {str(tmp_path / "back" / each) for each in files(source)}
+    assert_same_tree(loaded("accelerate", tmp_path / "back"), loaded("accelerate", source))
+
+
+def test_a_trainer_resumes_from_the_folder_again(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    source = hf_trainer_folder(tmp_path / "run", "cuda:0")
+    for name, to in (("one.pt", "cpu"), ("one.safetensors", None)):
+        convert(source, tmp_path / name, to=to, trust_objects=True)
+        convert(tmp_path / name, f"{tmp_path}/back/", to="cpu", force=True, trust_objects=True)
+        assert files(tmp_path / "back") == files(source)
+        for other in ("config.json", "trainer_state.json"):
+            assert (tmp_path / "back" / other).read_bytes() == (source / other).read_bytes()
+
+    def resumed(folder: Path) -> dict[str, torch.Tensor]:
+        arguments = transformers.TrainingArguments(
+            output_dir=tmp_path / "resumed",
+            max_steps=4,
+            save_strategy="no",
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
+        trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.train(resume_from_checkpoint=str(folder))
+        assert trainer.state.global_step == 4
+        return dict(trainer.model.state_dict())
+
+    plain = hf_trainer_folder(tmp_path / "plain")
+    assert_same_tree(resumed(tmp_path / "back"), resumed(plain))
+
+
+def test_the_dtype_is_that_of_the_model(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    (source / "config.json").write_text('{"dtype": "float32"}')
+    convert(source, tmp_path / "one.safetensors")
+    report = convert(
+        tmp_path / "one.safetensors", f"{tmp_path}/back/", dtype="bf16", trust_objects=True
+    )
+    assert report.cast == {"float32→bfloat16": 4}
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == {"dtype": "bfloat16"}
+    was, now = (torch.load(each / "optimizer.bin") for each in (source, tmp_path / "back"))
+    assert_same_tree(now, was)
+
+
+def test_weights_of_a_folder_are_a_plain_file(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    assert convert(source, tmp_path / "all.pt", dtype="bf16").cast == {"float32→bfloat16": 4}
+    report = convert(source, tmp_path / "model.safetensors", preset="hf")
+    assert report.weights is not None
+    assert report.tensors == 4
+    report = convert(tmp_path / "model.safetensors", f"{tmp_path}/out/")
+    assert files(tmp_path / "out") == {"model.safetensors"}
+
+
+def test_the_same_weights_are_written_once(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    state = loaded("transformers", copy_of("transformers", tmp_path / "other"))
+    torch.save(state, source / "pytorch_model.bin")
+    report = convert(source, tmp_path / "one.pt")
+    assert "pytorch_model.bin" in report.left_out
+    assert set(ckptmove.load(tmp_path / "one.pt")) >= {"model", "optimizer"}
+    assert "pytorch_model" not in ckptmove.load(tmp_path / "one.pt")
+
+
+def test_what_cannot_come_back_is_a_loss(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), source / "program.pt")
+    with pytest.raises(RefusedError, match=r"would lose program\.pt, which is a torchscript file"):
+        convert(source, tmp_path / "one.pt")
+    assert convert(source, tmp_path / "one.pt", drop="program.pt").dropped[0].name == "program.pt"
+
+
+def test_damage_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    whole = (source / "optimizer.bin").read_bytes()
+    (source / "optimizer.bin").write_bytes(whole[:-100])
+    with pytest.raises(CorruptError) as raised:
+        convert(source, tmp_path / "one.pt")
+    assert raised.value.path == str(source / "optimizer.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("name", ["../out.json", "/out.json", "a/../../b", "", "a//b"])
+def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    (source / "config.json").write_text("{}")
+    convert(source, tmp_path / "one.safetensors")
+    shutil.rmtree(source)
+    content = (tmp_path / "one.safetensors").read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    said = json.loads(header)
+    record = said["__metadata__"]["ckptmove-folder"]
+    said["__metadata__"]["ckptmove-folder"] = record.replace('"config.json"', json.dumps(name))
+    changed = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    head = len(changed).to_bytes(8, "little") + changed
+    (tmp_path / "one.safetensors").write_bytes(head + content[8 + len(header) :])
+    with pytest.raises(ckptmove.CkptmoveError, match=r"not a valid file name|malformed"):
+        convert(tmp_path / "one.safetensors", f"{tmp_path}/back/", trust_objects=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.safetensors"]

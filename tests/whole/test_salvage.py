@@ -190,6 +190,27 @@ def test_a_flipped_name_of_a_record_is_noticed(tmp_path: Path) -> None:
             check(salvaged(broken), state, unproven=False)
 
 
+def test_a_flipped_name_is_noticed_where_the_other_record_is_missing(tmp_path: Path) -> None:
+    state = {f"w{n}": torch.full((50,), n) for n in range(4)}
+    content = bytearray(torch_zip(state))
+    content[content.index(b"data/1") + 5] ^= 2  # 1 → 3
+    (tmp_path / "run.pt").write_bytes(
+        content[: content.rindex(b"PK\3\4", 0, content.index(b"data/2"))]
+    )
+    report = salvaged(tmp_path / "run.pt")
+    assert report is not None
+    check(report, state, unproven=False)
+
+
+def test_the_names_in_a_pickle_that_was_cut_are_told(tmp_path: Path) -> None:
+    content = torch_legacy(saved())
+    (tmp_path / "run.pt").write_bytes(content[: content.index(b"layer2") + 3])
+    report = salvaged(tmp_path / "run.pt")
+    assert report is not None
+    assert {each.name for each in report.tensors} >= {"layer0"}
+    assert {each.fate for each in report.tensors} == {Fate.LOST}
+
+
 def test_what_is_missing_is_zeros_if_asked(tmp_path: Path) -> None:
     state = saved(1000)
     content = torch_zip(state)

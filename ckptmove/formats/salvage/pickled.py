@@ -152,7 +152,7 @@ def _read_one(
 def _keys_behind(container: _Broken, at: int, stream: Stream) -> int | None:
     """Where the keys of the storages seem to be, behind a pickle that is damaged."""
     source = container.source
-    start = at + max(0, stream.pickle.nbytes - 1)
+    start = min(source.nbytes, at + max(0, stream.pickle.nbytes - 1))
     part = source.read(start, min(_LONGEST_LOOK, source.nbytes - start))
     where = part.find(_KEYS)
     return None if where < 0 else start + where + 1

@@ -140,10 +140,11 @@ def batch(
 ) -> Batch:
     """Relocate, convert or validate all checkpoints of a folder tree.
 
-    Checkpoints are found by their content, not by their names. `convert` and `validate` take a
-    model folder, or an index with its files, as one item. Links to files are followed, links to
-    folders are not. Everything is planned before this function returns; the work is done while you
-    iterate over the result. If an item fails, the others still run.
+    Checkpoints are found by their content, not by their names. The folder of a model or a trainer
+    is one item, and for `convert` and `validate` an index with its files; in place, each file is.
+    `relocate` copies files that store no devices (safetensors) unchanged. Links to files are
+    followed, links to folders are not. Everything is planned before this function returns; the work
+    is done while you iterate over the result. If an item fails, the others still run.
 
     A ledger in the destination records finished items, so a run that was killed can be started
     again to resume. Two runs at the same time share the work (in an object store they may do an

@@ -1,6 +1,7 @@
 """Find the checkpoints in a tree by their content, and the other files in it.
 
-A model folder is one item, and so is an index with the files that it names.
+The folder of a model or a trainer is one item, and so is an index with the files that it names;
+to relocate in place, each file is one.
 """
 
 from __future__ import annotations
@@ -70,28 +71,29 @@ class _Folder:
         return self.format is not None and self.format.in_parts
 
 
-def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
+def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = False) -> Discovery:
     """Find what is `wanted` in a tree: checkpoints, and other files.
 
-    `whole`: a model folder, or an index with its files, is one item; if not, each file is one.
+    `whole`: the folder of a model or a trainer, or an index with its files, is one item; if not,
+    each file is one. `folders`: such a folder is one item, and everywhere else each file.
     """
     found = Discovery()
-    folders = _folders(root, wanted, found)
-    if folders[0].in_parts:
+    listed = _folders(root, wanted, found)
+    if listed[0].in_parts:
         raise UnsupportedError(
             "is one checkpoint, not a tree of them", path=root, hint="run it without batch"
         )
     if whole:
-        folders = _without_parts(folders)
+        listed = _without_parts(listed)
     else:
         found.notes += [
             f"{each.name} is one checkpoint in many files, which are treated one by one"
-            for each in folders
+            for each in listed
             if each.in_parts
         ]
-    search = _Search(root, folders, wanted, whole=whole)
+    search = _Search(root, listed, wanted, whole=whole, folders=whole or folders)
     covered = set[str]()
-    for folder in folders:
+    for folder in listed:
         if not search.is_one(folder):
             search.look_into(folder, found)
         elif wanted.includes(folder.name, *(folder.named(each.name) for each in folder.files)):
@@ -157,15 +159,21 @@ class _Search:
     """Tells what is in listed folders apart, and opens no more files than it must."""
 
     def __init__(
-        self, root: str, folders: Iterable[_Folder], wanted: ItemFilter, *, whole: bool
+        self,
+        root: str,
+        listed: Iterable[_Folder],
+        wanted: ItemFilter,
+        *,
+        whole: bool,
+        folders: bool,
     ) -> None:
-        self._wanted, self._whole = wanted, whole
+        self._wanted, self._whole, self._folders = wanted, whole, folders
         self._look = tree_at(root).prepared(
             _kind_of,
             [
                 each.path
-                for folder in folders
-                if not (whole and folder.name and folder.format is not None)
+                for folder in listed
+                if not self._may_be_one(folder)
                 for each in self._to_open(folder)
                 if each.kind is EntryKind.FILE
             ],
@@ -173,7 +181,7 @@ class _Search:
 
     def is_one(self, folder: _Folder) -> bool:
         """Whether a folder is one item, or would be one if it was wanted."""
-        if not self._whole or not folder.name or folder.format is None:
+        if not self._may_be_one(folder):
             return False
         todo = [] if folder.in_parts else [*folder.inside]
         while todo:
@@ -184,6 +192,12 @@ class _Search:
                 return False
             todo += below.inside
         return True
+
+    def _may_be_one(self, folder: _Folder) -> bool:
+        """Whether a folder is one item, unless there are others below it."""
+        if not folder.name or not self._folders or folder.format is None:
+            return False
+        return self._whole or not folder.in_parts
 
     def add_folder(self, folder: _Folder, found: Discovery) -> None:
         """Add a folder that is one item."""

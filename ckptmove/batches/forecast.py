@@ -40,6 +40,8 @@ def forecast_item(task: Task) -> ItemOutcome:
     if is_copied(task):
         if task.options.get("strict"):
             refuse_unknown_in(item.path, otherwise="without --strict it is copied unchanged")
+        if task.in_place:
+            return ItemOutcome(None, 0)
         _check_size(task, {"": item.nbytes})
         return ItemOutcome(None, item.nbytes, copied=True)
     if not task.in_place and not output_is_folder(task) and place_of(item.output).is_folder():
@@ -60,7 +62,7 @@ def _dry(task: Task, output: str) -> ItemOutcome:
             options |= {"dst": output, "force": True}
         report = relocate(task.item.path, **options)
         nbytes = report.destination_nbytes if report.destination is not None else 0
-        _check_size(task, {"": nbytes})
+        _check_size(task, {each.name: each.nbytes for each in report.files} or {"": nbytes})
         return ItemOutcome(report.to_json(), nbytes)
     options["force"] = bool(task.options.get("force")) or bool(task.there)
     as_folder = output_is_folder(task)

@@ -64,7 +64,8 @@ def plan_batch(
         check_apart(source, os.fspath(dst))
         tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
-    found = discover(source, wanted, whole=verb != "relocate")
+    moves = verb == "relocate"
+    found = discover(source, wanted, whole=not moves, folders=moves and not in_place)
     if not (found.items or found.unopened or allow_empty or (copy_rest and found.others)):
         more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
         raise RefusedError(

@@ -13,6 +13,7 @@ from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
 from ..errors import CkptmoveError, InputError, RefusedError
+from ..formats.safetensors.file import SafetensorsFile
 from ..plans.plan import Copy, Plan, Write
 from ..reports.batch_items import Entry, Item, Task
 from ..reports.convert import ConvertReport
@@ -79,10 +80,10 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
 
 def output_is_folder(task: Task) -> bool:
     """Whether what is written is a folder."""
-    return task.verb == "convert" and (
-        task.item.kind == "folder"
-        or (task.options.get("max_shard_size") is not None and task.item.kind != "other")
-    )
+    if task.verb != "convert":
+        return task.item.kind == "folder"
+    divided = task.options.get("max_shard_size") is not None
+    return task.item.kind == "folder" or (divided and task.item.kind != "other")
 
 
 def output_nbytes(task: Task) -> int:
@@ -116,9 +117,15 @@ def other_error(task: Task) -> RefusedError:
 
 
 def is_copied(task: Task) -> bool:
-    """Whether an item is no checkpoint for its verb, and is copied unchanged."""
+    """Whether nothing in an item can change by its verb, so that it is copied unchanged."""
     kind = task.item.kind
-    return kind == "other" or (kind == "index" and task.verb == "relocate")
+    if task.verb == "relocate" and (kind == "index" or _stores_no_devices(task.item)):
+        return True
+    return kind == "other"
+
+
+def _stores_no_devices(item: Item) -> bool:
+    return item.kind == "file" and item.format == SafetensorsFile.name
 
 
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
@@ -129,6 +136,8 @@ def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
     if is_copied(task):
         if task.options.get("strict"):
             refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
+        if task.in_place:
+            return ItemOutcome(None, 0)
         return _copied(task.item, output, force)
     if task.verb == "relocate":
         return _relocated(task, output, force)

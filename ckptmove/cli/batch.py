@@ -109,11 +109,11 @@ def _options(verb: str) -> Decorator:
 def batch() -> None:
     """Relocate, convert or validate all checkpoints of a folder tree.
 
-    ckptmove finds checkpoints by their content, not by their names. It converts and validates a
-    model folder, or an index with its files, as one item. It plans everything first. If an item
-    fails, the others still run, and the summary lists the failures. After kill -9 or Ctrl-C, run
-    the same command again to resume. Two runs at the same time share the work. Links to files are
-    followed, links to folders are not.
+    ckptmove finds checkpoints by their content, not by their names. The folder of a model or a
+    trainer is one item; in place, each file is. It plans everything first. If an item fails, the
+    others still run, and the summary lists the failures. After kill -9 or Ctrl-C, run the same
+    command again to resume. Two runs at the same time share the work. Links to files are followed,
+    links to folders are not.
 
     \b
     ckptmove batch convert runs/ out/ --format safetensors

@@ -46,8 +46,8 @@ class Item(NamedTuple):
 
     name: str  #: its path in the tree, with `/` between the parts
     path: str  #: the file or folder
-    #: `file`, `folder` (of a model), `index` (of the files beside it), `other` (no checkpoint, to
-    #: be copied), or `unreadable`.
+    #: `file`, `folder` (of a model or a trainer), `index` (of the files beside it), `other` (no
+    #: checkpoint, to be copied), or `unreadable`.
     kind: str
     files: tuple[str, ...]  #: of a folder or an index, all its files
     nbytes: int  #: of all that belongs to it

@@ -64,7 +64,8 @@ class LocalTree(Tree):
 
     def copied_nbytes(self, nbytes: int) -> int:
         """As `Tree.copied_nbytes`, or raise OSError."""
-        return min(nbytes, os.stat(self.path).st_blocks * 512)
+        files = [each.path for each in self.files()]
+        return min(nbytes, sum(os.stat(each).st_blocks for each in files) * 512)
 
     def check_root(self) -> None:
         if os.path.lexists(self.path) and not os.path.isdir(self.path):

@@ -66,6 +66,8 @@ def killed_at(scene: FolderScene, calls: list[Call]) -> list[tuple[bool, bool, b
         for settle in settlers(scene):
             settle()
             found = scene.contents(scene.folder)
+            if unnamed:  # which only a command on the folder removes; its files are untouched
+                found.pop(scene.unfinished.name, None)
             is_old = found == scene.old
             assert is_old or (found == scene.new and not begun), call
         ends.append((unnamed, begun, is_old))

@@ -216,6 +216,8 @@ def _check_container(
                     faults += [fault for file in of_part for fault in _library_faults(file)]
             if isinstance(found, formats.FolderCheckpoint):
                 faults += disagreements(found)
+            elif found.folder is not None:
+                faults += _faults_beside(found, path, follow_links=follow_links)
     except UntrustedError:
         raise
     except InputError as error:
@@ -234,6 +236,18 @@ def _check_container(
     if manifest.files and summed:
         how = "every checksum of its files is right"
     return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, parts
+
+
+def _faults_beside(weights: formats.Checkpoint, path: str, *, follow_links: bool) -> list[str]:
+    """What is wrong with checkpoints in the folder of a model beside these: copies of them, …"""
+    checked = {source.path for source in weights.files}
+    with formats.opened_folder(path, follow_links=follow_links) as folder:
+        faults = [f"{each.name} was not checked: {each.why}" for each in folder.unread]
+        for part in folder.parts:
+            if checked.isdisjoint(source.path for source in part.checkpoint.files):
+                damage = part.checkpoint.damage(lambda nbytes: None)
+                faults += [f"{part.name}: {fault}" for fault in damage]
+    return faults
 
 
 def _files_by_format(

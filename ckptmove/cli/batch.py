@@ -185,7 +185,7 @@ def _run(
         return
     output.warn(src, work.plan.notes)
     warned, broken, digests, unknown = 0, None, dict[str, str](), 0
-    with Log(log, verb, options.get("shard_of")) as lines:
+    with work, Log(log, verb, options.get("shard_of")) as lines:
         try:
             with bar.over(work):
                 for result in work:
@@ -198,8 +198,6 @@ def _run(
                         bar.print(_item_lines(result))
         except (KeyboardInterrupt, Signalled) as error:
             broken = error
-        finally:
-            work.close()
     if manifest is not None and broken is None:
         write_manifest(manifest, digests)
         if unknown:

@@ -17,7 +17,6 @@ from ..reports.text import printable
 from ..sources import mask_secrets, place_of
 from ..writing.verify import Progress
 from .declare import Command, Decorator, Function, option, verb_options, with_options, with_values
-from .pages import check_page, write_page
 
 
 class Output(NamedTuple):
@@ -41,6 +40,8 @@ class Output(NamedTuple):
     def write_page(self, report: Report, path: str | None = None) -> None:
         """Write a report as an HTML file, if the user asked for one."""
         if self.html is not None:
+            from .pages import write_page
+
             write_page(self.html, report.to_html(None if path is None else mask_secrets(path)))
 
     def warn(self, path: str | None, messages: Iterable[str]) -> None:
@@ -80,6 +81,8 @@ def output_options(command: Function) -> Function:
         **values: Any,
     ) -> Any:
         if html is not None:
+            from .pages import check_page  # here and above, since few calls write a page
+
             check_page(html)
         return command(output=Output(as_json, quiet, verbose, no_progress, html), **values)
 

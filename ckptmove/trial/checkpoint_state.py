@@ -22,6 +22,8 @@ from ..manifest.paths import Path, spell
 from ..runtime.opaque import Opaque
 from ..runtime.storages import Restoring
 
+_WITHOUT_DEVICE = (Role.ARRAY, Role.UNTAGGED)
+
 
 class State(NamedTuple):
     """A part of a checkpoint."""
@@ -49,7 +51,9 @@ class Saved:
     def label(self, path: Path) -> str | None:
         """The device that a tensor is tagged with, if known."""
         entry = self.entries.get(path)
-        return entry.device if entry is not None and self.says_devices else None
+        if entry is None or entry.role is Role.UNTAGGED or not self.says_devices:
+            return None
+        return entry.device
 
     def is_average(self, state: State) -> bool:
         """Whether a state dict holds averages of a model's weights (EMA)."""
@@ -85,7 +89,7 @@ def read(path: StrPath, *, values: bool = True) -> Saved:
     with (
         formats.uncollected(),
         # whoever asks has looked where links lead
-        formats.opened(path, follow_links=True, only_weights=True) as found,
+        formats.opened(path, follow_links=True) as found,
     ):
         manifest = found.manifest
         says_devices = found.carries.devices
@@ -181,10 +185,10 @@ class Placing:
 
 
 def devices_of(manifest: Manifest) -> Mapping[str, Total]:
-    """The devices of its tensors, the largest first; numpy arrays have none."""
-    arrays = {entry.storage for entry in manifest.tensors if entry.role is Role.ARRAY}
-    tensors = tuple(entry for entry in manifest.tensors if entry.role is not Role.ARRAY)
-    storages = {key: each for key, each in manifest.storages.items() if key not in arrays}
+    """The devices of its tensors, the largest first; some tensors have none."""
+    untold = {each.storage for each in manifest.tensors if each.role in _WITHOUT_DEVICE}
+    tensors = tuple(entry for entry in manifest.tensors if entry.role not in _WITHOUT_DEVICE)
+    storages = {key: each for key, each in manifest.storages.items() if key not in untold}
     return replace(manifest, tensors=tensors, storages=storages).devices
 
 

@@ -206,3 +206,28 @@ def test_a_damaged_or_foreign_file_is_found_by_validate(trainer: Path, tmp_path:
         "the RNG states of 1 of 2 processes are missing, first of 0",
         "optimizer.pt is not of this model",
     ]
+
+
+def test_validate_looks_at_copies_of_the_weights(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    assert ckptmove.validate(tmp_path).ok
+    content = (tmp_path / "pytorch_model.bin").read_bytes()
+    (tmp_path / "pytorch_model.bin").write_bytes(content[:500])
+    failed = ckptmove.validate(tmp_path).of("container")
+    assert failed.outcome == "failed"
+    assert "pytorch_model.bin" in failed.title + "".join(failed.details)
+    at = content.index(torch.ones(2).numpy().tobytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(content[:at] + b"\1" + content[at + 1 :])
+    assert ckptmove.validate(tmp_path).of("container").details[0].startswith("pytorch_model.bin: ")
+
+
+def test_the_optimizer_of_the_folder_takes_the_step(trainer: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trainer, tmp_path / "copy")
+    report = ckptmove.validate(
+        folder, model=str(folder), step="train", device="cuda:0", simulate=True
+    )
+    step = report.of("step")
+    assert report.ok, str(report)
+    assert "AdamW" in "".join(step.details)
+    assert "holds none" not in str(report)

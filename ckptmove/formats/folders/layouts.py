@@ -55,10 +55,13 @@ _COMPONENTS = (
     Rule(rf"([^/]+)/(?:diffusion_pytorch_)?model\.\w+{_WHOLE}", Section.MODEL, r"\1"),
 )
 
+#: A folder of torch.distributed.checkpoint; a file may be called so, too, and be anything.
+_DISTRIBUTED_OPTIMIZER = Rule(rf"optimizer{_NUMBER}", Section.OPTIMIZER, r"optimizer\1")
 #: What files are called whichever library writes them.
 ANY = (
     *_MODELS,
-    Rule(rf"optimizer{_NUMBER}(?:\.pt|\.pth|\.bin)?", Section.OPTIMIZER, r"optimizer\1"),
+    Rule(rf"optimizer{_NUMBER}\.(?:pt|pth|bin)", Section.OPTIMIZER, r"optimizer\1"),
+    _DISTRIBUTED_OPTIMIZER,
     Rule(rf"(?:lr_)?scheduler{_NUMBER}\.(?:pt|pth|bin)", Section.SCHEDULER, r"scheduler\1"),
     Rule(r"rng_state\.pth", Section.RNG, "rng"),
     Rule(r"rng_state_(\d+)\.pth", Section.RNG, r"rng/\1"),
@@ -162,6 +165,7 @@ _OF_TRAINING = tuple(
     rule.pattern
     for rule in (*ANY, *(rule for layout in LAYOUTS for rule in layout.rules))
     if rule.section in (Section.OPTIMIZER, Section.SCHEDULER, Section.RNG)
+    and rule is not _DISTRIBUTED_OPTIMIZER
 )
 #: `convert` writes `optimizer.pt` as `optimizer.pt.safetensors`.
 _CONVERTED = re.compile(r"(.+\.(?:pt|pth|bin|ckpt|pkl))\.safetensors", re.DOTALL)

@@ -234,7 +234,10 @@ def _check_container(
         return Finding("container", FAILED, title, faults[:_MOST_LISTED], data), manifest, parts
     how = "every checksum is right" if summed else "all in its place; it has no checksums"
     if manifest.files and summed:
+        without = sum(each.format.startswith("safetensors") for each in manifest.files)
         how = "every checksum of its files is right"
+        if without:
+            how += f"; {plural(without, 'file')} of safetensors, which has none"
     return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, parts
 
 
@@ -242,7 +245,7 @@ def _faults_beside(weights: formats.Checkpoint, path: str, *, follow_links: bool
     """What is wrong with checkpoints in the folder of a model beside these: copies of them, …"""
     checked = {source.path for source in weights.files}
     with formats.opened_folder(path, follow_links=follow_links) as folder:
-        faults = [f"{each.name} was not checked: {each.why}" for each in folder.unread]
+        faults = [f"{each.name} was not checked: {each.why}" for each in folder.not_looked_at]
         for part in folder.parts:
             if checked.isdisjoint(source.path for source in part.checkpoint.files):
                 damage = part.checkpoint.damage(lambda nbytes: None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -65,6 +65,10 @@ class _Folder:
         """The format of the folder, if its files make it one checkpoint."""
         return formats.folder_format(self.path, [each.name for each in self.files])
 
+    def takes(self, below: _Folder) -> bool:
+        """Whether a folder below it belongs to it, whatever is in that."""
+        return self.format is not None and self.format.takes_folder(below.name)
+
     @property
     def in_parts(self) -> bool:
         """Whether none of the files in it, and below, is a checkpoint of its own."""
@@ -79,7 +83,7 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = Fals
     """
     found = Discovery()
     listed = _folders(root, wanted, found)
-    if listed[0].in_parts:
+    if listed[0].in_parts or ((whole or folders) and _is_all_of(listed[0], listed[1:])):
         raise UnsupportedError(
             "is one checkpoint, not a tree of them", path=root, hint="run it without batch"
         )
@@ -92,11 +96,16 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = Fals
             if each.in_parts
         ]
     search = _Search(root, listed, wanted, whole=whole, folders=whole or folders)
-    covered = set[str]()
+    covered, whole_below = set[str](), set[str]()
     for folder in listed:
+        if not whole_below.isdisjoint(_above(folder.name)):
+            continue
         if not search.is_one(folder):
             search.look_into(folder, found)
-        elif wanted.includes(folder.name, *(folder.named(each.name) for each in folder.files)):
+            continue
+        if folder.format is not None and folder.format.takes_folder(""):
+            whole_below.add(folder.name)
+        if wanted.includes(folder.name, *(folder.named(each.name) for each in folder.files)):
             covered.add(folder.name)
             search.add_folder(folder, found)
     if covered:  # what is in folders below a model's is a part of it
@@ -104,6 +113,13 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = Fals
     found.items.sort()
     found.others.sort()
     return found
+
+
+def _is_all_of(root: _Folder, below: Sequence[_Folder]) -> bool:
+    """Whether a tree is nothing but the folder of one training."""
+    named = (each.name for folder in below for each in folder.files)
+    takes = root.format is not None and root.format.takes_folder("")
+    return takes and not any(name.endswith(_NAMED) for name in named)
 
 
 def _above(name: str) -> Iterable[str]:
@@ -186,6 +202,9 @@ class _Search:
         todo = [] if folder.in_parts else [*folder.inside]
         while todo:
             below = todo.pop()
+            if folder.takes(below):
+                todo += below.inside
+                continue
             if below.format is not None or any(
                 self._kind(each).kind in _ITEMS for each in below.files
             ):

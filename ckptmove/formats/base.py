@@ -43,6 +43,10 @@ class Format(ABC):
     def read(self, probe: Probe) -> Checkpoint:
         """Read everything but the tensors."""
 
+    def takes_folder(self, name: str) -> bool:
+        """Whether a folder below one of this format belongs to it, whatever is in it."""
+        return False
+
     def files(self, probe: Probe) -> Sequence[str]:
         """The names of the files that belong to it, beside the one that was recognized."""
         return ()

@@ -16,6 +16,7 @@ from .checkpoint import Checkpoint
 from .session import ReadSession
 
 _HEAD_NBYTES = 512
+_MOST_FILES = 100_000  # in a folder that is one checkpoint
 _JSON_SPACE = b" \t\r\n"
 
 
@@ -62,8 +63,11 @@ class Probe:
 
     @cached_property
     def entries_below(self) -> list[FolderEntry]:
-        """What is in a folder, however deep, sorted by name; links to folders are not followed."""
-        return sorted(place_of(self.path).files_below())
+        """What is in a folder, however deep, sorted by name; links to folders are not followed.
+
+        UnsupportedError if that is more than a checkpoint has.
+        """
+        return sorted(place_of(self.path).files_below(most=_MOST_FILES))
 
     def names_below(self) -> list[str]:
         """The names of what is in a folder, however deep."""

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -117,10 +117,13 @@ class Place(ABC):
         """The entries of a folder, sorted by name. Raises InputError if it can't be read."""
 
     @abstractmethod
-    def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
+    def files_below(
+        self, ignored: Callable[[str], bool] = lambda _: False, most: int | None = None
+    ) -> list[FolderEntry]:
         """All entries below a folder but the folders that hold something, in no order.
 
-        An entry whose name is `ignored`, and all below it, is left out.
+        An entry whose name is `ignored`, and all below it, is left out. UnsupportedError if there
+        are more than `most`.
         """
 
     def check_link(self, folder: Place, source: Source | None = None) -> None:
@@ -193,7 +196,9 @@ class LocalPlace(Place):
             raise _unreadable(self.path, error) from error
         return sorted(each for each in entries if each is not None)
 
-    def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
+    def files_below(
+        self, ignored: Callable[[str], bool] = lambda _: False, most: int | None = None
+    ) -> list[FolderEntry]:
         """As `Place.files_below`; links to folders are not followed."""
         found, todo = list[FolderEntry](), [""]
         while todo:
@@ -209,6 +214,7 @@ class LocalPlace(Place):
                     todo.append(f"{within}{each.name}/")
                 else:
                     found.append(each._replace(name=within + each.name))
+            check_count(found, most, self.path)
         return found
 
     def check_link(self, folder: Place, source: Source | None = None) -> None:
@@ -220,6 +226,16 @@ class LocalPlace(Place):
                 path=self.path,
                 hint="--follow-links follows it",
             )
+
+
+def check_count(found: Sequence[FolderEntry], most: int | None, path: str) -> None:
+    """Raises UnsupportedError if there are more entries below a folder than wanted."""
+    if most is not None and len(found) > most:
+        raise UnsupportedError(
+            f"is a directory with more than {most:,} files",
+            path=path,
+            hint="give the folder of one checkpoint; ckptmove batch takes a tree of them",
+        )
 
 
 def _unreadable(path: str, error: OSError) -> InputError:

@@ -18,7 +18,7 @@ from .filesystem import (
     stamp_of,
     with_retries,
 )
-from .place import EntryKind, FolderEntry, Place
+from .place import EntryKind, FolderEntry, Place, check_count
 from .remote_object import RemoteObject
 from .source import Source
 from .urls import WEB
@@ -98,7 +98,9 @@ class RemotePlace(Place):
             found.append(FolderEntry(name, self.child(name).path, kind, size_in(each)))
         return sorted(found)
 
-    def files_below(self, ignored: Callable[[str], bool] = lambda _: False) -> list[FolderEntry]:
+    def files_below(
+        self, ignored: Callable[[str], bool] = lambda _: False, most: int | None = None
+    ) -> list[FolderEntry]:
         """As `Place.files_below`, in the order of names. Raises Missing if nothing is there."""
         store = self.store
         root = store.path.rstrip("/")
@@ -117,6 +119,7 @@ class RemotePlace(Place):
                 listed.append(FolderEntry(name, f"{base}/{name}", EntryKind.FILE, *said))
         if not listed:
             raise Missing("can't be read: there is nothing below it", path=self.path)
+        check_count(listed, most, self.path)
         return sorted(each for each in listed if not any(map(ignored, each.name.split("/"))))
 
     def read_small(self, most: int) -> bytes:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from tests.conftest import RunCli, TrainingFolder
+from tests.making import model_folders
 from tests.making.saving import save
 from tests.making.trees import contents, left_over, outcomes
 from tests.oracles.readers import labels
@@ -83,3 +84,23 @@ def test_in_place_each_file_is_an_item_and_what_stores_no_devices_is_done(tree: 
     parts = ("optimizer.bin", "custom_checkpoint_0.pkl")
     folders = ("a/checkpoint-1", "a/checkpoint-2")
     assert changed == {"alone.pt"} | {f"{folder}/{part}" for folder in folders for part in parts}
+
+
+def test_a_pipeline_is_one_item_with_all_its_components(tmp_path: Path) -> None:
+    model_folders.copy_of("diffusers", tmp_path / "runs" / "pipe", "cuda:1")
+    before = contents(tmp_path / "runs")
+    with ckptmove.batch("relocate", tmp_path / "runs", tmp_path / "out", to="cpu", jobs=1) as batch:
+        assert outcomes(batch) == {"pipe": "done"}
+    assert contents(tmp_path / "out").keys() == before.keys()
+
+
+def test_a_run_below_a_training_folder_is_not_a_part_of_it(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree / "a" / "checkpoint-1", tree / "a" / "checkpoint-2" / "checkpoint-3")
+    with ckptmove.batch("relocate", tree / "a", tmp_path / "out", to="cpu", jobs=1) as batch:
+        assert {"checkpoint-1", "checkpoint-2/checkpoint-3"} < outcomes(batch).keys()
+
+
+def test_one_training_is_no_tree(tree: Path, run_cli: RunCli, tmp_path: Path) -> None:
+    done = run_cli("batch", "relocate", "runs/a/checkpoint-1", "out", "--to=cpu", exit=3)
+    assert "is one checkpoint, not a tree of them (run it without batch)" in done.stderr
+    assert not (tmp_path / "out").exists()

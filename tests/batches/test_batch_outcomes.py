@@ -121,12 +121,12 @@ def test_nothing_found_is_refused_unless_that_is_accepted(tmp_path: Path, run_cl
 
 def test_what_is_copied_counts_apart(tmp_path: Path, run_cli: RunCli) -> None:
     small_tree(tmp_path / "tree")
-    options = ("--include=a/run.pt", "--include=*.txt", "--include=config.json")
+    options = ("--include=a/run.pt", "--include=*.txt")
     done = run_cli(
         *("batch", "relocate", "tree", "out", "--to=cpu", "--copy-rest", *options), exit=0
     )
     assert done.stdout.startswith("relocated 1 item, ")
-    assert "; 2 other files copied" in done.stdout
+    assert "; 1 other file copied" in done.stdout
 
 
 def test_it_stops_after_so_many_failures(tmp_path: Path, run_cli: RunCli) -> None:

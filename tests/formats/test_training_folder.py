@@ -231,3 +231,22 @@ def test_the_optimizer_of_the_folder_takes_the_step(trainer: Path, tmp_path: Pat
     assert report.ok, str(report)
     assert "AdamW" in "".join(step.details)
     assert "holds none" not in str(report)
+
+
+def test_a_run_below_a_model_is_not_looked_at_and_that_is_no_success(
+    trainer: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    shutil.copytree(trainer, tmp_path / "checkpoint-2")
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(trainer / name, tmp_path / name)
+    done = run_cli("inspect", ".", "--require", "cpu", "-q", exit=1, cwd=tmp_path)
+    assert "not read: checkpoint-2" in done.stderr
+    faults = ckptmove.validate(tmp_path).of("container").data["faults"]
+    assert faults == ["checkpoint-2 was not checked: it is a checkpoint of its own"]
+
+
+def test_what_has_no_checksums_is_told(trainer: Path) -> None:
+    title = ckptmove.validate(trainer).of("container").title
+    assert title.endswith(
+        "every checksum of its files is right; 1 file of safetensors, which has none"
+    )

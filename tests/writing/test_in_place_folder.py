@@ -314,3 +314,30 @@ def killed_beside(scene: FolderScene, calls: list[Call]) -> list[bool]:
         ends.append(scene.out.exists())
     scene.reset()
     return ends
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_journal_of_another_user_changes_no_file_of_mine(
+    scene: FolderScene, journal: bytes
+) -> None:
+    """Who owns a folder could write the journal, and have the files of others in it changed."""
+    owner, other = 1001, 1002
+    state = {**scene.old, "optimizer.pt": scene.new["optimizer.pt"], FOLDER_JOURNAL: journal}
+    scene.reset(state)
+    files = [scene.folder / name for name in parsed(scene, journal)]
+    try:
+        for path in (scene.folder, scene.journal):
+            os.chown(path, owner, owner)
+        for path in files:
+            os.chown(path, other, other)
+        with pytest.raises(InputError, match="belongs to another user"):
+            ckptmove.recover(scene.folder)
+        assert "cuda:1" not in ckptmove.inspect(scene.folder / "optimizer.pt").devices
+        assert scene.contents(scene.folder) == state
+        for path in files:
+            os.chown(path, owner, owner)
+        ckptmove.recover(scene.folder)
+        assert scene.contents(scene.folder) == scene.old
+    finally:
+        for path in (scene.folder, *files):
+            os.chown(path, 0, 0)

@@ -14,7 +14,7 @@ _SHAPED = ("exp_avg", "momentum_buffer", "square_avg")
 
 def disagreements(found: FolderCheckpoint) -> Iterator[str]:
     """What contradicts each other in the files, and which files can't be read, a sentence each."""
-    for unread in found.unread:
+    for unread in found.not_looked_at:
         yield f"{unread.name} was not checked: {unread.why}"
     yield from _missing_ranks(found)
     copies = {part.keys for part in found.parts if part.copy_of is not None}

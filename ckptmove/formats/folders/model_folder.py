@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from ...errors import UnsupportedError
+from ...errors import InputError, UnsupportedError
 from ...phrases import join_names, plural
 from ...sources import place_of
 from ...sources.place import EntryKind
@@ -74,9 +74,17 @@ class OnlyFile(ModelFolder):
         return probe.is_folder
 
     def read(self, probe: Probe) -> Checkpoint:
-        zero0 = [name for name in probe.names_below() if _ZERO.fullmatch(name)]
+        zero0 = [name for name in _names_below(probe) if _ZERO.fullmatch(name)]
         found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe)
         return _read(probe, found[0]) if len(found) == 1 else read_folder(probe, TrainingFolder())
+
+
+def _names_below(probe: Probe) -> list[str]:
+    """What is in a folder, however deep; nothing of a folder that is too large or unreadable."""
+    try:
+        return probe.names_below()
+    except InputError:
+        return []
 
 
 def _is_all_of_deepspeed(names: list[str]) -> bool:
@@ -141,7 +149,7 @@ def _may_hold_weights(probe: Probe) -> list[str]:
         )
     if not indexes:
         refuse_stranger(probe)
-    if not found and not any(name.endswith(_LIKE_WEIGHTS) for name in probe.names_below()):
+    if not found and not any(name.endswith(_LIKE_WEIGHTS) for name in _names_below(probe)):
         raise UnsupportedError(
             "is a directory without any file that usually holds weights",
             path=path,

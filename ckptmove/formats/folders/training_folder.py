@@ -52,6 +52,7 @@ _INDEX = ".index.json"
 #: Folders within a folder that are checkpoints of their own.
 _OWN = re.compile(r"(checkpoint|step|epoch)[-_]\d+")
 _DISTRIBUTED = "/.metadata"
+_OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
 
 
@@ -126,10 +127,15 @@ class FolderCheckpoint(Checkpoint):
                 part.checkpoint.container.nbytes,
                 part.copy_of,
             )
-        for unread in self.unread:
+        for unread in self.not_looked_at:
             yield FolderFile(unread.name, not_read=unread.why)
         for other in self.others:
             yield FolderFile(other.name, nbytes=other.nbytes)
+
+    @property
+    def not_looked_at(self) -> Sequence[Unread]:
+        """What can't be read, and checkpoints of their own, such as those of a run below it."""
+        return (*self.unread, *(Unread(each, _OF_ITS_OWN) for each in self.own))
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         """As `Checkpoint.damage`, of each part with the name of its file."""
@@ -161,6 +167,9 @@ class TrainingFolder(Format):
             return True
         layout = layout_of(names)
         return layout is not None and layout.has_folders and has_components(probe.names_below())
+
+    def takes_folder(self, name: str) -> bool:
+        return _OWN.fullmatch(name.rpartition("/")[2]) is None
 
     def read(self, probe: Probe) -> FolderCheckpoint:
         return read_folder(probe, self)

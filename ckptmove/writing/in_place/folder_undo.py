@@ -14,7 +14,7 @@ from ..copy import read_at
 from ..final_name import failure_of
 from .folder_journal import FOLDER_JOURNAL, journals_in, names_in
 from .journal import UNFINISHED, Change, Read
-from .locked_file import PATIENCE, LockedFile, LockedFolder
+from .locked_file import PATIENCE, LockedFile, LockedFolder, may_change
 
 
 def undo_in_folder(folder: str) -> Recovered:
@@ -49,7 +49,7 @@ def _name(error: InputError, folder: str) -> None:
         error.hint = f"if the files are whole, remove {os.path.join(folder, FOLDER_JOURNAL)}"
 
 
-def _undo(held: LockedFolder, read: Read, nbytes: int) -> Recovered:
+def _undo(held: LockedFolder, read: Read, nbytes: int, owner: int) -> Recovered:
     with ExitStack() as stack:
         files = list[tuple[LockedFile, list[Change]]]()
         for name, journal in journals_in(read, nbytes, lambda name: _stat(held.path, name)):
@@ -59,6 +59,8 @@ def _undo(held: LockedFolder, read: Read, nbytes: int) -> Recovered:
             try:
                 if about.st_ino != journal.inode:
                     raise CorruptError("is not the file that its journal belongs to")
+                if not may_change(owner, about):
+                    raise InputError("the journal in its folder belongs to another user")
                 files.append((file, journal.to_undo(about.st_size, file.read)))
             except InputError as error:
                 error.about(path)
@@ -110,6 +112,13 @@ def _above(path: str) -> Iterator[str]:
             yield path
 
 
+def _is_owned_by(path: str, user: int) -> bool:
+    try:
+        return os.lstat(path).st_uid == user
+    except OSError:
+        return False
+
+
 def _is_of(folder: str, name: str) -> bool:
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -119,6 +128,8 @@ def _is_of(folder: str, name: str) -> bool:
     try:
         about = os.fstat(fd)
         ours = about.st_uid in (0, os.geteuid())
+        if not ours and not _is_owned_by(os.path.join(folder, name), about.st_uid):
+            return False  # a trap, which nobody undoes
         return stat.S_ISREG(about.st_mode) and name in names_in(
             lambda at, nbytes: read_at(fd, at, nbytes), about.st_size
         )

@@ -213,8 +213,8 @@ class LockedFolder(Locked):
             raise
 
     @contextlib.contextmanager
-    def opened_journal(self) -> Iterator[tuple[Read, int] | None]:
-        """What reads the journal, and its size; None if it is gone.
+    def opened_journal(self) -> Iterator[tuple[Read, int, int] | None]:
+        """What reads the journal, its size, and the user who owns it; None if it is gone.
 
         Raises InputError if it belongs to another user than the folder and us, as a trap would.
         """
@@ -223,7 +223,12 @@ class LockedFolder(Locked):
                 yield None
                 return
             fd, nbytes = opened
-            yield (lambda at, count: read_at(fd, at, count)), nbytes
+            yield (lambda at, count: read_at(fd, at, count)), nbytes, os.fstat(fd).st_uid
+
+
+def may_change(owner: int, file: os.stat_result) -> bool:
+    """Whether the journal of this user may change a file: else it could be a trap for another."""
+    return owner in (0, os.geteuid(), file.st_uid)
 
 
 def busy_error(path: str, *, here: bool) -> InputError:

@@ -41,6 +41,7 @@ _MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
 _STEP = 1 << 20  # bytes read at once
 _ODD_FLAGS = 0x2061  # encrypted, patched or masked
 _LONGEST_NAME = 4096  # bytes
+_MOST_FIELDS = 64  # extra fields of a record that are looked at
 _TAIL = 1 << 16  # bytes at the end in which the end record is looked for
 _LONGEST_DIRECTORY = 64 << 20
 _MOST_RECORDS = 1_000_000
@@ -122,7 +123,7 @@ class _Scan:
     def __init__(self, source: Readable) -> None:
         self.source = source
         self.room = _LEAST_READ + _READS * source.nbytes  # bytes that may be read
-        self.entries = {entry.header_at: entry for entry in _directory(source)}
+        self.entries = {entry.header_at: entry for entry in self.directory()}
 
     def run(self) -> dict[str, FoundRecord]:
         found = dict[str, FoundRecord]()
@@ -186,10 +187,12 @@ class _Scan:
         data_at = at + LOCAL.size + name_nbytes + extra_nbytes
         if flags & _ODD_FLAGS or method not in (STORED, DEFLATED) or data_at > source.nbytes:
             return None
+        self.room -= name_nbytes
         name = _name(source.read(at + LOCAL.size, min(name_nbytes, _LONGEST_NAME + 1)))
         if name is None:
             return None
         if stored == MAX32 or nbytes == MAX32:
+            self.room -= extra_nbytes
             wide = _wide(source.read(data_at - extra_nbytes, extra_nbytes))
             if len(wide) < 16:
                 return None
@@ -198,8 +201,25 @@ class _Scan:
 
     def entry(self, at: int) -> _Entry | None:
         """The directory entry there, if it can be one."""
-        head = self.source.read(at, min(CENTRAL.size + (1 << 16), self.source.nbytes - at))
-        return _entry(head, 0)
+        source = self.source
+        nbytes = _entry_nbytes(source.read(at, min(CENTRAL.size, source.nbytes - at)), 0)
+        if at + nbytes > source.nbytes:
+            return None
+        self.room -= nbytes
+        return _entry(source.read(at, nbytes), 0)
+
+    def directory(self) -> Iterator[_Entry]:
+        """What the directory says, as far as it makes sense."""
+        directory, position = _directory(self.source), 0
+        while position + CENTRAL.size <= len(directory) and self.room > 0:
+            self.room -= _entry_nbytes(directory, position)
+            entry = _entry(directory, position)
+            behind = position + 4
+            if entry is not None:
+                yield entry
+                behind = _name_end(directory, position)  # its extra fields may tell a wrong length
+            found = directory.find(CENTRAL_MAGIC, behind)
+            position = len(directory) if found < 0 else found
 
     # -- records -------------------------------------------------------------------------------
 
@@ -335,13 +355,13 @@ def _with_order(found: dict[str, FoundRecord]) -> dict[str, FoundRecord]:
     return found
 
 
-def _directory(source: Readable) -> Iterator[_Entry]:
-    """What the directory says, as far as it can be found and makes sense."""
+def _directory(source: Readable) -> bytes:
+    """The bytes of the directory, as far as it can be found."""
     start = max(0, source.nbytes - _TAIL - END.size)
     tail = source.read(start, source.nbytes - start)
     end = tail.rfind(END_MAGIC)
     if end < 0 or end + END.size > len(tail):
-        return
+        return b""
     fields = END.unpack_from(tail, end)
     nbytes, at = fields[5], fields[6]
     locator = end - LOCATOR.size
@@ -351,14 +371,21 @@ def _directory(source: Readable) -> Iterator[_Entry]:
             wide = END64.unpack(source.read(end64_at, END64.size))
             nbytes, at = (wide[8], wide[9]) if wide[0] == END64_MAGIC else (nbytes, at)
     if at + nbytes > source.nbytes or nbytes > _LONGEST_DIRECTORY:
-        return
-    directory, position = source.read(at, nbytes), 0
-    while position + CENTRAL.size <= len(directory):
-        entry = _entry(directory, position)
-        if entry is not None:
-            yield entry
-        found = directory.find(CENTRAL_MAGIC, position + 4)
-        position = len(directory) if found < 0 else found
+        return b""
+    return source.read(at, nbytes)
+
+
+def _name_end(data: bytes, at: int) -> int:
+    """Where the name of the directory entry at an offset ends."""
+    return at + CENTRAL.size + int(CENTRAL.unpack_from(data, at)[10])
+
+
+def _entry_nbytes(data: bytes, at: int) -> int:
+    """How long the directory entry at an offset claims to be, without its comment."""
+    if at + CENTRAL.size > len(data):
+        return CENTRAL.size
+    name_nbytes, extra_nbytes = CENTRAL.unpack_from(data, at)[10:12]
+    return CENTRAL.size + int(name_nbytes) + int(extra_nbytes)
 
 
 def _entry(data: bytes, at: int) -> _Entry | None:
@@ -395,7 +422,9 @@ def _name(raw: bytes) -> str | None:
 def _wide(extra: bytes) -> bytes:
     """The content of the zip64 extra field, if there is one."""
     at = 0
-    while at + 4 <= len(extra):
+    for _ in range(_MOST_FIELDS):
+        if at + 4 > len(extra):
+            break
         kind, nbytes = struct.unpack_from("<HH", extra, at)
         if kind == 1:
             return extra[at + 4 : at + 4 + nbytes]

@@ -11,6 +11,9 @@ import io
 import json
 import pickle
 import random
+import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -279,6 +282,39 @@ def test_hostile_files_stay_within_bounds(tmp_path: Path) -> None:
     ):
         (tmp_path / "run.pt").write_bytes(content)
         salvaged(tmp_path / "run.pt")
+
+
+def salvaged_apart(broken: Path) -> None:
+    """Salvage in another process, which takes a second, and not more than ten minutes."""
+    code = "import sys; from tests.whole.test_salvage import *; salvaged(Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(broken)], timeout=60, check=True)
+
+
+def test_overlapping_entries_of_a_directory_do_not_hang(tmp_path: Path) -> None:
+    """Each entry claims the longest extra fields: short ones, made of the entries behind it."""
+    local = b"PK\3\4" + bytes(22) + b"\x08\0\0\0x/data.p" + bytes(64)
+    entry = b"PK\1\2" + bytes(5) + b"\3" + bytes(20) + b"\xff\xff" + bytes(16) + b"\3" + bytes(3)
+    directory = entry * 200_000 + bytes(1 << 16)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(local), 0)
+    (tmp_path / "run.pt").write_bytes(local + directory + end)
+    salvaged_apart(tmp_path / "run.pt")
+
+
+ESCAPED = b'\\"' * 10_000  # each quote of which could begin a string
+
+
+def test_escaped_quotes_in_an_index_do_not_hang(tmp_path: Path) -> None:
+    pair = b'"a": "model-00001-of-00002.safetensors", "'
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_bytes(b'{"weight_map": {' + (pair + ESCAPED) * 800)
+    salvaged_apart(index)
+
+
+def test_escaped_quotes_in_a_header_do_not_hang(tmp_path: Path) -> None:
+    entry = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"'
+    header = b"{" + (entry + ESCAPED) * 800
+    (tmp_path / "run.safetensors").write_bytes((1 << 26).to_bytes(8, "little") + header)
+    salvaged_apart(tmp_path / "run.safetensors")
 
 
 @pytest.mark.sample(6)

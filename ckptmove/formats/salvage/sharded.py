@@ -24,7 +24,11 @@ ReadFile = Callable[[Probe], Remains]
 
 _INDEX = (".safetensors.index.json", ".bin.index.json")
 _SHARD = re.compile(r"(.{1,200})-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
-_PAIR = re.compile(rb'"((?:[^"\\\x00-\x1f]|\\.){1,4096})"\s{0,8}:\s{0,8}"([^"\\\x00-\x1f]{1,255})"')
+#: A string, and what follows where it is a name. Without that it matches too, so that the search
+#: goes on at the end of the string: no byte is read again for each quote before it.
+_PAIR = re.compile(
+    rb'"((?:[^"\\\x00-\x1f]|\\.){1,4096})(?:"\s{0,8}:\s{0,8}"([^"\\\x00-\x1f]{1,255})")?'
+)
 _MOST_FILES = 10_000
 
 
@@ -122,6 +126,8 @@ def _listed(source: Readable) -> _Files:
         pass
     text = source.read(0, min(source.nbytes, LONGEST))
     for found in _PAIR.finditer(text):
+        if found[2] is None:
+            continue
         name, file = (each.decode("utf-8", "replace") for each in found.groups())
         if is_plain_name(file) and file.endswith((".safetensors", ".bin")):
             expected.setdefault(file, []).append(name)

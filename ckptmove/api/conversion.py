@@ -35,8 +35,7 @@ def plan_conversion(
     """
     graph.losses += format.losses(graph, options)
     _check_losses(graph.losses, drops)
-    source = sum(each.own_nbytes for each in graph.sources)
-    most = max(_MOST_TIMES * source, _MOST_AT_LEAST)
+    source, most = _limit(graph)
     if not force:
         options = options._replace(most_nbytes=most)
     try:
@@ -47,7 +46,24 @@ def plan_conversion(
         size = f"{nbytes:,}"
     except TooLong:
         size = f"more than {most:,}"
-    raise RefusedError(
+    raise _too_large(size, source)
+
+
+def check_sum(graph: CheckpointGraph, nbytes: int) -> None:
+    """Raises RefusedError if all files that are made of a draft are far larger than its source."""
+    source, most = _limit(graph)
+    if nbytes > most:
+        raise _too_large(f"{nbytes:,}", source)
+
+
+def _limit(graph: CheckpointGraph) -> tuple[int, int]:
+    """The length of the source, and the most that may be made of it unless somebody insists."""
+    source = sum(each.own_nbytes for each in graph.sources)
+    return source, max(_MOST_TIMES * source, _MOST_AT_LEAST)
+
+
+def _too_large(size: str, source: int) -> RefusedError:
+    return RefusedError(
         f"would write {size} bytes from {source:,}: more than {_MOST_TIMES} times as many",
         hint="--force writes them all the same",
     )

@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 from .. import formats
 from ..errors import CkptmoveError, CorruptError
-from ..formats.folders.folder_record import FolderRecord, RecordedPart, read_record
+from ..formats.folders.folder_record import (
+    FolderRecord,
+    RecordedPart,
+    is_name,
+    mixed_parts,
+    read_record,
+)
 from ..formats.folders.layouts import layout_of, says
 from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.writing import FOLDER, WriteOptions
@@ -23,7 +29,7 @@ from ..sources import place_of
 from ..sources.place import EntryKind
 from ..writing.verify import Progress
 from .configuration import CONFIGURATION, main_dtype, with_dtype
-from .conversion import plan_conversion
+from .conversion import check_sum, plan_conversion
 from .convert_folder import FolderOptions, is_state_dict
 from .edits import Edits
 from .folder_files import Companion
@@ -50,8 +56,8 @@ def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
     for part in found.parts:
         format = part.checkpoint.format
-        if not _is_text(part.name):
-            losses.append(Loss(part.name, "has a name that no text can tell"))
+        if not is_name(part.name):
+            losses.append(Loss(part.name, "has a name that can't be kept"))
         elif part.copy_of is not None:
             left_out.append(part.name)
         elif format.startswith("safetensors"):
@@ -63,6 +69,10 @@ def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
         else:
             losses.append(Loss(part.name, f"is a {format} file, which can't be made again"))
         gone.append(part.keys)
+    for name, other in mixed_parts(parts):
+        losses.append(Loss(name, f"has the keys of {other}, so it can't be made again"))
+        gone += [each.keys for each in parts if each.name == name]
+        parts = [each for each in parts if each.name != name]
     roots = found.container.roots
     found.container.roots = [
         (path, root) for path, root in roots if not any(path[: len(g)] == g for g in gone)
@@ -75,7 +85,7 @@ def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     for each in found.others:
         if each.kind is EntryKind.FOLDER:
             continue
-        if each.kind is not EntryKind.FILE or each.nbytes > room or not _is_text(each.name):
+        if each.kind is not EntryKind.FILE or each.nbytes > room or not is_name(each.name):
             left_out.append(each.name)
             continue
         room -= each.nbytes
@@ -95,14 +105,6 @@ def tell_sections(draft: CheckpointGraph, record: FolderRecord) -> None:
     for entry in draft.list_contents().tensors:
         if entry.section in _WEIGHTS and any(entry.path[: len(keys)] == keys for keys in other):
             draft.graph.sections[entry.name] = Section.OTHER
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name of a file is Unicode, as JSON has it."""
-    try:
-        return bool(name.encode("utf-8"))
-    except UnicodeEncodeError:
-        return False
 
 
 def unpack(
@@ -129,6 +131,8 @@ def unpack(
         changes = edits.apply(draft)
         after = _dtype_of(draft) if edits.casts else None
         planned = [_plan(draft, part, options) for part in record.parts]
+        if not options.force:
+            check_sum(draft, sum(sum(part.sizes.values()) for part, _ in planned))
         companions = [
             Companion(name, "", len(content), None, content)
             for name, content in record.files.items()

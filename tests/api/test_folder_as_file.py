@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +124,110 @@ def test_damage_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-@pytest.mark.parametrize("name", ["../out.json", "/out.json", "a/../../b", "", "a//b"])
-def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
-    source = copy_of("accelerate", tmp_path / "in")
-    (source / "config.json").write_text("{}")
-    convert(source, tmp_path / "one.safetensors")
-    shutil.rmtree(source)
-    content = (tmp_path / "one.safetensors").read_bytes()
+def tell(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a safetensors file says of the folder that it was made of."""
+    content = path.read_bytes()
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
     said = json.loads(header)
-    record = said["__metadata__"]["ckptmove-folder"]
-    said["__metadata__"]["ckptmove-folder"] = record.replace('"config.json"', json.dumps(name))
+    record = json.loads(said["__metadata__"]["ckptmove-folder"])
+    change(record)
+    said["__metadata__"]["ckptmove-folder"] = json.dumps(record)
     changed = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
-    head = len(changed).to_bytes(8, "little") + changed
-    (tmp_path / "one.safetensors").write_bytes(head + content[8 + len(header) :])
-    with pytest.raises(ckptmove.CkptmoveError, match=r"not a valid file name|malformed"):
-        convert(tmp_path / "one.safetensors", f"{tmp_path}/back/", trust_objects=True)
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + len(header) :])
+
+
+DEEP = "/".join("e" * 33)
+NAMES = (
+    *("../out.json", "/out.json", "a/../../b", "", "a//b", "a/", "./a", "a\0b"),
+    *(DEEP, "n" * 256, "é" * 128, "/".join(["n" * 250] * 17)),
+    *(".ckptmove-journal", "a/.model.ckptmove-journal", ".x.ckptmove-tmp", "x.ckptmove-tmp/a"),
+    *("model.safetensors/a", "other.json/a"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{ascii(name)[:24]}-{len(name)}")
+def test_a_name_that_no_file_may_have_is_refused(name: str, tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    (source / "config.json").write_text("{}")
+    (source / "other.json").write_text("{}")
+    convert(source, tmp_path / "one.safetensors")
+    shutil.rmtree(source)
+
+    def rename(record: dict[str, Any]) -> None:
+        record["files"][name] = record["files"].pop("config.json")
+
+    tell(tmp_path / "one.safetensors", rename)
+    for dry_run in (True, False):
+        with pytest.raises(
+            CorruptError, match=r"not a valid file name|both a file and a"
+        ) as raised:
+            convert(
+                tmp_path / "one.safetensors",
+                f"{tmp_path}/back/",
+                trust_objects=True,
+                dry_run=dry_run,
+            )
+        assert len(str(raised.value).splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["one.safetensors"]
+
+
+def test_long_names_come_back(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    names = {"/".join("d" * 32), "n" * 255, "é" * 127, "a", "b/a", "a.ckptmove"}
+    for name in (*names, DEEP, ".x.ckptmove-tmp"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    report = convert(source, tmp_path / "one.safetensors")
+    assert {DEEP, ".x.ckptmove-tmp"} <= {*report.left_out}
+    convert(tmp_path / "one.safetensors", f"{tmp_path}/back/", trust_objects=True)
+    assert names <= files(tmp_path / "back")
+
+
+@pytest.mark.parametrize("keys", [[], ["model"], ["model", "0.weight"]], ids=str)
+def test_parts_that_repeat_keys_are_refused(keys: list[str], tmp_path: Path) -> None:
+    convert(copy_of("accelerate", tmp_path / "in"), tmp_path / "one.safetensors")
+    tell(
+        tmp_path / "one.safetensors",
+        lambda record: record["parts"].append(["more.safetensors", keys, "safetensors"]),
+    )
+    with pytest.raises(CorruptError, match="mixes"):
+        convert(tmp_path / "one.safetensors", f"{tmp_path}/back/", trust_objects=True)
+    assert not (tmp_path / "back").exists()
+
+
+def test_parts_together_are_not_far_larger_than_the_file(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    shared = torch.zeros(1 << 18)
+    parts = {f"p{n}": {"w": shared} for n in range(12)}
+    for name in ("optimizer", *parts):
+        torch.save({"w": torch.zeros(1)}, source / f"{name}.pt")
+    convert(source, tmp_path / "made.pt")
+    made = torch.load(tmp_path / "made.pt", weights_only=True)
+    with zipfile.ZipFile(tmp_path / "made.pt") as old:
+        records = {name.partition("/")[2]: old.read(name) for name in old.namelist()}
+    torch.save(made | parts, tmp_path / "new.pt")
+    with zipfile.ZipFile(tmp_path / "new.pt", "a") as new:
+        (root,) = {name.partition("/")[0] for name in new.namelist()}
+        already = {name.partition("/")[2] for name in new.namelist()}
+        for name in records.keys() - already:
+            if not name.startswith("data/"):
+                new.writestr(f"{root}/{name}", records[name])
+    with pytest.raises(RefusedError, match="more than 8 times as many"):
+        convert(tmp_path / "new.pt", f"{tmp_path}/back/")
+    assert not (tmp_path / "back").exists()
+    convert(tmp_path / "new.pt", f"{tmp_path}/back/", force=True)
+    assert torch.load(tmp_path / "back" / "p11.pt")["w"].equal(shared)
+
+
+def test_a_part_with_the_keys_of_another_is_a_loss(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    for name in ("rng_state", "rng_state_0"):
+        torch.save({"cpu": torch.ones(2)}, source / f"{name}.pth")
+    with pytest.raises(RefusedError, match=r"would lose rng_state_0\.pth, which has the keys of"):
+        convert(source, tmp_path / "one.pt")
+    convert(source, tmp_path / "one.pt", drop="rng_state_0.pth", trust_objects=True)
+    convert(tmp_path / "one.pt", f"{tmp_path}/back/", trust_objects=True)
+    assert files(tmp_path / "back") == files(source) - {"rng_state_0.pth"}
+    loaded = torch.load(tmp_path / "back" / "rng_state.pth")
+    assert_same_tree(loaded, {"cpu": torch.ones(2)})

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
+from ckptmove.formats.distributed.metadata import Lies, Saved
 from tests.conftest import RunCli, examples
 from tests.making.distributed import boxes_of, save_dcp
 from tests.making.tensors import DTYPES
@@ -193,6 +194,23 @@ def move(metadata: Metadata, **said: Any) -> None:
     metadata.storage_data[key] = replace(metadata.storage_data[key], **said)
 
 
+def shift(metadata: Metadata) -> None:
+    """Say that the first chunk of the rows begins one byte later."""
+    info = metadata.storage_data[MetadataIndex("model.rows", torch.Size((0, 0)))]
+    move(metadata, offset=info.offset + 1, length=info.length - 1)
+
+
+def share(metadata: Metadata, first: MetadataIndex, second: MetadataIndex, **said: Any) -> None:
+    """Say that an item lies where another one does."""
+    info = metadata.storage_data[first]
+    metadata.storage_data[second] = replace(info, **said)
+
+
+ROW = MetadataIndex("model.rows", torch.Size((0, 0)))
+OTHER_ROW = MetadataIndex("model.rows", torch.Size((1, 0)))
+WHOLE = MetadataIndex("model.whole", torch.Size((0,)))
+
+
 def swap(metadata: Metadata) -> None:
     keys = [MetadataIndex("model.rows", torch.Size((n, 0))) for n in (0, 1)]
     first, second = (metadata.storage_data[key] for key in keys)
@@ -226,6 +244,22 @@ DAMAGES: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "gone": (lambda told: move(told, relative_path="__7_0.distcp"), "is missing"),
     "too far": (lambda told: move(told, offset=1 << 40), "truncated"),
     "negative": (lambda told: move(told, offset=-1), "no valid range"),
+    "one item of two chunks": (
+        lambda told: share(told, ROW, OTHER_ROW),
+        r"items of 'model\.rows' and 'model\.rows' overlap in '__0_\d\.distcp'",
+    ),
+    "one item of two tensors": (
+        lambda told: share(told, ROW, WHOLE),
+        r"items of 'model\.rows' and 'model\.whole' overlap in '__0_\d\.distcp'",
+    ),
+    "one item of a tensor and a value": (
+        lambda told: share(told, ROW, MetadataIndex("epoch")),
+        r"items of 'epoch' and 'model\.rows' overlap",
+    ),
+    "an item within an item": (
+        lambda told: share(told, ROW, WHOLE, offset=told.storage_data[ROW].offset + 9, length=1),
+        r"items of 'model\.rows' and 'model\.whole' overlap",
+    ),
     "transformed": (
         lambda told: move(told, transform_descriptors=["stream.zstd/1"]),
         "transformed",
@@ -252,7 +286,7 @@ def test_what_does_not_add_up_is_refused(name: str, folder: Path, tmp_path: Path
     ("how", "message"),
     [
         (swap, "its shape is not the one"),
-        (lambda told: move(told, offset=1), "the item of 'model.rows'"),
+        (lambda told: shift(told), "the item of 'model.rows'"),
         (lambda told: move(told, length=100), "the item of 'model.rows'"),
     ],
     ids=["swapped", "shifted", "cut"],
@@ -362,6 +396,37 @@ def test_ranks_that_saved_for_themselves(folder: Path) -> None:
     (folder / "__1.metadata").unlink()
     with pytest.raises(CorruptError, match="are missing"):
         ckptmove.load(folder)
+
+
+def test_items_of_two_ranks_overlap(tmp_path: Path) -> None:
+    folder = save_dcp(tmp_path / "in", {"a": torch.ones(4)})
+    content = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").rename(folder / "__0.metadata")
+    told = pickle.loads(content)
+    (info,) = told.storage_data.values()
+    told.state_dict_metadata = {"b": told.state_dict_metadata["a"]}
+    told.storage_data, told.planner_data = {MetadataIndex("b", torch.Size((0,))): info}, {}
+    (folder / "__1.metadata").write_bytes(pickle.dumps(told))
+    with pytest.raises(CorruptError, match=r"items of 'a' and 'b' overlap in '__0_0\.distcp'"):
+        ckptmove.load(folder)
+
+
+def test_items_without_bytes_may_touch_others() -> None:
+    lies = {"a": Lies("f", 0, 9), "b": Lies("f", 9, 0), "c": Lies("f", 9, 3), "d": Lies("f", 5, 0)}
+    Saved(blobs=lies).check_apart()
+    Saved(blobs=lies | {"e": Lies("g", 0, 9)}).check_apart()
+    with pytest.raises(CorruptError, match="'a' and 'e' overlap in 'f'"):
+        Saved(blobs=lies | {"e": Lies("f", 8, 1)}).check_apart()
+
+
+def test_a_transposed_chunk_of_many_dimensions(tmp_path: Path) -> None:
+    flat = torch.arange(1 << 25).to(torch.uint8)
+    halves = flat.reshape([2] * 25).permute(*range(12, 25), *range(12))
+    save_dcp(tmp_path / "two", {"t": halves})
+    assert ckptmove.load(tmp_path / "two")["t"].equal(halves)
+    save_dcp(tmp_path / "all", {"t": flat.reshape([2] * 25).permute(*reversed(range(25)))})
+    with pytest.raises(UnsupportedError, match="chunk of 25 dimensions, which are too many"):
+        ckptmove.load(tmp_path / "all")
 
 
 def test_a_state_dict_that_was_not_flattened(tmp_path: Path) -> None:

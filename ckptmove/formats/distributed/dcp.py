@@ -95,9 +95,10 @@ def _ranks(probe: Probe) -> list[str]:
 
 
 def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
-    """The files that hold items, by name; CorruptError if one is missing or too short."""
+    """The files that hold items, by name; CorruptError if one is too short, or if items overlap."""
+    saved.check_apart()
     needed: dict[str, int] = {}
-    for lies in saved.items():
+    for _, lies in saved.items():
         needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
     missing = [name for name in needed if name not in probe.entries]
     if missing:
@@ -212,7 +213,7 @@ class DcpContainer(PartsContainer):
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         for tensor in self.saved.tensors.values():
-            for lies in tensor.chunks.values():
+            for lies in dict.fromkeys(tensor.chunks.values()):
                 window = self._files[lies.file].window(lies.at, lies.nbytes)
                 for each in damage(Archive(window), report):
                     yield f"{lies.file}, at offset {lies.at:,}: {each}"

@@ -26,6 +26,7 @@ from .metadata import Lies, SavedTensor
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
 _LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
+_MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
 _REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
 
 
@@ -122,6 +123,13 @@ def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
             "order in memory",
             path=item.source.path,
         )
+    sizes, _ = _joined(box.sizes, item.stride)
+    if box.numel // max(sizes) > _MOST_MOVES:
+        raise UnsupportedError(
+            f"has a transposed chunk of {len(sizes)} dimensions, which are too many to be put in "
+            "order",
+            path=item.source.path,
+        )
     counts, pitches = (runs.counts, pitches) if runs.counts else ((1,), (run,))
     return Strip(_Transposed(item, box, width), 0, runs.at * width, run, counts, pitches)
 
@@ -148,9 +156,24 @@ class _Transposed:
             _Transposed.latest = None
 
 
+def _joined(
+    sizes: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same elements in as few dimensions as possible; at least one."""
+    joined: list[tuple[int, int]] = []
+    for n, step in zip(sizes, stride, strict=True):
+        if joined and joined[-1][1] == n * step:
+            joined[-1] = joined[-1][0] * n, step
+        elif n != 1:
+            joined.append((n, step))
+    made = joined or [(1, 1)]
+    return tuple(n for n, _ in made), tuple(step for _, step in made)
+
+
 def in_order(data: bytes, sizes: tuple[int, ...], stride: tuple[int, ...], width: int) -> bytearray:
     """Elements of `width` bytes that lie with this stride, in row-major order."""
     unit = gcd(width, 8)
+    sizes, stride = _joined(sizes, stride)
     made = bytearray(len(data))
     source, to = memoryview(data).cast(FORMATS[unit]), memoryview(made).cast(FORMATS[unit])
     shape, lies = (*sizes, width // unit), (*(each * (width // unit) for each in stride), 1)

@@ -76,11 +76,21 @@ class Saved:
         known = [name for name in self.paths if name in self.tensors or name in self.blobs]
         return list(dict.fromkeys((*known, *self.tensors, *self.blobs)))
 
-    def items(self) -> Iterator[Lies]:
-        """Where every item lies."""
-        for tensor in self.tensors.values():
-            yield from tensor.chunks.values()
-        yield from self.blobs.values()
+    def items(self) -> Iterator[tuple[str, Lies]]:
+        """Each item, by the name of its tensor or value, and where it lies."""
+        for name, tensor in self.tensors.items():
+            # chunks at the same place have the same item: all but one of them are empty
+            items = dict.fromkeys((box.offsets, lies) for box, lies in tensor.chunks.items())
+            yield from ((name, lies) for _, lies in items)
+        yield from self.blobs.items()
+
+    def check_apart(self) -> None:
+        """Raises CorruptError if two items have a byte of a file in common."""
+        end: tuple[str, int, str] = "", 0, ""  # file, end and name of the item before
+        for lies, name in sorted((lies, name) for name, lies in self.items() if lies.nbytes):
+            if lies.file == end[0] and lies.at < end[1]:
+                raise CorruptError(f"the items of {end[2]!r} and {name!r} overlap in {lies.file!r}")
+            end = lies.file, lies.at + lies.nbytes, name
 
 
 def read_saved(root: Node) -> Saved:

@@ -7,7 +7,8 @@ the key `ckptmove-folder`:
 
 A part is a checkpoint in the folder: the name of its file, the keys that lead to it in the tree,
 and `torch-zip` or `safetensors`. The other files, such as `trainer_state.json`, are here as a
-whole; in base64, since readers of JSON limit quotation marks.
+whole; in base64, since readers of JSON limit quotation marks. No two parts have the same keys, and
+none has keys that begin with those of another.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from typing import NamedTuple, TypeGuard
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.paths import Path
+from ...writing.final_name import HIDDEN
+from ...writing.in_place.journal import SUFFIX
 from ..safetensors.header import read_json
 from ..writing import FOLDER
 
 _VERSION = 1
 _WHAT = f"its metadata {FOLDER!r}"
+_MOST_LEVELS = 32  # of folders and the file
+_LONGEST_NAME = 4096  # bytes, with the folders
+_LONGEST_LEVEL = 255  # bytes
+_OURS = (HIDDEN, SUFFIX)
 
 
 class RecordedPart(NamedTuple):
@@ -65,7 +72,55 @@ def read_record(text: str) -> FolderRecord:
     names = [*(each.name for each in read), *contents]
     if len(names) != len({*names}):
         raise _malformed()
+    _check_names(names)
+    mixed = mixed_parts(read)
+    if mixed:
+        raise CorruptError(f"{_WHAT} mixes {mixed[0][0]!r:.100} with {mixed[0][1]!r:.100}")
     return FolderRecord(read, contents)
+
+
+def is_name(name: str) -> bool:
+    """Whether a file in a folder may have this name, with the folders that it is in."""
+    try:
+        levels = name.encode("utf-8").split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return (
+        len(levels) <= _MOST_LEVELS
+        and sum(map(len, levels)) + len(levels) - 1 <= _LONGEST_NAME
+        and all(0 < len(each) <= _LONGEST_LEVEL for each in levels)
+        and not {b".", b".."}.intersection(levels)
+        and "\0" not in name
+        and not any(each.endswith(_OURS) for each in name.split("/"))
+    )
+
+
+def mixed_parts(parts: Sequence[RecordedPart]) -> list[tuple[str, str]]:
+    """Names of parts that are within another part, each with that, or have the same keys."""
+    names: dict[Path, str] = {}
+    for part in parts:
+        names.setdefault(part.keys, part.name)
+    found: list[tuple[str, str]] = []
+    for part in parts:
+        above = (part.keys[:n] for n in range(len(part.keys) + 1))
+        other = next((names[keys] for keys in above if keys in names), part.name)
+        if other != part.name:
+            found.append((part.name, other))
+    return found
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raises CorruptError if a folder can't have files of these names."""
+    for name in names:
+        if not is_name(name):
+            raise CorruptError(f"{_WHAT} names {name!r:.100}, which is not a valid file name")
+    files = {*names}
+    for name in names:
+        levels = name.split("/")
+        for n in range(1, len(levels)):
+            folder = "/".join(levels[:n])
+            if folder in files:
+                raise CorruptError(f"{_WHAT} names {folder!r:.100}, both a file and a folder")
 
 
 def _part(said: object) -> RecordedPart:
@@ -78,7 +133,9 @@ def _part(said: object) -> RecordedPart:
 
 
 def _are_keys(said: object) -> TypeGuard[list[str | int]]:
-    return type(said) is list and all(type(each) in (str, int) for each in said)
+    if type(said) is not list or len(said) > _MOST_LEVELS:
+        return False
+    return all(type(each) in (str, int) for each in said)
 
 
 def _bytes(said: object) -> bytes:

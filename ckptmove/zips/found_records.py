@@ -39,6 +39,7 @@ from .layout import ALIGNMENT
 
 _MAGIC = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
 _STEP = 1 << 20  # bytes read at once
+_FIRST_STEP = 1 << 12  # bytes that are searched first
 _ODD_FLAGS = 0x2061  # encrypted, patched or masked
 _LONGEST_NAME = 4096  # bytes
 _MOST_FIELDS = 64  # extra fields of a record that are looked at
@@ -154,13 +155,17 @@ class _Scan:
     # -- headers -------------------------------------------------------------------------------
 
     def magics(self, at: int) -> Iterator[tuple[int, bytes]]:
-        """Where the next magic numbers are, from here on."""
+        """Where the next magic numbers are, from here on; the first is mostly near."""
+        step = _FIRST_STEP
         while at < self.source.nbytes and self.room > 0:
-            data = self.source.read(at, min(_STEP, self.source.nbytes - at))
-            self.room -= len(data)
+            data = self.source.read(at, min(step, self.source.nbytes - at))
+            step = min(2 * step, _STEP)
+            searched = 0
             for found in _MAGIC.finditer(data):
-                self.room -= _HIT
+                self.room -= found.end() - searched + _HIT
+                searched = found.end()
                 yield at + found.start(), found[0]
+            self.room -= len(data) - searched
             if at + len(data) >= self.source.nbytes:
                 return
             at += len(data) - len(LOCAL_MAGIC) + 1

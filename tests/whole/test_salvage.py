@@ -243,6 +243,20 @@ def test_all_of_an_intact_file_is_whole(tmp_path: Path) -> None:
         assert report.complete == (format in ("torch-zip", "deflated")), format
 
 
+def test_of_many_small_tensors_all_but_the_last_are_found(tmp_path: Path) -> None:
+    """The search begins anew behind each record; what it does not read is not charged."""
+    state = {f"w{n}": torch.full((3,), float(n)) for n in range(2000)}
+    content = torch_zip(state)
+    directory = content.index(b"PK\x01\x02")
+    (tmp_path / "many.pt").write_bytes(content[:directory])
+    report = salvaged(tmp_path / "many.pt")
+    assert report is not None
+    fates = [each.fate for each in report.tensors]
+    assert len(fates) == 2000
+    assert fates.count(Fate.WHOLE) >= 1990
+    check(report, state)
+
+
 def test_a_shard_that_is_missing_and_one_that_is_cut(tmp_path: Path) -> None:
     state = {f"w{n}": torch.rand(300) for n in range(6)}
     folder = tmp_path / "model"

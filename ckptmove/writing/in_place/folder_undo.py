@@ -95,6 +95,8 @@ def journaled_folder(path: str) -> str | None:
 
     Raises CorruptError or UnsupportedError if a journal of ours, or of root, can't be read.
     """
+    if "\0" in path:  # nothing is called so; whoever opens it says it
+        return None
     for each in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         for folder in _above(each):
             if _is_of(folder, os.path.relpath(each, folder)):

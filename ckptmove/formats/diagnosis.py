@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from itertools import islice
 
 from ..errors import CkptmoveError, CorruptError, InputError, UnsupportedError
@@ -30,7 +29,7 @@ from ..zips.archive import (
     LOCATOR_MAGIC,
     MAX32,
 )
-from .safetensors.header import LENGTH_NBYTES, LONGEST, entry_of, read_json
+from .safetensors.header import LENGTH_NBYTES, LONGEST
 from .torch.legacy import starts
 
 _HEAD, _TAIL = 512, (1 << 16) + END.size
@@ -40,6 +39,11 @@ _MOST_ENDS = 100  # end records of a zip that are looked at
 _PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
 _MOST_ZEROS = 64 << 20  # bytes in which they are counted
 _SALVAGE = "ckptmove salvage"
+
+#: Searched and not parsed: a header may have very many entries.
+_END_OF_TENSOR = re.compile(
+    rb'"data_offsets"\s{0,9}:\s{0,9}\[\s{0,9}\d{1,19}\s{0,9},\s{0,9}(\d{1,19})\b'
+)
 
 
 def explain(error: InputError, first: Source | None) -> None:
@@ -246,12 +250,7 @@ def _safetensors_nbytes(source: Readable) -> int | None:
         raise CorruptError("its header is damaged")
     if data_at > source.nbytes:
         return None
-    said = read_json(source.read(LENGTH_NBYTES, length), "its header")
-    return max(_ends(said, data_at), default=data_at)
-
-
-def _ends(said: object, data_at: int) -> Iterator[int]:
-    for name, each in said.items() if isinstance(said, dict) else ():
-        if name != "__metadata__":
-            entry = entry_of(name, each, data_at)
-            yield entry.start + entry.nbytes
+    header = source.read(LENGTH_NBYTES, length)
+    if not header.rstrip().endswith(b"}"):
+        raise CorruptError("its header is damaged")
+    return data_at + max((int(found[1]) for found in _END_OF_TENSOR.finditer(header)), default=0)

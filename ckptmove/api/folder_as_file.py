@@ -18,6 +18,7 @@ from ..formats.folders.folder_record import (
 )
 from ..formats.folders.layouts import layout_of, says
 from ..formats.folders.training_folder import FolderCheckpoint
+from ..formats.folders.weight_names import INDEX
 from ..formats.writing import FOLDER, WriteOptions
 from ..graph.draft import CheckpointGraph
 from ..manifest.manifest import Section
@@ -39,7 +40,6 @@ from .trust import TrustedPlan
 _MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
 _LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
 _WEIGHTS = frozenset((Section.MODEL, Section.EMA))
-_INDEX = ".index.json"
 
 
 class PackedFolder(NamedTuple):
@@ -61,10 +61,10 @@ def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
         elif part.copy_of is not None:
             left_out.append(part.name)
         elif format.startswith("safetensors"):
-            parts.append(RecordedPart(part.name.removesuffix(_INDEX), part.keys, "safetensors"))
+            parts.append(RecordedPart(part.name.removesuffix(INDEX), part.keys, "safetensors"))
             continue
         elif format in _LIKE_TORCH:
-            parts.append(RecordedPart(part.name.removesuffix(_INDEX), part.keys, "torch-zip"))
+            parts.append(RecordedPart(part.name.removesuffix(INDEX), part.keys, "torch-zip"))
             continue
         else:
             losses.append(Loss(part.name, f"is a {format} file, which can't be made again"))

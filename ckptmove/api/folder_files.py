@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
-from ..formats.folders.weight_names import weights_among
+from ..formats.folders.weight_names import INDEX, weights_among
 from ..formats.pickle import PlainPickle
 from ..plans.plan import Copy, Plan, Write
 from ..reports.convert import Loss
 from ..sources import place_of
-from ..sources.place import EntryKind, FolderEntry, Place
+from ..sources.place import EntryKind, FolderEntry, Place, folders_above
 from ..sources.source import Source
 from ..writing import StagedFolder
 from ..writing.destination import StagedPart
@@ -23,7 +23,6 @@ from ..writing.in_place.undo import journaled_files, recover_if_interrupted
 from ..writing.verify import Progress
 
 _MOST = 100_000  # files, and folders
-_INDEX = ".index.json"
 #: Files that are called so are checkpoints, or damaged.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
@@ -99,7 +98,7 @@ class CheckpointFile(NamedTuple):
     @property
     def stem(self) -> str:
         """Its name without what says the format, and without the folder."""
-        name = self.name[len(self.folder) :].removesuffix(_INDEX)
+        name = self.name[len(self.folder) :].removesuffix(INDEX)
         return name.rpartition(".")[0] or name
 
 
@@ -126,7 +125,7 @@ def files_of(
     files, place = all_files(folder, warnings, follow_links=follow_links), place_of(folder)
     kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
     divided = {name.removesuffix(_DIVIDED) for name in files if name.endswith(_DIVIDED)} - kept
-    kept |= {each for each in files if not divided.isdisjoint(_above(each))}
+    kept |= {each for each in files if not divided.isdisjoint(folders_above(each))}
     sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
     sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))
     sorting.take_weights(warnings)
@@ -164,12 +163,6 @@ def all_files(
     return files
 
 
-def _above(name: str) -> Iterator[str]:
-    """The folders that a file is in."""
-    while name := name.rpartition("/")[0]:
-        yield name
-
-
 class _Sorting:
     """Finds the checkpoints among files."""
 
@@ -202,8 +195,8 @@ class _Sorting:
     def take_others(self) -> None:
         """Take the other checkpoints, by their content, and list pickles that are none."""
         names = [name for name in self.files if not name.endswith("/")]
-        for name in sorted(names, key=lambda name: not name.endswith(_INDEX)):
-            if name in self.taken or (name.endswith(".json") and not name.endswith(_INDEX)):
+        for name in sorted(names, key=lambda name: not name.endswith(INDEX)):
+            if name in self.taken or (name.endswith(".json") and not name.endswith(INDEX)):
                 continue
             found = self._format_of(name)
             if found in _CONVERTED:

@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
+from ..formats.folders.weight_names import INDEX
 from ..reports.batch_items import Item
 from ..sources import place_of
-from ..sources.place import EntryKind, FolderEntry
+from ..sources.place import EntryKind, FolderEntry, folders_above
 from .selection import ItemFilter
 from .trees import tree_at
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
-_NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", ".index.json")
-_INDEX = ".json"  # how an index is called that names others of the files beside it
+_NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", INDEX)
+_JSON = ".json"  # how an index is called that names others of the files beside it
 _ITEMS = ("file", "index", "unreadable")
 _HEAD_NBYTES = 512
 
@@ -98,7 +99,7 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = Fals
     search = _Search(root, listed, wanted, whole=whole, folders=whole or folders)
     covered, whole_below = set[str](), set[str]()
     for folder in listed:
-        if not whole_below.isdisjoint(_above(folder.name)):
+        if not whole_below.isdisjoint(folders_above(folder.name)):
             continue
         if not search.is_one(folder):
             search.look_into(folder, found)
@@ -109,7 +110,9 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = Fals
             covered.add(folder.name)
             search.add_folder(folder, found)
     if covered:  # what is in folders below a model's is a part of it
-        found.others = [each for each in found.others if covered.isdisjoint(_above(each.name))]
+        found.others = [
+            each for each in found.others if covered.isdisjoint(folders_above(each.name))
+        ]
     found.items.sort()
     found.others.sort()
     return found
@@ -120,12 +123,6 @@ def _is_all_of(root: _Folder, below: Sequence[_Folder]) -> bool:
     named = (each.name for folder in below for each in folder.files)
     takes = root.format is not None and root.format.takes_folder("")
     return takes and not any(name.endswith(_NAMED) for name in named)
-
-
-def _above(name: str) -> Iterable[str]:
-    """The folders that it is in."""
-    while name := name.rpartition("/")[0]:
-        yield name
 
 
 def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
@@ -264,7 +261,7 @@ class _Search:
         if not chosen or not self._whole:
             return chosen
         names = {each.name for each in chosen}
-        return [each for each in folder.files if each.name in names or each.name.endswith(_INDEX)]
+        return [each for each in folder.files if each.name in names or each.name.endswith(_JSON)]
 
     def _may_be(self, file: FolderEntry, name: str) -> bool:
         """Whether a file is wanted, unless its content says otherwise."""
@@ -272,7 +269,7 @@ class _Search:
         if not wanted.includes(name) or not wanted.selects(name):
             return False
         fits = wanted.fits(file.nbytes, file.mtime)
-        return fits or (self._whole and name.endswith(_INDEX))  # that counts with its files
+        return fits or (self._whole and name.endswith(_JSON))  # that counts with its files
 
     def _kind(self, file: FolderEntry) -> _Kind:
         return self._look(file.path) if file.kind is EntryKind.FILE else _Kind("unreadable")

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
+from ..formats.folders.weight_names import INDEX
 from ..reports.batch_items import Item
 from ..sources import place_of
 
@@ -34,7 +35,7 @@ def output_namer(
         if verb == "validate":
             name += _REPORT
         elif verb == "convert" and item.kind != "folder":
-            name = name.removesuffix(".index.json")
+            name = name.removesuffix(INDEX)
             if divided:
                 name = bare(name)
             elif not name.endswith(suffixes):

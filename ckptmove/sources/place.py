@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -226,6 +226,12 @@ class LocalPlace(Place):
                 path=self.path,
                 hint="--follow-links follows it",
             )
+
+
+def folders_above(name: str) -> Iterator[str]:
+    """The folders that an entry is in, by their names in the same folder, the innermost first."""
+    while name := name.rpartition("/")[0]:
+        yield name
 
 
 def check_count(found: Sequence[FolderEntry], most: int | None, path: str) -> None:

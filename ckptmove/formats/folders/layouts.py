@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ...manifest.manifest import Section
 from ...manifest.paths import Key, Path
+from .weight_names import FAMILIES, INDEX
 
 
 class Rule(NamedTuple):
@@ -40,12 +41,8 @@ class Layout(NamedTuple):
 
 _WHOLE = r"(?:\.safetensors|\.bin)(?:\.index\.json)?"
 #: The weights of one model, in the order in which libraries prefer them.
-WEIGHTS = (
-    r"model\.safetensors(?:\.index\.json)?",
-    r"pytorch_model\.bin(?:\.index\.json)?",
-    rf"diffusion_pytorch_model{_WHOLE}",
-    rf"adapter_model{_WHOLE}",
-    r"open_clip_(?:model\.safetensors|pytorch_model\.bin)",
+WEIGHTS = tuple(
+    f"{re.escape(whole)}(?:{re.escape(INDEX)})?" for family in FAMILIES for whole in family
 )
 _NUMBER = r"(_\d+)?"
 _MODELS = tuple(Rule(each, Section.MODEL, "model") for each in WEIGHTS)

@@ -26,17 +26,9 @@ from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
 from .strangers import refuse_stranger
 from .training_folder import TrainingFolder, read_folder
+from .weight_names import FAMILIES, INDEX, INDEXES, shard_name, whole_of
 
-_INDEX = ".index.json"
-#: The weights as one file each, in order of preference: those of a line are the same weights.
-_FAMILIES = (
-    ("model.safetensors", "pytorch_model.bin"),
-    ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"),
-    ("adapter_model.safetensors", "adapter_model.bin"),
-)
-_WANTED = [each for family in _FAMILIES for whole in family for each in (whole, whole + _INDEX)]
-_SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(\.safetensors|\.bin)", re.DOTALL)
-_INDEXED = (f".safetensors{_INDEX}", f".bin{_INDEX}")
+_WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
 #: What DeepSpeed writes; without ZeRO, all is in one such file.
 _ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt")
 #: Checkpoints of one run, each in a folder of its own.
@@ -104,14 +96,14 @@ def _files(probe: Probe) -> list[str]:
 
 def _read(probe: Probe, found: str) -> Checkpoint:
     """Read the file that holds the weights in a folder, and tell of others that do so too."""
-    whole = _whole_of(found)
-    family = next((each for each in _FAMILIES if whole in each), (whole,))
+    whole = whole_of(found)
+    family = next((each for each in FAMILIES if whole in each), (whole,))
     others = [
         name
         for name in _files(probe)
         if name != found
-        and _whole_of(name) in family
-        and not (found.endswith(_INDEX) and _SHARD.fullmatch(name) and _whole_of(name) == whole)
+        and whole_of(name) in family
+        and not (found.endswith(INDEX) and shard_name(name) and whole_of(name) == whole)
     ]
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
@@ -123,12 +115,6 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     return checkpoint
 
 
-def _whole_of(name: str) -> str:
-    """The file that would hold all by itself, of one that holds a part, or of an index."""
-    shard = _SHARD.fullmatch(name)
-    return shard[1] + shard[2] if shard else name.removesuffix(_INDEX)
-
-
 def _may_be_weights(name: str) -> bool:
     return name.endswith(_LIKE_WEIGHTS) and not name.startswith(_BESIDE)
 
@@ -137,7 +123,7 @@ def _may_hold_weights(probe: Probe) -> list[str]:
     """The files in a folder that may hold weights, if none has a usual name."""
     names, path = _files(probe), probe.path
     several = sorted(name for name in probe.entries if _ONE_OF_MANY.fullmatch(name))
-    indexes = [name for name in names if name.endswith(_INDEXED)]
+    indexes = [name for name in names if name.endswith(INDEXES)]
     found = indexes or [name for name in names if _may_be_weights(name)]
     if several and not found:
         raise UnsupportedError(

@@ -41,6 +41,7 @@ from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
 from .parts import PartsContainer, number_files
+from .weight_names import INDEXES
 
 #: What its files may be.
 _PARTS: tuple[PickledFormat, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
@@ -76,7 +77,7 @@ class Sharded(Format):
     """An index and its files; once they are read, `safetensors-sharded` or `torch-sharded`."""
 
     name = "sharded"
-    suffixes = (".safetensors.index.json", ".bin.index.json")
+    suffixes = INDEXES
     summary = "transformers, diffusers, huggingface_hub: several files and their index"
     refused = (
         "to relocate it, since each of its files can be; an index that leads out of its folder, or "

@@ -32,7 +32,7 @@ from ...manifest.folder_files import FolderFile
 from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...phrases import join_names
-from ...sources.place import EntryKind, FolderEntry
+from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source
 from ...torch_pickle.streams import Container
 from ..base import Format
@@ -41,14 +41,13 @@ from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import Said, has_components, is_several, layout_of, says, stem_of
 from .parts import PartsContainer, number_files
+from .weight_names import INDEX, INDEXES, shard_name
 
 #: What files are called that are checkpoints, whatever they hold.
 _LIKE_CHECKPOINTS = (
     *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2"),
-    *(".safetensors.index.json", ".bin.index.json"),
+    *INDEXES,
 )
-_SHARD = re.compile(r"(.+?)-\d{5}-of-\d{5}(\.safetensors|\.bin)", re.DOTALL)
-_INDEX = ".index.json"
 #: Folders within a folder that are checkpoints of their own.
 _OWN = re.compile(r"(checkpoint|step|epoch)[-_]\d+")
 _DISTRIBUTED = "/.metadata"
@@ -269,13 +268,13 @@ class _Files:
         self.folders = {
             name.removesuffix(_DISTRIBUTED)
             for name in names
-            if name.endswith(_DISTRIBUTED) and apart.isdisjoint(_above(name))
+            if name.endswith(_DISTRIBUTED) and apart.isdisjoint(folders_above(name))
         }
         self.parts: list[str] = sorted(self.folders)
         self.others: list[FolderEntry] = []
         apart |= self.folders
         for each in entries:
-            if not apart.isdisjoint(_above(each.name)) or _is_shard(each.name, names):
+            if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
                 continue
             if each.kind is EntryKind.FILE and each.name.endswith(_LIKE_CHECKPOINTS):
                 self.parts.append(each.name)
@@ -285,18 +284,12 @@ class _Files:
 
 def _is_shard(name: str, names: set[str]) -> bool:
     """Whether an index names the file."""
-    shard = _SHARD.fullmatch(name)
-    return shard is not None and f"{shard[1]}{shard[2]}{_INDEX}" in names
+    shard = shard_name(name)
+    return shard is not None and shard.whole + INDEX in names
 
 
 def _own(name: str) -> Iterator[str]:
     """The outermost folder in a path that is a checkpoint of its own."""
-    outermost_first = reversed(list(_above(name)))
+    outermost_first = reversed(list(folders_above(name)))
     own = (each for each in outermost_first if _OWN.fullmatch(each.rpartition("/")[2]))
     yield from islice(own, 1)
-
-
-def _above(name: str) -> Iterator[str]:
-    """The folders that it is in, the innermost first."""
-    while name := name.rpartition("/")[0]:
-        yield name

@@ -19,22 +19,53 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: What weights are called as safetensors and as files of torch.
+#: What an index of several files ends in.
+INDEX = ".index.json"
+INDEXES = (f".safetensors{INDEX}", f".bin{INDEX}")
+#: What weights are called as safetensors and as files of torch, in the order of preference.
 _STEMS = {
     "model": "pytorch_model",
     "diffusion_pytorch_model": "diffusion_pytorch_model",
     "adapter_model": "adapter_model",
     "open_clip_model": "open_clip_pytorch_model",
 }
+#: The weights as one file each, in the order of preference: those of a line are the same weights.
+FAMILIES = tuple((f"{safe}.safetensors", f"{torch}.bin") for safe, torch in _STEMS.items())
 _SAFE = {**{torch: safe for safe, torch in _STEMS.items()}, **{each: each for each in _STEMS}}
 _NAME = re.compile(
     rf"({'|'.join(sorted(_SAFE, key=len, reverse=True))})((?:_\d+)?(?:\.\w+?)?)"
     r"(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index(?:\.\w+)?\.json)?"
 )
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
 
 
-_ANY_SHARD = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)", re.DOTALL)
-_ANY_INDEX = (".safetensors.index.json", ".bin.index.json")
+class ShardName(NamedTuple):
+    """What the name of one of several files says."""
+
+    stem: str
+    total: int  #: of the files
+    suffix: str
+
+    @property
+    def whole(self) -> str:
+        """The file that would hold all by itself."""
+        return self.stem + self.suffix
+
+    def numbered(self, number: int) -> str:
+        """What the file of this number is called, from 1 on."""
+        return f"{self.stem}-{number:05}-of-{self.total:05}{self.suffix}"
+
+
+def shard_name(name: str) -> ShardName | None:
+    """What the name of a file says, if it is one of several."""
+    match = _SHARD.fullmatch(name)
+    return None if match is None else ShardName(match[1], int(match[3]), match[4])
+
+
+def whole_of(name: str) -> str:
+    """The file that would hold all by itself, of one that holds a part, or of an index."""
+    shard = shard_name(name)
+    return name.removesuffix(INDEX) if shard is None else shard.whole
 
 
 class UsualName(NamedTuple):
@@ -58,7 +89,7 @@ def usual_name(name: str) -> UsualName | None:
 def is_weights(name: str) -> bool:
     """Whether a file is called as libraries call weights, a part of them, or their index."""
     known = usual_name(name) is not None
-    return known or bool(_ANY_SHARD.fullmatch(name)) or name.endswith(_ANY_INDEX)
+    return known or shard_name(name) is not None or name.endswith(INDEXES)
 
 
 def stem_for(stem: str, *, is_safe: bool) -> str:

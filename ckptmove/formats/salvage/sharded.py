@@ -15,6 +15,7 @@ from ...phrases import short
 from ...sources.place import EntryKind
 from ...sources.source import Readable, Source
 from ..folders.sharded import is_plain_name, read_index
+from ..folders.weight_names import INDEXES, shard_name
 from ..probe import Probe
 from ..safetensors.header import LONGEST
 from .remains import NamedTensor, Remains, StorageRemains
@@ -22,8 +23,6 @@ from .remains import NamedTensor, Remains, StorageRemains
 #: Reads what is left of one file.
 ReadFile = Callable[[Probe], Remains]
 
-_INDEX = (".safetensors.index.json", ".bin.index.json")
-_SHARD = re.compile(r"(.{1,200})-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
 #: A string, and what follows where it is a name. Without that it matches too, so that the search
 #: goes on at the end of the string: no byte is read again for each quote before it.
 _PAIR = re.compile(
@@ -45,7 +44,7 @@ def has_files(probe: Probe) -> bool:
     if probe.is_alone:
         return False
     if probe.is_folder:
-        return _index_name(probe) is not None or any(_SHARD.fullmatch(n) for n in probe.entries)
+        return _index_name(probe) is not None or any(map(shard_name, probe.entries))
     return probe.is_json
 
 
@@ -99,19 +98,20 @@ def _files_of(probe: Probe) -> _Files:
         found = _listed(probe.open(name).source)
         if found.expected and found.is_whole:
             return found
-    shards = {n: each for n in probe.entries if (each := _SHARD.fullmatch(n)) is not None}
+    shards = {n: each for n in probe.entries if (each := shard_name(n)) is not None}
     if not shards:
         return found if name is not None else _Files({}, False)
     first = next(iter(shards.values()))
-    stem, count, suffix = first[1], int(first[3]), first[4]
-    numbered = [f"{stem}-{n:05}-of-{count:05}{suffix}" for n in range(1, 1 + count)]
+    numbered = [first.numbered(n) for n in range(1, 1 + first.total)]
     missing = sum(each not in shards for each in numbered)
     note = "its index is missing or damaged: the names of its files say what belongs to it"
     return _Files({each: [] for each in numbered[: _MOST_FILES + 1]}, not missing, note)
 
 
 def _index_name(probe: Probe) -> str | None:
-    names = [n for n, e in probe.entries.items() if e.kind is EntryKind.FILE and n.endswith(_INDEX)]
+    names = [
+        n for n, e in probe.entries.items() if e.kind is EntryKind.FILE and n.endswith(INDEXES)
+    ]
     return names[0] if len(names) == 1 else None
 
 

@@ -98,13 +98,13 @@ def journaled_folder(path: str) -> str | None:
     if "\0" in path:  # nothing is called so; whoever opens it says it
         return None
     for each in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
-        for folder in _above(each):
+        for folder in _with_journal_above(each):
             if _is_of(folder, os.path.relpath(each, folder)):
                 return folder
     return None
 
 
-def _above(path: str) -> Iterator[str]:
+def _with_journal_above(path: str) -> Iterator[str]:
     """The folders above it that have a journal."""
     while True:
         path, before = os.path.dirname(path), path

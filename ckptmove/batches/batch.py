@@ -138,10 +138,10 @@ def batch(
     progress: Progress | None = None,
     **options: Any,
 ) -> Batch:
-    """Relocate, convert or validate all checkpoints of a folder tree.
+    """Inspect, relocate, convert or validate all checkpoints of a folder tree.
 
     Checkpoints are found by their content, not by their names. The folder of a model or a trainer
-    is one item, and for `convert` and `validate` an index with its files; in place, each file is.
+    is one item, and for all but `relocate` an index with its files; in place, each file is.
     `relocate` copies files that store no devices (safetensors) unchanged. Links to files are
     followed, links to folders are not. Everything is planned before this function returns; the work
     is done while you iterate over the result. If an item fails, the others still run.
@@ -154,10 +154,11 @@ def batch(
     the end, use the batch as a context manager, or close it.
 
     Args:
-        verb: `relocate`, `convert` or `validate`.
+        verb: `inspect`, `relocate`, `convert` or `validate`.
         src: the folder of the tree.
         dst: the folder for the new tree, with the same subfolders. `validate` writes a JSON report
-            of each item there, or nothing without `dst`. With `in_place`, leave it out.
+            of each item there, or nothing without `dst`. With `in_place`, and for `inspect`, leave
+            it out.
         executor: an executor of `concurrent.futures`, or one with the same `submit`, that does the
             work instead. It stays open. Calls and their arguments are pickled if it needs that.
         progress: a function that is called with the number of source bytes done since the last
@@ -169,7 +170,8 @@ def batch(
 
     Returns:
         The batch: `plan` says what will be done; iterating over it gives a `Result` per item. With
-        `dry_run`, each result is what would become of the item.
+        `dry_run`, each result is what would become of the item. After it, `report()` of `inspect`
+        is one table of the tree.
 
     Raises:
         UsageError: the request makes no sense, or the Ray cluster cannot be reached.

@@ -14,6 +14,7 @@ from ..sources import place_of
 from ..writing.final_name import hidden_name
 from .run_item import (
     ItemOutcome,
+    inspected,
     is_copied,
     other_error,
     output_is_folder,
@@ -34,6 +35,8 @@ def forecast_item(task: Task) -> ItemOutcome:
         raise unreadable_error(item)
     if task.obstacle:
         raise RefusedError(task.obstacle)
+    if task.verb == "inspect":
+        return inspected(task)
     if task.verb == "validate":
         with formats.opened(item.path, follow_links=bool(task.options.get("follow_links"))):
             return ItemOutcome(None, 0)

@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from ..api.convert import check_options, convert
+from ..api.inspect import inspect
 from ..api.options import Declaration, Option, former_names, options_of, with_current_names
 from ..api.relocate import relocate
 from ..api.validate import validate
+from ..device import parse
 from ..errors import InputError, StrPath, UsageError
 from ..placement.rules import rules_of
 from ..sources import place_of
 from .outputs import bare_name
 
-VerbName = Literal["relocate", "convert", "validate"]
+VerbName = Literal["inspect", "relocate", "convert", "validate"]
 VERBS: Mapping[str, Callable[..., Any]] = {
+    "inspect": inspect,
     "relocate": relocate,
     "convert": convert,
     "validate": validate,
@@ -64,6 +67,11 @@ def resolve_options(verb: str, dst: StrPath | None, options: Mapping[str, Any]) 
         if dst is None:
             raise UsageError("the destination is missing")
         check_options(given)
+    elif verb == "inspect":
+        if dst is not None:
+            raise UsageError("inspect writes nothing: it takes no destination")
+        if "require" in given:
+            parse(given["require"])
     return given
 
 

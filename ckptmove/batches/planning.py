@@ -56,7 +56,7 @@ def plan_batch(
         raise RefusedError(
             "is in an object store, where files cannot be changed in place", path=source
         )
-    if copy_rest and (dst is None or verb == "validate"):
+    if copy_rest and (dst is None or verb in ("inspect", "validate")):
         raise UsageError("--copy-rest needs a destination")
     if not place_of(source).is_folder():
         raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")

@@ -8,16 +8,23 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from .. import formats
 from ..api.convert import convert
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
-from ..errors import CkptmoveError, InputError, RefusedError
-from ..formats.safetensors.file import SafetensorsFile
+from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError
+from ..formats.folders.model_folder import ModelFolder
+from ..formats.folders.parts import PartsContainer
+from ..formats.folders.training_folder import FolderCheckpoint
+from ..formats.safetensors.file import SafetensorsFile, TensorsContainer
+from ..phrases import join_names
 from ..plans.plan import Copy, Plan, Write
 from ..reports.batch_items import Entry, Item, Task
+from ..reports.batch_table import Contents
 from ..reports.convert import ConvertReport
 from ..sources import place_of
+from ..torch_pickle.streams import Container
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
@@ -36,11 +43,13 @@ class ItemOutcome(NamedTuple):
     report: Mapping[str, Any] | None  #: as plain data
     bytes_written: int  #: how much it wrote
     copied: bool = False  #: whether the file was copied unchanged, as it is no checkpoint
+    reason: str = ""  #: what it found wrong, in one line
+    hint: str | None = None  #: what to do about it
 
     @property
     def ok(self) -> bool:
         """Whether it found nothing wrong."""
-        return self.report is None or bool(self.report.get("ok", True))
+        return not self.reason
 
 
 def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
@@ -54,6 +63,8 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
     if item.output and not task.in_place:
         output.check_name()
         tree_at(output.place.parent.path).make_folder()
+    if task.verb == "inspect":
+        return inspected(task)
     if task.verb == "validate":
         return _validated(task, known, force=force)
     if not task.in_place and not output_is_folder(task) and output.place.is_folder():
@@ -161,6 +172,40 @@ def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -
     return convert(task.item.path, dst, dry_run=dry_run, progress=LISTENER.get(), **options)
 
 
+def inspected(task: Task) -> ItemOutcome:
+    """What an item holds. What can't be read of a folder, or is not as required, is the reason."""
+    item, options = task.item, task.options
+    if item.kind == "unreadable":
+        raise unreadable_error(item)
+    whole = item.kind == "folder" and item.format == ModelFolder.name  # not its weights alone
+    opened = formats.opened_folder if whole else formats.opened
+    with opened(item.path, follow_links=bool(options.get("follow_links"))) as found:
+        manifest = found.manifest
+        unread = found.unread if isinstance(found, FolderCheckpoint) else ()
+        format = item.format if whole else manifest.format
+        tagged = _stores_devices(found.container)
+        found.check_unchanged()
+    wrong = [f"not read: {join_names([f'{each.name} ({each.why})' for each in unread])}"]
+    if "select" in options:
+        manifest = manifest.select(options["select"])
+    try:
+        if "require" in options:
+            manifest.require(options["require"])
+    except CheckFailed as error:
+        wrong.append(str(error))
+    reason = "; ".join(wrong if unread else wrong[1:])
+    return ItemOutcome(
+        Contents.of(manifest, format, stores_devices=tagged)._asdict(), 0, reason=reason
+    )
+
+
+def _stores_devices(container: Container) -> bool:
+    """Whether something in a file, or in one of those of an index, says on which device it is."""
+    inner = [each for _, each in container.inner()] if isinstance(container, PartsContainer) else []
+    inside = inner or [container]
+    return not all(isinstance(each, TensorsContainer) and each.is_canonical for each in inside)
+
+
 def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
     """Validate an item, and write the report, which may replace only a report of ours."""
     if task.item.kind == "unreadable":
@@ -179,7 +224,9 @@ def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:
                 file.write(Plan("relay", len(data), (), (Write(0, data),)))
                 file.commit()
             nbytes = len(data)
-    return ItemOutcome(report, nbytes)
+    failed = (each for each in report["checks"] if each["outcome"] == "failed")
+    wrong = "; ".join(f"{each['check']}: {each['title']}" for each in failed)
+    return ItemOutcome(report, nbytes, reason=wrong)
 
 
 def _timeless(report: Mapping[str, Any]) -> bytes:

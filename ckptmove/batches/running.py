@@ -18,6 +18,7 @@ from ..errors import CkptmoveError
 from ..phrases import plural
 from ..reports.batch import BatchPlan, BatchReport
 from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of
+from ..reports.batch_table import InspectedItem
 from ..writing.final_name import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
@@ -134,6 +135,7 @@ class _Run:
         self._folders: set[str] = set()
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._failures = list[Result]()
+        self._inspected = list[InspectedItem]()  # where that is the verb
         self._known: set[str] = set()
         self._notes = list[str]()
         self._nbytes = self._bytes_written = 0
@@ -172,6 +174,7 @@ class _Run:
             self._bytes_written,
             time.monotonic() - self._started,
             (*self._plan.notes, *self._notes),
+            tuple(sorted(self._inspected)) if self._plan.verb == "inspect" else None,
         )
 
     def results(self) -> Iterator[Result]:
@@ -288,6 +291,8 @@ class _Run:
         self._counts[result.outcome] += 1
         self._copied += result.copied
         self._removed += result.source_removed
+        if self._plan.verb == "inspect":
+            self._inspected.append(InspectedItem.of(result))
         if self._is_dry:
             self._forecasts.append(result)
         self._known.add(result.name)

@@ -22,7 +22,7 @@ _NARROWING = (*("select", "exclude_tensors", "root", "weights", "preset", "dtype
 
 def check_removal(verb: str, options: Mapping[str, Any]) -> None:
     """Raises UsageError if sources cannot be removed with these options of the verb."""
-    if verb == "validate" or options.get("in_place"):
+    if verb in ("inspect", "validate") or options.get("in_place"):
         raise UsageError("--delete-source needs relocate or convert, and a destination")
     narrowing = [name for name in _NARROWING if name in options]
     if narrowing:

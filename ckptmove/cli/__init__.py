@@ -27,7 +27,7 @@ _ISSUES = "please report it, with the output of the same command and -v"
 
 #: The commands in the order of the help, and how the docstring of each begins.
 COMMANDS = {
-    "batch": "Relocate, convert or validate all checkpoints of a folder tree.",
+    "batch": "Inspect, relocate, convert or validate all checkpoints of a folder tree.",
     "convert": "Convert a checkpoint to safetensors, or back to a file of torch.save.",
     "diff": "Show what differs between two checkpoints of any formats; exit 1 if they differ.",
     "doctor": "Find out why a model trains on the CPU or fails on the GPU, and how to fix it.",

@@ -1,4 +1,4 @@
-"""The commands `ckptmove batch relocate`, `batch convert` and `batch validate`."""
+"""The commands `ckptmove batch inspect`, `relocate`, `convert` and `validate`."""
 
 from __future__ import annotations
 
@@ -75,9 +75,12 @@ def _options(verb: str) -> Decorator:
     batch_options = dict(options_of(run_batch))
     if verb != "convert":
         del batch_options["keep_suffix"]
-    if verb == "validate":
+    if verb in ("inspect", "validate"):
         del batch_options["copy_rest"], batch_options["delete_source"]
-    arguments = source_argument, destination_argument
+    if verb == "inspect":
+        del batch_options["digests"], batch_options["dry_run"], batch_options["verify"]
+    writes = verb != "inspect"
+    arguments = (source_argument, destination_argument) if writes else (source_argument,)
     log = option(
         "--log",
         group="How to run",
@@ -100,14 +103,14 @@ def _options(verb: str) -> Decorator:
         "seconds; json is a line of JSON each second.",
     )
     both = verb_options({**batch_options, **item_options(verb)})
-    added = both, log, manifest, progress
+    added = (both, log, manifest, progress) if writes else (both, log, progress)
     return lambda command: with_options(command, *arguments, *added, html_option, output_options)
 
 
 @click.group()
 @with_values(options_of(run_batch))
 def batch() -> None:
-    """Relocate, convert or validate all checkpoints of a folder tree.
+    """Inspect, relocate, convert or validate all checkpoints of a folder tree.
 
     ckptmove finds checkpoints by their content, not by their names. The folder of a model or a
     trainer is one item; in place, each file is. It plans everything first. If an item fails, the
@@ -116,12 +119,30 @@ def batch() -> None:
     links to folders are not.
 
     \b
+    ckptmove batch inspect runs/
     ckptmove batch convert runs/ out/ --format safetensors
     ckptmove batch relocate runs/ out/ --to cpu --include '*/last.ckpt'
     ckptmove batch relocate runs/ --to cpu --in-place
     ckptmove batch validate out/ --against runs/
     ckptmove batch convert runs/ out/ --ray auto
     """
+
+
+@batch.command(cls=_BatchCommand)
+@_options("inspect")
+def inspect(src: str | None, output: Output, **options: Any) -> None:
+    """Show one table of SRC: each checkpoint with its format, devices, dtypes and bytes.
+
+    The options are those of ckptmove inspect. What can't be read has a row too, with the reason;
+    the exit code is then 1. "not stored" counts the bytes of formats that store no devices, such as
+    safetensors.
+
+    \b
+    ckptmove batch inspect runs/
+    ckptmove batch inspect s3://bucket/runs --newer 7d --json
+    ckptmove batch inspect runs/ --require cpu --html runs.html
+    """
+    _run("inspect", needs_source(src), None, output, options)
 
 
 @batch.command(cls=_BatchCommand)
@@ -173,12 +194,16 @@ def _run(
     """Plan, run and sum up."""
     gc.enable()  # which the command line does without, but this may take long
     as_json, quiet, verbose, no_progress, _ = output
-    log, manifest, form = (options.pop(name) for name in ("log", "manifest", "progress"))
-    dry_run = options["dry_run"]
+    log, manifest, form = (options.pop(each, None) for each in ("log", "manifest", "progress"))
+    dry_run = options.get("dry_run")
     if manifest is not None and dst is None:
         raise UsageError("--manifest needs a destination")
-    options["digests"] |= manifest is not None or (log is not None and dst is not None)
-    bar = BatchProgress("none" if quiet or no_progress else form)
+    options["digests"] = (
+        options.get("digests", False)
+        or manifest is not None
+        or (log is not None and dst is not None)
+    )
+    bar = BatchProgress("none" if quiet or no_progress or form is None else form)
     work = run_batch(verb, src, dst, progress=bar.advance, **options)
     if dry_run:
         _foretell(work, src, output, bar)
@@ -212,7 +237,7 @@ def _run(
     elif not quiet:
         retry = _retry_command(log if lines.error is None else None)
         emit(text_of(report.blocks(full=verbose, warned=warned, told=verbose)))
-        emit(retry.lines(report))
+        emit(retry.lines(report) if verb != "inspect" or report.remaining else ())
     if broken is not None:
         raise broken
     if lines.error is not None:

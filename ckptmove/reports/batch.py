@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from ..errors import CheckFailed
 from ..phrases import plural
 from .batch_items import DONE, FAILED, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
+from .batch_table import InspectedItem, InspectedTree, table_of
 from .blocks import Block, Table
 from .plain import OMITTED, Key, Seconds, derived
 from .report import Report
@@ -21,8 +22,12 @@ from .text import LONGEST_REASON, one_line, printable, size
 _MOST = 20  # lines of a kind
 _MOST_NAMED = 8  # items that a command names, where it need not name any
 _MOST_NAMED_AT_ALL = 200
-_WOULD = {"relocate": "would relocate", "convert": "would convert", "validate": "would validate"}
-_DID = {"relocate": "relocated", "convert": "converted", "validate": "validated"}
+_DID = {
+    "inspect": "inspected",
+    "relocate": "relocated",
+    "convert": "converted",
+    "validate": "validated",
+}
 #: What becomes of an output that is there.
 _THERE = {
     "checked": " and will be read again to check it",
@@ -64,7 +69,7 @@ class BatchPlan(Report):
     """What a batch will do.
 
     Attributes:
-        verb: `relocate`, `convert` or `validate`.
+        verb: `inspect`, `relocate`, `convert` or `validate`.
         source: the tree.
         destination: the tree to write; None if nothing is written elsewhere.
         tasks: the items to do, largest first.
@@ -139,7 +144,7 @@ class BatchPlan(Report):
         yield from _failures(self.failures, full=full)
         nbytes = sum(task.item.nbytes for task in tasks)
         copied = sum(each.copied for each in self.forecasts or ())
-        told = [f"{_WOULD[self.verb]} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
+        told = [f"would {self.verb} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
         told += [f"would copy {plural(copied, 'other file')}"] if copied else []
         told += self._told()
         held_up = sum(bool(task.obstacle) for task in tasks)
@@ -192,6 +197,7 @@ class BatchReport(Report):
         bytes_written: the bytes written.
         seconds: how long it took.
         notes: those of the plan, and what went wrong at the end.
+        items: what `inspect` has found of each item, by name; None for other verbs.
     """
 
     verb: str
@@ -207,6 +213,12 @@ class BatchReport(Report):
     bytes_written: int
     seconds: Seconds
     notes: tuple[str, ...] = ()
+    items: tuple[InspectedItem, ...] | None = None
+
+    @derived(after="items")
+    def totals(self) -> InspectedTree | None:
+        """The totals of these items."""
+        return None if self.items is None else InspectedTree.of(self.items)
 
     @derived(after="destination")
     def ok(self) -> bool:
@@ -217,13 +229,15 @@ class BatchReport(Report):
         """Return the notes."""
         return self.notes
 
-    def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[str]:
-        """Show the items that were refused or failed, and a summary.
+    def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[Block]:
+        """Show the table of `inspect`, the items that were refused or failed, and a summary.
 
         `warned` is the number of items with warnings; `told` means that every item was shown
         before.
         """
-        if not told:
+        if self.items is not None:
+            yield from table_of(self.items)
+        elif not told:
             yield from _failures(self.failures, full=full)
         counts, done = self.outcomes, self.outcomes[DONE] - self.copied
         parts = [f"{_DID[self.verb]} {plural(done, 'item')}, {size(self.nbytes)}"]

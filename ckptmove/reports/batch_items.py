@@ -62,7 +62,7 @@ class Task(NamedTuple):
     """An item, and all that it takes to do it."""
 
     item: Item  #: what is to be done
-    verb: str  #: `relocate`, `convert`, `validate`
+    verb: str  #: `inspect`, `relocate`, `convert`, `validate`
     options: Mapping[str, Any]  #: of the verb, for this item
     request: str  #: a digest of what is the same for all items; see `batches.fingerprints`
     ledger: str = ""  #: the path of the ledger; empty if there is none

@@ -18,7 +18,10 @@ LONGEST_LINE = 4000
 _MOST_WARNINGS = 8
 _LONGEST_TEXT = 300
 #: What is told of the report of a verb as it is; the rest is counted, or left out.
-_TOLD = ("method", "format", "source_format", "tensors", "moved", "cast", "renamed")
+_TOLD = (
+    *("method", "format", "source_format", "tensors", "moved", "cast", "renamed"),
+    *("devices", "dtypes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class LogLine(Plain):
         host: the machine that ran the batch.
         shard: the share of the tree that was done, such as `1/8`; None for all of it.
         version: the version of ckptmove.
-        verb: `relocate`, `convert` or `validate`.
+        verb: `inspect`, `relocate`, `convert` or `validate`.
         name, outcome, reason, hint, nbytes, bytes_written, copied, source_removed, seconds: as the
             result has them.
         source, destination: the paths; None if the line would be too long.

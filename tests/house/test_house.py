@@ -137,6 +137,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "reports.doctor",
         "reports.batch_items",
         "reports.batch_log",
+        "reports.batch_table",
         "reports.relocate",
         "reports.salvage",
         "reports.convert",

@@ -237,8 +237,6 @@ def _result(item: Item, made: ItemOutcome) -> Result:
     output = item.output or None
     result = result_of(item, DONE, output=output, bytes_written=made.bytes_written)
     result = result._replace(report=made.report, copied=made.copied)
-    if made.ok or made.report is None:
+    if made.ok:
         return result
-    checks = [each for each in made.report["checks"] if each["outcome"] == "failed"]
-    told = "; ".join(f"{each['check']}: {each['title']}" for each in checks)
-    return result._replace(outcome=FAILED, reason=told)
+    return result._replace(outcome=FAILED, reason=made.reason, hint=made.hint)

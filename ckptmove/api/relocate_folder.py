@@ -12,7 +12,7 @@ from ..errors import CkptmoveError, InputError, RefusedError, UnsupportedError, 
 from ..formats.checkpoint import check_container
 from ..formats.folders.training_folder import FolderCheckpoint, Part
 from ..manifest.paths import Path
-from ..phrases import quote
+from ..phrases import few, quote
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
 from ..placement.rules import Rules
@@ -66,10 +66,11 @@ class FolderChange:
         self.before, self.force = before, force
         self.path = before.container.source.path
         if before.own:
+            own = "checkpoints of their own" if len(before.own) > 1 else "a checkpoint of its own"
             raise UnsupportedError(
-                f"{before.own[0]} in it is a checkpoint of its own",
+                f"{few(before.own)} in it {'are' if len(before.own) > 1 else 'is'} {own}",
                 path=self.path,
-                hint="ckptmove batch relocate takes a folder of several checkpoints",
+                hint=f"ckptmove batch relocate {self.path} DST takes each of them",
             )
         manifest = before.manifest
         self._keys = {part.keys: _stores_devices(before, part) for part in before.parts}

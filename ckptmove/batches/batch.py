@@ -141,8 +141,10 @@ def batch(
     """Inspect, relocate, convert or validate all checkpoints of a folder tree.
 
     Checkpoints are found by their content, not by their names. The folder of a model or a trainer
-    is one item, and for all but `relocate` an index with its files; in place, each file is.
-    `relocate` copies files that store no devices (safetensors) unchanged. Links to files are
+    is one item, and for all but `relocate` an index with its files. Where a model lies beside
+    checkpoints of its run, each of these is an item, and so is each of its files; the rest of its
+    folder is copied with it. `relocate` copies what stores no devices (safetensors, folders of DCP)
+    unchanged. Links to files are
     followed, links to folders are not. Everything is planned before this function returns; the work
     is done while you iterate over the result. If an item fails, the others still run.
 

@@ -1,20 +1,25 @@
 """Find the checkpoints in a tree by their content, and the other files in it.
 
-The folder of a model or a trainer is one item, and so is an index with the files that it names;
-to relocate in place, each file is one.
+The folder of a model or a trainer is one item, and so is an index with the files that it names, but
+not to relocate. Where there are checkpoints of their own below a model, as in the folder of a run,
+each of these is an item, and so is each file of the model; what else is in its folder goes with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from .. import formats
 from ..errors import InputError, UnsupportedError
+from ..formats.checkpoint import Checkpoint
+from ..formats.distributed.dcp import Dcp
+from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.weight_names import INDEX
 from ..reports.batch_items import Item
 from ..sources import place_of
@@ -35,6 +40,8 @@ class Discovery:
 
     items: list[Item] = field(default_factory=list)  #: checkpoints, and what can't be read
     others: list[Item] = field(default_factory=list)  #: every other file
+    #: names of those among them that belong to a model that is no item as a whole
+    companions: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)  #: what is in it and is neither, a sentence each
     #: what may be checkpoints, and was not opened: they are in another share, or not to be retried
     unopened: list[Item] = field(default_factory=list)
@@ -71,38 +78,44 @@ class _Folder:
         return self.format is not None and self.format.takes_folder(below.name)
 
     @property
+    def has_no_devices(self) -> bool:
+        """Whether it is of a format that stores no devices."""
+        return self.format is not None and self.format.name == Dcp.name
+
+    @property
     def in_parts(self) -> bool:
         """Whether none of the files in it, and below, is a checkpoint of its own."""
         return self.format is not None and self.format.in_parts
 
 
-def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = False) -> Discovery:
+def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
     """Find what is `wanted` in a tree: checkpoints, and other files.
 
-    `whole`: the folder of a model or a trainer, or an index with its files, is one item; if not,
-    each file is one. `folders`: such a folder is one item, and everywhere else each file.
+    The folder of a model or a trainer is one item. `whole`: so is an index with its files, and a
+    folder of any format; if not, each of their files is one, but for formats without devices.
     """
     found = Discovery()
     listed = _folders(root, wanted, found)
-    if listed[0].in_parts or ((whole or folders) and _is_all_of(listed[0], listed[1:])):
+    if listed[0].in_parts or _is_all_of(listed[0], listed[1:]):
         raise UnsupportedError(
             "is one checkpoint, not a tree of them", path=root, hint="run it without batch"
         )
-    if whole:
-        listed = _without_parts(listed)
-    else:
+    if not whole:
         found.notes += [
             f"{each.name} is one checkpoint in many files, which are treated one by one"
             for each in listed
-            if each.in_parts
+            if each.in_parts and not each.has_no_devices
         ]
-    search = _Search(root, listed, wanted, whole=whole, folders=whole or folders)
-    covered, whole_below = set[str](), set[str]()
+    listed = _without_parts(listed, whole=whole)
+    search = _Search(root, listed, wanted, whole=whole)
+    covered, whole_below, divided = set[str](), set[str](), set[str]()
     for folder in listed:
         if not whole_below.isdisjoint(folders_above(folder.name)):
             continue
         if not search.is_one(folder):
             search.look_into(folder, found)
+            if folder.format is not None and not folder.in_parts:
+                divided.add(folder.name)
             continue
         if folder.format is not None and folder.format.takes_folder(""):
             whole_below.add(folder.name)
@@ -115,7 +128,21 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool, folders: bool = Fals
         ]
     found.items.sort()
     found.others.sort()
+    found.companions = set(_companions(found, divided))
     return found
+
+
+def _companions(found: Discovery, divided: Collection[str]) -> Iterator[str]:
+    """The other files in folders of models that are no items, and below, apart from items."""
+    apart = {each.name for each in found.items}
+    apart.update(above for each in found.items for above in folders_above(each.name))
+    for each in found.others:
+        for folder in (*folders_above(each.name), ""):
+            if folder in divided:
+                yield each.name
+                break
+            if folder in apart:
+                break
 
 
 def _is_all_of(root: _Folder, below: Sequence[_Folder]) -> bool:
@@ -157,13 +184,13 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
     return folders
 
 
-def _without_parts(folders: Iterable[_Folder]) -> list[_Folder]:
+def _without_parts(folders: Iterable[_Folder], *, whole: bool) -> list[_Folder]:
     """All folders but those below one that is a single checkpoint whatever is in it."""
     kept, gone = list[_Folder](), set[str]()
     for folder in folders:
         if folder.name not in gone:
             kept.append(folder)
-        if folder.name in gone or folder.in_parts:
+        if folder.name in gone or (folder.in_parts and (whole or folder.has_no_devices)):
             gone.update(each.name for each in folder.inside)
     return kept
 
@@ -178,9 +205,8 @@ class _Search:
         wanted: ItemFilter,
         *,
         whole: bool,
-        folders: bool,
     ) -> None:
-        self._wanted, self._whole, self._folders = wanted, whole, folders
+        self._wanted, self._whole = wanted, whole
         self._look = tree_at(root).prepared(
             _kind_of,
             [
@@ -211,9 +237,9 @@ class _Search:
 
     def _may_be_one(self, folder: _Folder) -> bool:
         """Whether a folder is one item, unless there are others below it."""
-        if not folder.name or not self._folders or folder.format is None:
+        if not folder.name or folder.format is None:
             return False
-        return self._whole or not folder.in_parts
+        return self._whole or not folder.in_parts or folder.has_no_devices
 
     def add_folder(self, folder: _Folder, found: Discovery) -> None:
         """Add a folder that is one item."""
@@ -291,6 +317,13 @@ def _item(name: str, path: str, kind: _Kind) -> Item:
         files = files or tuple(each.path for each in tree.files())
         stamp = tree.stamp_of(files)
     return Item(name, path, kind.kind, files, tree.nbytes_of(files), stamp, format=kind.format)
+
+
+def opened_item(item: Item, *, follow_links: bool = False) -> AbstractContextManager[Checkpoint]:
+    """Open an item, as a context manager; of the folder of a model all that is in it."""
+    if item.kind == "folder" and item.format == ModelFolder.name:
+        return formats.opened_folder(item.path, follow_links=follow_links)
+    return formats.opened(item.path, follow_links=follow_links)
 
 
 def checkpoint_files(path: str) -> tuple[str, ...]:

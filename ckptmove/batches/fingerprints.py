@@ -13,12 +13,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..api.inspect import inspect
 from ..errors import InputError
 from ..reports.batch_items import Entry, Item, Task
 from ..sources import place_of
 from ..version import __version__
-from .discovery import checkpoint_files
+from .discovery import checkpoint_files, opened_item
 from .options import absolute, code_of, from_root
 from .trees import Output, tree_at
 
@@ -35,20 +34,23 @@ def request_of(verb: str, options: Mapping[str, Any]) -> str:
 
 def key_of(task: Task, stamp: str) -> str:
     """The digest of a task; `stamp` is that of what the item is made of."""
-    if task.in_place:  # the inode is another where the tree was moved
-        stamp = stamp.rpartition("-")[0]
+    if task.in_place:  # the inode is another where the tree was moved; that of a folder has all
+        stamp = stamp.rpartition("-")[0] or stamp
     return _digest([task.request, stamp, _stamp_against(task.options.get("against"))])
 
 
 def begun_key_of(task: Task) -> str:
     """The digest for a change in place that was begun: it stays, however far that came."""
+    if task.item.kind == "folder":
+        return _digest([task.request, "begun", tree_at(task.item.path).sizes()])
     nbytes, _, inode = place_of(task.item.path).size_and_stamp()[1].split("-")
     return _digest([task.request, "begun", f"{nbytes}-{inode}"])
 
 
-def tags_of(path: str) -> str:
-    """A digest of all that a change of devices can change in a file."""
-    found = inspect(path)
+def tags_of(task: Task) -> str:
+    """A digest of all that a change of devices can change in an item."""
+    with opened_item(task.item, follow_links=bool(task.options.get("follow_links"))) as opened:
+        found = opened.manifest
     return _digest(
         [
             [(each.id, each.location) for each in found.storages.values()],

@@ -14,8 +14,11 @@ from ..sources import place_of
 from ..writing.final_name import hidden_name
 from .run_item import (
     ItemOutcome,
+    copy_of,
     inspected,
     is_copied,
+    of_conversion,
+    of_relocation,
     other_error,
     output_is_folder,
     unreadable_error,
@@ -45,8 +48,10 @@ def forecast_item(task: Task) -> ItemOutcome:
             refuse_unknown_in(item.path, otherwise="without --strict it is copied unchanged")
         if task.in_place:
             return ItemOutcome(None, 0)
-        _check_size(task, {"": item.nbytes})
-        return ItemOutcome(None, item.nbytes, copied=True)
+        is_folder = item.kind == "folder"
+        sizes = tree_at(item.path).sizes() if is_folder else {"": copy_of(task).nbytes}
+        _check_size(task, sizes)
+        return ItemOutcome(None, sum(sizes.values()), copied=True)
     if not task.in_place and not output_is_folder(task) and place_of(item.output).is_folder():
         raise RefusedError("the destination is a directory")
     output = _where(item.output)
@@ -66,14 +71,14 @@ def _dry(task: Task, output: str) -> ItemOutcome:
         report = relocate(task.item.path, **options)
         nbytes = report.destination_nbytes if report.destination is not None else 0
         _check_size(task, {each.name: each.nbytes for each in report.files} or {"": nbytes})
-        return ItemOutcome(report.to_json(), nbytes)
+        return of_relocation(report, nbytes)
     options["force"] = bool(task.options.get("force")) or bool(task.there)
     as_folder = output_is_folder(task)
     made = convert(task.item.path, f"{output}/" if as_folder else output, **options)
     base = output.rstrip("/")
     sizes = {path[len(base) :].lstrip("/"): nbytes for path, nbytes in made.files.items()}
     _check_size(task, sizes)
-    return ItemOutcome(made.to_json(), sum(sizes.values()))
+    return of_conversion(made, sum(sizes.values()))
 
 
 def _check_size(task: Task, sizes: dict[str, int]) -> None:

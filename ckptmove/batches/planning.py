@@ -65,7 +65,7 @@ def plan_batch(
         tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
     moves = verb == "relocate"
-    found = discover(source, wanted, whole=not moves, folders=moves and not in_place)
+    found = discover(source, wanted, whole=not moves)
     if not (found.items or found.unopened or allow_empty or (copy_rest and found.others)):
         more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
         raise RefusedError(
@@ -74,7 +74,13 @@ def plan_batch(
     if in_place:
         found.items = dedupe_hard_links(found.items, found.notes)
     indices = verb == "relocate" and not in_place  # an index stays that of its files
-    copied = [each for each in found.others if copy_rest or (indices and each.kind == "index")]
+    copied = [
+        each
+        for each in found.others
+        if copy_rest
+        or (indices and each.kind == "index")
+        or (verb in ("relocate", "convert") and not in_place and each.name in found.companions)
+    ]
     left = len(found.others) - len(copied)
     named = output_namer(verb, root, options, keep_suffix=keep_suffix)
     items = [item._replace(output=named(item)) for item in found.items]

@@ -8,26 +8,30 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from .. import formats
+from ..api.configuration import CONFIGURATION, with_dtype
 from ..api.convert import convert
+from ..api.folder_files import Companion, all_files, check_apart
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
 from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError
-from ..formats.folders.model_folder import ModelFolder
+from ..formats.distributed.dcp import Dcp
 from ..formats.folders.parts import PartsContainer
 from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.safetensors.file import SafetensorsFile, TensorsContainer
+from ..graph.edit.cast import casts_of
 from ..phrases import join_names
 from ..plans.plan import Copy, Plan, Write
 from ..reports.batch_items import Entry, Item, Task
 from ..reports.batch_table import Contents
 from ..reports.convert import ConvertReport
+from ..reports.relocate import RelocateReport
 from ..sources import place_of
 from ..torch_pickle.streams import Container
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
+from .discovery import opened_item
 from .fingerprints import is_ours
 from .trees import tree_at
 from .trees.local_tree import existing_parent
@@ -53,7 +57,7 @@ class ItemOutcome(NamedTuple):
 
 
 def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
-    """Do an item; `known` is its entry in the ledger. Gives None where an equal output is there.
+    """Do an item; `known` is its entry in the ledger. None if an output is there that is right.
 
     So an item is found to be done that has no entry, because its run was killed or somebody else
     did it.
@@ -79,14 +83,14 @@ def do_item(task: Task, known: Entry | None) -> ItemOutcome | None:
     _refuse_other_sizes(task)
     with output.beside() as other:
         try:
-            _made(task, other, force=False)
+            made = _made(task, other, force=False)
         except CkptmoveError as error:
             if error.path is not None and error.path.startswith(other):
                 error.path = item.output
             raise
         if not output.same(tree_at(other)):
             raise other_error(task)
-    return None
+    return None if made.ok else made._replace(bytes_written=0)
 
 
 def output_is_folder(task: Task) -> bool:
@@ -136,7 +140,7 @@ def is_copied(task: Task) -> bool:
 
 
 def _stores_no_devices(item: Item) -> bool:
-    return item.kind == "file" and item.format == SafetensorsFile.name
+    return (item.kind, item.format) in (("file", SafetensorsFile.name), ("folder", Dcp.name))
 
 
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
@@ -149,11 +153,21 @@ def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:
             refuse_unknown_in(task.item.path, otherwise="without --strict it is copied unchanged")
         if task.in_place:
             return ItemOutcome(None, 0)
-        return _copied(task.item, output, force)
+        if kind == "folder":
+            return _folder_copied(task, output, force)
+        return _copied(task, output, force)
     if task.verb == "relocate":
         return _relocated(task, output, force)
-    report = _converted(task, output, force=force)
-    return ItemOutcome(report.to_json(), report.bytes_written)
+    return of_conversion(_converted(task, output, force=force))
+
+
+def of_conversion(report: ConvertReport, bytes_written: int | None = None) -> ItemOutcome:
+    """The outcome of a conversion: pickles that stay are wrong, unless they were to be kept."""
+    written = report.bytes_written if bytes_written is None else bytes_written
+    wrong = report.failure
+    if wrong is None:
+        return ItemOutcome(report.to_json(), written)
+    return ItemOutcome(report.to_json(), written, reason=str(wrong), hint=wrong.hint)
 
 
 def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
@@ -161,7 +175,13 @@ def _relocated(task: Task, output: str, force: bool) -> ItemOutcome:
     if not task.in_place:
         options |= {"dst": output, "force": force}
     report = relocate(task.item.path, progress=LISTENER.get(), **options)
-    return ItemOutcome(report.to_json(), report.bytes_written)
+    return of_relocation(report, report.bytes_written)
+
+
+def of_relocation(report: RelocateReport, bytes_written: int) -> ItemOutcome:
+    """The outcome of a relocation; a folder in which no file stores devices was copied."""
+    copied = bool(report.files) and not any(each.stores_devices for each in report.files)
+    return ItemOutcome(report.to_json(), bytes_written, copied=copied and not report.in_place)
 
 
 def _converted(task: Task, output: str, *, force: bool, dry_run: bool = False) -> ConvertReport:
@@ -177,12 +197,10 @@ def inspected(task: Task) -> ItemOutcome:
     item, options = task.item, task.options
     if item.kind == "unreadable":
         raise unreadable_error(item)
-    whole = item.kind == "folder" and item.format == ModelFolder.name  # not its weights alone
-    opened = formats.opened_folder if whole else formats.opened
-    with opened(item.path, follow_links=bool(options.get("follow_links"))) as found:
+    with opened_item(item, follow_links=bool(options.get("follow_links"))) as found:
         manifest = found.manifest
         unread = found.unread if isinstance(found, FolderCheckpoint) else ()
-        format = item.format if whole else manifest.format
+        format = item.format if item.kind == "folder" else manifest.format
         tagged = _stores_devices(found.container)
         found.check_unchanged()
     wrong = [f"not read: {join_names([f'{each.name} ({each.why})' for each in unread])}"]
@@ -238,13 +256,37 @@ def _timeless(report: Mapping[str, Any]) -> bytes:
     return (json.dumps({**report, "checks": checks}, indent=2) + "\n").encode()
 
 
-def _copied(item: Item, output: str, force: bool) -> ItemOutcome:
-    """Copy a file unchanged."""
-    with place_of(item.path).open() as source:
-        nbytes = source.nbytes
-        copies = (Copy(0, nbytes, 0),) if nbytes else ()
+def _folder_copied(task: Task, output: str, force: bool) -> ItemOutcome:
+    """Copy a folder unchanged."""
+    files = all_files(task.item.path, [], follow_links=bool(task.options.get("follow_links")))
+    check_apart(task.item.path, output)
+    with destination_of(output).new_folder([], force=force) as made:
+        for each in files.values():
+            each.copy_into(made, LISTENER.get())
+        made.commit()
+    return ItemOutcome(None, sum(each.nbytes for each in files.values()), copied=True)
+
+
+def copy_of(task: Task) -> Companion:
+    """How a file is copied: unchanged, but for a configuration that gets the dtype of weights."""
+    item = task.item
+    made = Companion(item.name, item.path, item.nbytes)
+    if task.verb == "convert" and item.name.rpartition("/")[2] == CONFIGURATION:
+        dtype = casts_of(task.options.get("dtype"), ()).model
+        made = made if dtype is None else with_dtype(made, dtype)
+    return made
+
+
+def _copied(task: Task, output: str, force: bool) -> ItemOutcome:
+    """Copy a file."""
+    content = copy_of(task).content
+    with place_of(task.item.path).open() as source:
+        nbytes = source.nbytes if content is None else len(content)
+        plan = Plan("clone", nbytes, (Copy(0, nbytes, 0),) if nbytes else (), ())
+        if content is not None:
+            plan = Plan("relay", nbytes, (), (Write(0, content),))
         with destination_of(output).new_file([source], force=force) as file:
-            file.write(Plan("clone", nbytes, copies, ()), LISTENER.get())
+            file.write(plan, LISTENER.get())
             file.commit()
     return ItemOutcome(None, nbytes, copied=True)
 

@@ -113,7 +113,7 @@ def batch() -> None:
     """Inspect, relocate, convert or validate all checkpoints of a folder tree.
 
     ckptmove finds checkpoints by their content, not by their names. The folder of a model or a
-    trainer is one item; in place, each file is. It plans everything first. If an item fails, the
+    trainer is one item, also in place. It plans everything first. If an item fails, the
     others still run, and the summary lists the failures. After kill -9 or Ctrl-C, run the same
     command again to resume. Two runs at the same time share the work. Links to files are followed,
     links to folders are not.
@@ -150,8 +150,8 @@ def inspect(src: str | None, output: Output, **options: Any) -> None:
 def relocate(src: str | None, dst: str | None, output: Output, **options: Any) -> None:
     """Relocate every checkpoint in SRC to the same name in DST, or in place.
 
-    The options are those of ckptmove relocate. Files without devices, such as safetensors, are
-    refused; leave them out with --exclude.
+    The options are those of ckptmove relocate. What stores no devices, such as safetensors and
+    folders of DCP, is copied unchanged. In place, a folder changes as a whole or not at all.
 
     \b
     ckptmove batch relocate runs/ out/ --to cpu

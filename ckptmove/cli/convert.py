@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..api.convert import convert as convert_checkpoint
-from ..errors import CheckFailed, UsageError
-from ..phrases import plural
+from ..errors import UsageError
 from .output import Output, destination_argument, needs_source, source_argument, verb_command
 
 
@@ -52,10 +51,5 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     with output.progress_bar("convert", path, shown=not options["dry_run"]) as progress:
         report = convert_checkpoint(path, dst, progress=progress, **options)
     output.show(report, path)
-    if report.pickles:
-        name, *more = (pickle.name for pickle in report.pickles)
-        raise CheckFailed(
-            f"{plural(1 + len(more), 'file')} {'stay pickles' if more else 'stays a pickle'}; "
-            f"--keep-files '{name}' accepts that",
-            path=path,
-        )
+    if report.failure is not None:
+        raise report.failure

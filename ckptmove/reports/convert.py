@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..errors import CheckFailed
 from ..manifest.paths import spell
 from ..phrases import plural, which_loading_runs
 from ..placement.place import Kept
@@ -83,6 +84,16 @@ class ConvertReport(Report):
     nbytes: int = 0
     bytes_written: int = 0
     seconds: Seconds = field(default=0.0, compare=False)
+
+    @property
+    def failure(self) -> CheckFailed | None:
+        """The error of a folder in which pickles stay; None if there are none."""
+        if not self.pickles:
+            return None
+        names = [each.name for each in self.pickles]
+        what = "stays a pickle" if len(names) == 1 else "stay pickles"
+        hint = f"--keep-files '{names[0]}' accepts that"
+        return CheckFailed(f"{listed(names, 3)} {what}", path=self.source, hint=hint)
 
     def remarks(self) -> list[str]:
         """Return the warnings, and that the file names unknown callables."""

@@ -147,7 +147,7 @@ def test_a_pickle_that_stays_is_named(tmp_path: Path, run_cli: RunCli) -> None:
     done = run_cli("convert", "in", "out", exit=1)
     assert "not converted: labels.pkl is a plain pickle" in done.stdout
     assert done.stderr.splitlines()[-1] == (
-        "ckptmove: in: 1 file stays a pickle; --keep-files 'labels.pkl' accepts that"
+        "ckptmove: in: labels.pkl stays a pickle (--keep-files 'labels.pkl' accepts that)"
     )
     assert (tmp_path / "out" / "labels.pkl").read_bytes() == (source / "labels.pkl").read_bytes()
     done = run_cli("convert", "in", "again", "--keep-files", "*.pkl", exit=0)

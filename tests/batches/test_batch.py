@@ -185,6 +185,7 @@ def test_folders_links_and_what_can_not_be_read(tmp_path: Path) -> None:
         "outer/model.safetensors": "done",
         "outer/inner": "done",
         "linked.pt": "done",
+        "config.json": "done",  # of the model that is no item as a whole
     }
     assert sorted(batch.plan.notes) == [
         "linked is a link to a folder and was not followed",
@@ -230,7 +231,8 @@ def test_the_biggest_come_first_and_progress_adds_up(tmp_path: Path) -> None:
         ("convert", {"exclude_tensors": "x", "rename": "y"}, "form s/OLD/NEW/"),
         ("convert", {"jobs": 0}, "at least 1"),
         ("validate", {"copy_rest": True}, "needs a destination"),
-        ("inspect", {}, "not a verb of batch"),
+        ("diff", {}, "not a verb of batch"),
+        ("inspect", {}, "takes no destination"),
     ],
 )
 def test_options_are_looked_at_first(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from safetensors.torch import save_file
 
 import ckptmove
 from tests.conftest import RunCli, TrainingFolder
+from tests.faults.injecting import command, needs_strace, run
 from tests.making import model_folders
+from tests.making.distributed import save_dcp
 from tests.making.saving import save
 from tests.making.trees import contents, left_over, outcomes
 from tests.oracles.readers import labels
@@ -75,15 +79,43 @@ def test_a_damaged_file_fails_its_folder_alone(tree: Path, tmp_path: Path, run_c
     assert len(contents(tmp_path / "out" / "a" / "checkpoint-2")) == 5
 
 
-def test_in_place_each_file_is_an_item_and_what_stores_no_devices_is_done(tree: Path) -> None:
+def test_in_place_a_folder_is_an_item_and_what_stores_no_devices_is_done(tree: Path) -> None:
     before = contents(tree)
     with ckptmove.batch("relocate", tree, to="cpu", in_place=True, jobs=1) as batch:
-        assert set(outcomes(batch).values()) == {"done"}
+        items = {"a/checkpoint-1", "a/checkpoint-2", "alone.pt", "alone.safetensors", "model"}
+        assert outcomes(batch) == dict.fromkeys(items, "done")
+    with ckptmove.batch("relocate", tree, to="cpu", in_place=True, jobs=1) as batch:
+        assert outcomes(batch) == dict.fromkeys(items, "skipped")
     now = contents(tree)
     changed = {name for name in now if now[name] != before[name]}
     parts = ("optimizer.bin", "custom_checkpoint_0.pkl")
     folders = ("a/checkpoint-1", "a/checkpoint-2")
     assert changed == {"alone.pt"} | {f"{folder}/{part}" for folder in folders for part in parts}
+
+
+def test_in_place_all_files_of_a_folder_change_or_none(tree: Path) -> None:
+    held = tree / "a" / "checkpoint-1" / "optimizer.bin"
+    (tree / "a" / "link.bin").hardlink_to(held)  # not changed without --force
+    before = contents(tree)
+    options: dict[str, Any] = {"to": "cpu", "in_place": True, "jobs": 1, "include": "checkpoint-*"}
+    with ckptmove.batch("relocate", tree, **options) as batch:
+        assert outcomes(batch) == {"a/checkpoint-1": "refused", "a/checkpoint-2": "done"}
+    now = contents(tree)
+    changed = {name.rpartition("/")[0] for name in now if now[name] != before[name]}
+    assert changed - {""} == {"a/checkpoint-2"}
+
+
+def test_in_place_a_map_is_not_applied_twice(tree: Path) -> None:
+    swap = {"cuda:1": "cuda:0", "cuda:0": "cuda:1"}
+    options: dict[str, Any] = {"map": swap, "in_place": True, "jobs": 1}
+    with ckptmove.batch("relocate", tree, **options) as batch:
+        assert set(outcomes(batch).values()) == {"done"}
+    once = contents(tree)
+    for name in ("a/checkpoint-1/optimizer.bin", "a/checkpoint-1/model.safetensors"):
+        (tree / name).touch()
+    with ckptmove.batch("relocate", tree, **options) as batch:
+        assert outcomes(batch)["a/checkpoint-1"] == "refused"
+    assert contents(tree) == once
 
 
 def test_a_pipeline_is_one_item_with_all_its_components(tmp_path: Path) -> None:
@@ -104,3 +136,93 @@ def test_one_training_is_no_tree(tree: Path, run_cli: RunCli, tmp_path: Path) ->
     done = run_cli("batch", "relocate", "runs/a/checkpoint-1", "out", "--to=cpu", exit=3)
     assert "is one checkpoint, not a tree of them (run it without batch)" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+# -- a run, with a model beside its checkpoints ----------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(tree: Path) -> Path:
+    """The folder of a run: two checkpoints, and the model of the best one with its files."""
+    root = tree / "a"
+    save_file({"w": torch.ones(3)}, root / "model.safetensors", {"format": "pt"})
+    (root / "config.json").write_text('{"model_type": "bert", "torch_dtype": "float32"}')
+    (root / "tokenizer").mkdir()
+    (root / "tokenizer" / "vocab.txt").write_text("a b c")
+    return root
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the run is the tree", "it is below"])
+def test_a_model_beside_its_checkpoints_keeps_its_files(
+    whole: bool, run_folder: Path, tmp_path: Path
+) -> None:
+    tree = run_folder if whole else run_folder.parent
+    (run_folder.parent / "alone.pt").unlink()
+    with ckptmove.batch("relocate", tree, tmp_path / "out", to="cpu", jobs=1) as batch:
+        assert set(outcomes(batch).values()) == {"done"}
+    made, before = contents(tmp_path / "out"), contents(tree)
+    assert made.keys() == before.keys() - {"notes.txt"}
+    with ckptmove.batch("convert", tree, tmp_path / "half", jobs=1, dtype="bf16") as batch:
+        assert set(outcomes(batch).values()) == {"done"}
+    there = tmp_path / "half" / ("" if whole else "a")
+    assert '"torch_dtype": "bfloat16"' in (there / "config.json").read_text()
+    assert (there / "tokenizer" / "vocab.txt").is_file()
+    assert (there / "checkpoint-1" / "model.safetensors").is_file()
+    with ckptmove.batch("convert", tree, tmp_path / "half", jobs=1, dtype="bf16") as batch:
+        assert set(outcomes(batch).values()) == {"skipped"}
+
+
+def test_a_folder_of_dcp_is_one_item_that_is_copied(tree: Path, tmp_path: Path) -> None:
+    save_dcp(tree / "step-1" / "dcp", {"w": torch.arange(6.0)})
+    for dry in (True, False):
+        with ckptmove.batch(
+            "relocate", tree, tmp_path / "out", to="cpu", jobs=1, dry_run=dry
+        ) as batch:
+            found = {each.name: each for each in batch}
+        for name in ("step-1/dcp", "model", "alone.safetensors"):
+            assert (found[name].outcome, found[name].copied) == ("done", True)
+        assert not found["a/checkpoint-1"].copied
+    before = contents(tree / "step-1")
+    assert contents(tmp_path / "out" / "step-1") == before
+    with ckptmove.batch("relocate", tree, to="cpu", in_place=True, jobs=1) as batch:
+        assert outcomes(batch)["step-1/dcp"] == "done"
+    assert contents(tree / "step-1") == before
+
+
+# -- pickles that stay -----------------------------------------------------------------------------
+
+
+def test_a_pickle_that_stays_is_named_and_foretold(tree: Path, run_cli: RunCli) -> None:
+    (tree / "alone.pt").unlink()
+    (tree / "a" / "checkpoint-1" / "labels.pkl").write_bytes(pickle.dumps({"a": torch.ones(2)}))
+    command = ("batch", "convert", "runs", "out", "--jobs=1")
+    line = (
+        "failed  a/checkpoint-1 → out/a/checkpoint-1: labels.pkl stays a pickle "
+        "(--keep-files 'labels.pkl' accepts that)"
+    )
+    for more in (["--dry-run"], [], ["--dry-run"], []):  # the last two find the output
+        done = run_cli(*command, *more, exit=1)
+        assert line in done.stdout.splitlines()
+    assert (tree.parent / "out" / "a" / "checkpoint-1" / "labels.pkl").is_file()
+    run_cli(*command, "--keep-files", "labels.pkl", "--dry-run", exit=0)
+    run_cli(*command, "--keep-files", "labels.pkl", exit=0)
+    run_cli(*command, "--keep-files", "labels.pkl", exit=0)
+
+
+@needs_strace
+def test_what_was_interrupted_in_place_is_recovered_in_the_whole_tree(
+    tree: Path, run_cli: RunCli
+) -> None:
+    before = contents(tree)
+    folder = tree / "a" / "checkpoint-1"
+    command_line = command("relocate", "-q", folder, "--to=cpu", "--in-place")
+    assert run(command_line, inject="unlinkat:signal=KILL:when=1").code < 0
+    assert contents(tree) != before
+    done = run_cli("recover", "runs", exit=0)
+    assert "a/checkpoint-1" in done.stdout
+    assert contents(tree) == before
+    assert run(command_line, inject="unlinkat:signal=KILL:when=1").code < 0
+    for _ in range(2):  # the first undoes it and changes all, the second has nothing to do
+        run_cli("batch", "relocate", "runs", "--to=cpu", "--in-place", exit=0)
+    devices = ckptmove.inspect(folder, select="optimizer.*").devices
+    assert devices.keys() == {"cpu"}

@@ -1,4 +1,4 @@
-"""A folder that is relocated, in place or not, and the calls that it makes, to be broken."""
+"""A folder that is relocated, in place or not, or converted, and the calls that this makes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,14 @@ class FolderScene:
             "optimizer.pt",
         ]
         shutil.rmtree(self.out)
+        ckptmove.convert(self.folder, self.out)
+        self.converted = self.contents(self.out)
+        assert not self.converted.keys() & {"epochs/last.pt", "optimizer.pt"}
+        shutil.rmtree(self.out)
         to = ("--to", "cpu")
         self.in_place = command("relocate", "-q", self.folder, *to, "--in-place")
         self.beside = command("relocate", "-q", self.folder, self.out, *to)
+        self.convert = command("convert", "-q", self.folder, f"{self.out}/")
         self.recover = command("recover", "-q", self.folder)
 
     @staticmethod

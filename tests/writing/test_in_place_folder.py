@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,11 @@ from ckptmove.sources.source import File
 from ckptmove.writing.in_place.change import InPlaceFolder
 from ckptmove.writing.in_place.folder_journal import FOLDER_JOURNAL, folder_journal, journals_in
 from ckptmove.writing.in_place.journal import Journal, Read
+from tests.conftest import RunCli
 from tests.faults.breaking_folder import FolderScene, settlers
 from tests.faults.injecting import Call, few, needs_strace, run
 from tests.making.saving import sparse_zip64
-from tests.making.staging import interrupted, journals, leaving_nothing
+from tests.making.staging import interrupted, journals, leaving_nothing, mounted
 
 
 @pytest.fixture(scope="module")
@@ -286,34 +288,67 @@ def test_a_large_folder_takes_no_longer(tmp_path: Path) -> None:
     assert set(ckptmove.inspect(folder).devices) == {"cuda:0"}
 
 
+VERBS = ("relocate", "convert")
+
+
 @needs_strace
 @pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
 def test_killed_at_any_call_a_new_folder_is_whole_or_absent(
-    scene: FolderScene, tmp_path: Path
+    verb: str, scene: FolderScene, tmp_path: Path
 ) -> None:
-    killed_beside(scene, scene.calls(scene.beside, tmp_path / "log"))
+    ends = killed_beside(scene, verb, lambda calls: calls, tmp_path / "log")
+    assert list(dict.fromkeys(ends)) == [False, True]
 
 
 @needs_strace
+@pytest.mark.parametrize("verb", VERBS)
 def test_killed_at_some_calls_a_new_folder_is_whole_or_absent(
-    scene: FolderScene, tmp_path: Path
+    verb: str, scene: FolderScene, tmp_path: Path
 ) -> None:
-    calls = scene.calls(scene.beside, tmp_path / "log")
-    renamed = next(n for n, call in enumerate(calls) if call.name.startswith("rename"))
-    assert killed_beside(scene, calls[renamed : renamed + 2]) == [False, True]
+    def about_the_rename(calls: list[Call]) -> list[Call]:
+        renamed = next(n for n, call in enumerate(calls) if call.name.startswith("rename"))
+        return calls[renamed : renamed + 2]
+
+    assert killed_beside(scene, verb, about_the_rename, tmp_path / "log") == [False, True]
 
 
-def killed_beside(scene: FolderScene, calls: list[Call]) -> list[bool]:
+def killed_beside(
+    scene: FolderScene, verb: str, chosen: Callable[[list[Call]], list[Call]], log: Path
+) -> list[bool]:
+    """Kill a relocation or conversion at chosen calls; tells each time if the result is there."""
+    made, new = {
+        "relocate": (scene.beside, scene.new),
+        "convert": (scene.convert, scene.converted),
+    }[verb]
     ends = []
-    for call in calls:
+    for call in chosen(scene.calls(made, log)):
         scene.reset()
-        ended = run(scene.beside, inject=f"{call.name}:signal=KILL:when={call.ordinal}")
+        ended = run(made, inject=f"{call.name}:signal=KILL:when={call.ordinal}")
         assert ended.code == -signal.SIGKILL, call
         assert scene.contents(scene.folder) == scene.old, call
-        assert not scene.out.exists() or scene.contents(scene.out) == scene.new, call
+        assert not scene.out.exists() or scene.contents(scene.out) == new, call
         ends.append(scene.out.exists())
     scene.reset()
     return ends
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_on_a_full_disk_nothing_is_left_of_a_new_folder(
+    verb: str, scene: FolderScene, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """Too full from the start, and filled up while files are copied into it."""
+    scene.reset()
+    more = ("--to=cpu",) if verb == "relocate" else ()
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=32k", "none") as small:
+        done = run_cli(verb, scene.folder, f"{small / 'out'}/", *more, exit=4)
+        assert "not enough free space" in done.stderr
+        assert list(small.iterdir()) == []
+    with mounted(tmp_path / "few", "-t", "tmpfs", "-o", "nr_inodes=4", "none") as few_files:
+        done = run_cli(verb, scene.folder, f"{few_files / 'out'}/", *more, exit=5)
+        assert "No space left on device" in done.stderr
+        assert list(few_files.iterdir()) == []
+    assert scene.contents(scene.folder) == scene.old
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -101,7 +101,8 @@ def _foretold(task: Task) -> Result:
     """The result of an item that would be done."""
     made = forecast_item(task)
     result = _result(task.item, made)
-    return result._replace(reason=UNSURE[task.there]) if task.there in UNSURE else result
+    unsure = made.ok and task.there in UNSURE
+    return result._replace(reason=UNSURE[task.there]) if unsure else result
 
 
 def _failure(item: Item, error: CkptmoveError) -> Result:
@@ -190,7 +191,7 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
     Raises RefusedError if it may have been changed already.
     """
     item = task.item
-    begun = Entry(item.name, begun_key_of(task), "begun", tags=tags_of(item.path))
+    begun = Entry(item.name, begun_key_of(task), "begun", tags=tags_of(task))
     may_be_changed = known is not None and (known.outcome, known.tags) == (DONE, begun.tags)
     if known is not None and (known.outcome, known.key) == ("begun", begun.key):
         if known.tags != begun.tags:
@@ -204,7 +205,7 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
     try:
         return do_item(task, known)
     except CkptmoveError:
-        if tags_of(item.path) == begun.tags:  # it was not begun, then: whatever comes is new
+        if tags_of(task) == begun.tags:  # it was not begun, then: whatever comes is new
             ledger.add(known or begun._replace(outcome="undone"))
         raise
 
@@ -220,7 +221,7 @@ def _add(ledger: Ledger, entry: Entry, notes: list[str]) -> None:
 def _entry(task: Task, key: str, outcome: str, sent: Mapping[str, str]) -> Entry:
     """The entry of the ledger for an item that is done; `sent` are digests of what was uploaded."""
     if task.in_place:
-        tags = tags_of(task.item.path) if task.by_tags else ""
+        tags = tags_of(task) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
         return Entry(task.item.name, key, outcome, tags=tags)
     output = task.item.output

@@ -32,6 +32,7 @@ from .options import (
     MaxShardSize,
     Metadata,
     Option,
+    Ranks,
     Shared,
     Strict,
     declare_options,
@@ -92,6 +93,7 @@ def convert(
     bare: Annotated[bool | None, BARE] = None,
     metadata: Metadata = None,
     max_shard_size: MaxShardSize = None,
+    ranks: Ranks = None,
     rename: Annotated[
         str | Iterable[str],
         Option(
@@ -200,7 +202,9 @@ def convert(
     )
     place = place_of(src)
     from_folder = place.is_folder()
-    target = target_of(dst, format, max_shard_size=max_shard_size, from_folder=from_folder)
+    target = target_of(
+        dst, format, max_shard_size=max_shard_size, ranks=ranks, from_folder=from_folder
+    )
     how = FolderOptions(
         options=target.write_options(shared, metadata, bare=edits.bare),
         drops=texts(drop),
@@ -211,7 +215,8 @@ def convert(
         follow_links=follow_links,
         force=force,
     )
-    if from_folder and target.is_folder and holds_parts(place):
+    apart = target.is_folder and not target.format.of_ranks
+    if from_folder and apart and holds_parts(place):
         report = convert_folder(
             os.fspath(src), target, edits, how, dry_run=dry_run, progress=progress
         )
@@ -232,7 +237,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     edits = Edits.of(**{name: value for name, value in options.items() if name in names})
     size = options.get("max_shard_size")
     format = options.get("format") or formats.WRITABLE[0].name
-    target = target_of("any" if size is None else "any/", format, max_shard_size=size)
+    ranks = options.get("ranks")
+    target = target_of("any" if size is None else "any/", format, max_shard_size=size, ranks=ranks)
     shared = options.get("shared", "keep")
     target.write_options(shared, options.get("metadata"), bare=edits.bare)
 
@@ -285,7 +291,7 @@ def _convert_to_file(
             shared=weights.shared,
             duplicates=weights.duplicates,
             unknown_callables=plan.unknown_callables,
-            warnings=tuple(graph.warnings),
+            warnings=(*graph.warnings, *weights.warnings),
             nbytes=sum(each.own_nbytes for each in graph.sources),
             bytes_written=0 if dry_run else sum(files.values()),
             **(changes._asdict() | {"left_out": left_out}),

@@ -217,7 +217,8 @@ ForceLarger = Annotated[
 Format = Annotated[
     str | None,
     Option(
-        "safetensors, torch-zip or zip-bundle (a dict of files).",
+        "safetensors, torch-zip, zip-bundle (a dict of files) or dcp (a folder of "
+        "torch.distributed.checkpoint).",
         "FORMAT",
         group="Format",
         default="by the suffix of the destination",
@@ -245,6 +246,16 @@ MaxShardSize = Annotated[
         "SIZE",
         group="Format",
         python="A number is bytes.",
+    ),
+]
+Ranks = Annotated[
+    int | None,
+    Option(
+        "With --format dcp: divide the rows of tensors among N files, as N ranks do. Any number of "
+        "ranks can load the result.",
+        "N",
+        group="Format",
+        default="1",
     ),
 ]
 Input = Annotated[

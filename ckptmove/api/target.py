@@ -13,6 +13,7 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
 from ..formats import WritableFormat
+from ..formats.distributed.dcp import is_of_dcp
 from ..formats.folders.weight_names import is_weights, stem_for, usual_name
 from ..formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
 from ..sources import place_of
@@ -23,6 +24,7 @@ from .folder_files import Companion
 
 _UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
 _UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
+_MOST_RANKS = 1000  # of which each has a file that is open
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
@@ -47,6 +49,7 @@ class Target(NamedTuple):
     format: WritableFormat
     is_folder: bool
     max_shard_nbytes: int | None  #: of a file in the folder
+    ranks: int = 1  #: that a format of ranks is written for
 
     def stem_of(self, stem: str) -> str:
         """What files are named like in this folder that were named like `stem` where they were."""
@@ -73,7 +76,15 @@ class Target(NamedTuple):
         if about and not self.format.annotates:
             raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
         shared = check_shared(shared or "keep")
-        return WriteOptions(self.stem, shared, bare, about, self.max_shard_nbytes, self.is_folder)
+        return WriteOptions(
+            self.stem,
+            shared,
+            bare,
+            about,
+            self.max_shard_nbytes,
+            self.is_folder,
+            ranks=self.ranks,
+        )
 
     def check(
         self,
@@ -130,6 +141,7 @@ class Target(NamedTuple):
         again.update(name for part in parts for name in part.sizes)
         for name in destination_of(self.path).names_below():
             ours = usual_name(name.rpartition("/")[2]) if "/" in name else is_weights(name)
+            ours = ours or (self.format.of_ranks and is_of_dcp(name))
             if name not in again and not ours:
                 raise RefusedError(
                     f"{name!r} in it would be gone",
@@ -147,6 +159,7 @@ def _write_part(part: PlannedPart, folder: StagedFolder, progress: Progress | No
                 file.write(plan, progress)
                 files[name] = stack.enter_context(file.open_written())
         _check(part.writing, files)
+    part.writing.prove()
 
 
 def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:
@@ -161,6 +174,7 @@ def target_of(
     format: str | None,
     *,
     max_shard_size: int | str | None = None,
+    ranks: int | None = None,
     from_folder: bool = False,
 ) -> Target:
     """Where to write, and how; raises UsageError if the format or the size does not allow it.
@@ -196,9 +210,25 @@ def target_of(
             f"{format!r} is no format that can be written", hint=f"one of {', '.join(writable)}"
         )
     if sharded and not found.shards:
-        raise UsageError(f"{found.name} is always one file: it takes no --max-shard-size")
+        what = "divided by ranks" if found.of_ranks else "one file"
+        raise UsageError(f"{found.name} is always {what}: it takes no --max-shard-size")
+    ranks = check_ranks(ranks, found)
+    if found.of_ranks and known and not is_folder:
+        raise UsageError(f"{path!r} is called like a file, and {found.name} is a folder")
+    is_folder = is_folder or found.of_ranks
     stem = found.folder_stem if is_folder else PurePath(path).stem
-    return Target(path, stem, found, is_folder, limit)
+    return Target(path, stem, found, is_folder, limit, ranks)
+
+
+def check_ranks(ranks: int | None, format: WritableFormat) -> int:
+    """Among how many ranks to divide a checkpoint; UsageError if that makes no sense."""
+    if ranks is None:
+        return 1
+    if not format.of_ranks:
+        raise UsageError(f"{format.name} is not divided by ranks", hint="--format dcp is")
+    if not 1 <= ranks <= _MOST_RANKS:
+        raise UsageError(f"--ranks is a number from 1 to {_MOST_RANKS:,}")
+    return ranks
 
 
 def nbytes_of(size: int | str) -> int:

@@ -88,6 +88,8 @@ class WritableFormat(Format):
     shards: bool
     #: Whether it has room for further text.
     annotates: bool
+    #: Whether it is always a folder, as so many ranks write it.
+    of_ranks = False
 
     @abstractmethod
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:

@@ -36,7 +36,7 @@ from ..sources.source import Memory, Readable
 from ..zips.archive import STORED, Archive
 from ..zips.layout import LaidOut, Member, directory, lay_out
 from .torch.zip import TorchZip
-from .writing import WriteOptions, WritePlan, assemble
+from .writing import WriteOptions, WritePlan, assemble, join_plans, move_plan
 
 _STEM = "archive"  # of what torch.save writes into an open file
 _PICKLES = (".pkl", ".pickle")
@@ -101,7 +101,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         pieces.write(place.at, place.header)
         first = len(measures)
         if part.plan is not None:
-            moved = _moved(part.plan, place.data_at)
+            moved = move_plan(part.plan, place.data_at)
             measures += moved.measures
             inner.append(moved)
         elif part.blob is not None:
@@ -118,7 +118,7 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
         sums = [list(crcs[start:stop]) for start, stop in spans]
         return _sealed(parts, laid, sums)
 
-    plan = _joined(outer, inner)._replace(measures=tuple(measures), seal=seal)
+    plan = join_plans(outer, inner)._replace(measures=tuple(measures), seal=seal)
     name = f"{options.stem}.zip" if options.in_folder else ""
 
     def check(files: Mapping[str, Readable]) -> None:
@@ -235,29 +235,6 @@ def _part(draft: CheckpointGraph, name: str, node: Node, options: WriteOptions) 
 def _member(part: _Part) -> Member:
     crc32 = 0 if part.content is None else zlib.crc32(part.content)
     return Member(part.name, STORED, crc32, part.nbytes, part.nbytes)
-
-
-def _moved(plan: Plan, by: int) -> Plan:
-    """A plan for a part of a larger file, from an offset of that on."""
-    return plan._replace(
-        copies=tuple(each._replace(at=each.at + by) for each in plan.copies),
-        writes=tuple(each._replace(at=each.at + by) for each in plan.writes),
-        checksums=tuple(each._replace(at=each.at + by) for each in plan.checksums),
-        gathers=tuple(each._replace(at=each.at + by) for each in plan.gathers),
-        measures=tuple(each._replace(at=each.at + by) for each in plan.measures),
-    )
-
-
-def _joined(outer: Plan, inner: Sequence[Plan]) -> Plan:
-    """The plan of a zip, and those of what is in its records."""
-    plans = [outer, *inner]
-    return outer._replace(
-        copies=tuple(sorted((e for plan in plans for e in plan.copies), key=lambda e: e.at)),
-        writes=tuple(sorted((e for plan in plans for e in plan.writes), key=lambda e: e.at)),
-        checksums=tuple(sorted(e for plan in plans for e in plan.checksums)),
-        gathers=tuple(sorted((e for plan in plans for e in plan.gathers), key=lambda e: e.at)),
-        source_checksums=tuple(e for plan in plans for e in plan.source_checksums),
-    )
 
 
 def _sealed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
@@ -32,6 +32,7 @@ class WriteOptions(NamedTuple):
     max_shard_nbytes: int | None = None
     in_folder: bool = False  #: whether files have names of their own, in a folder
     most_nbytes: int | None = None  #: how large all files together may be, or None
+    ranks: int = 1  #: among how many processes it is divided, in a format of ranks
 
 
 class WritePlan(NamedTuple):
@@ -47,6 +48,9 @@ class WritePlan(NamedTuple):
     #: values that are bytes here, and that a library may unpickle, with a callable in each that is
     #: not known to be harmless; the pickle names all of these
     places: tuple[Place, ...] = ()
+    warnings: tuple[str, ...] = ()  #: what the format does not store, and hardly anybody misses
+    #: raises CorruptError if what was written is not what its sources say; called once all is
+    prove: Callable[[], None] = lambda: None
 
 
 def assemble(nbytes: int, pieces: Pieces) -> Plan:
@@ -59,6 +63,29 @@ def assemble(nbytes: int, pieces: Pieces) -> Plan:
         checksums=tuple(sorted(pieces.checksums)),
         gathers=tuple(sorted(pieces.gathers, key=lambda gather: gather.at)),
         source_checksums=tuple(pieces.source_checksums),
+    )
+
+
+def move_plan(plan: Plan, by: int) -> Plan:
+    """A plan for a part of a larger file, from an offset of that on."""
+    return plan._replace(
+        copies=tuple(each._replace(at=each.at + by) for each in plan.copies),
+        writes=tuple(each._replace(at=each.at + by) for each in plan.writes),
+        checksums=tuple(each._replace(at=each.at + by) for each in plan.checksums),
+        gathers=tuple(each._replace(at=each.at + by) for each in plan.gathers),
+        measures=tuple(each._replace(at=each.at + by) for each in plan.measures),
+    )
+
+
+def join_plans(outer: Plan, inner: Sequence[Plan]) -> Plan:
+    """The plan of a file, and those of what is in it; measures and seals are left to the caller."""
+    plans = [outer, *inner]
+    return outer._replace(
+        copies=tuple(sorted((e for plan in plans for e in plan.copies), key=lambda e: e.at)),
+        writes=tuple(sorted((e for plan in plans for e in plan.writes), key=lambda e: e.at)),
+        checksums=tuple(sorted(e for plan in plans for e in plan.checksums)),
+        gathers=tuple(sorted((e for plan in plans for e in plan.gathers), key=lambda e: e.at)),
+        source_checksums=tuple(e for plan in plans for e in plan.source_checksums),
     )
 
 

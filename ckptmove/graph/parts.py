@@ -292,12 +292,7 @@ class _Division:
         dtype, last = CARRIERS.get(view.dtype, (view.dtype, 0))
         shape = (*view.shape, last) if last else view.shape
         nbytes = nbytes_of(prod(view.shape), view.dtype)
-        if nbytes > max(_LARGEST_EXPANDED, _MOST_EXPANDED * stored.nbytes):
-            raise RefusedError(
-                f"{name!r} is expanded: written out, its {stored.nbytes:,} bytes "
-                f"would take {nbytes:,}",
-                hint=f"leave it out: --exclude-tensors '{name}'",
-            )
+        check_expanded(name, nbytes, stored)
         plain = _is_contiguous(view) and not (view.conj or view.neg)
         part = Part(
             name=self.name(name),
@@ -347,6 +342,15 @@ class _Division:
             return
         name = self.found.blobs[id(blob)] = self.name(names[0])
         self.found.parts.append(Part(name, "uint8", (blob.nbytes,), blob.nbytes, self.blob(blob)))
+
+
+def check_expanded(name: str, nbytes: int, stored: StorageBytes) -> None:
+    """Raises RefusedError if a tensor shows the bytes of its storage far too many times."""
+    if nbytes > max(_LARGEST_EXPANDED, _MOST_EXPANDED * stored.nbytes):
+        raise RefusedError(
+            f"{name!r} is expanded: written out, its {stored.nbytes:,} bytes would take {nbytes:,}",
+            hint=f"leave it out: --exclude-tensors '{name}'",
+        )
 
 
 def _is_simple(node: Node) -> bool:

@@ -19,10 +19,12 @@ from functools import partial
 
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.canonical import Graph
+from ...graph.draft import CheckpointGraph
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...pickles.nodes import Global, Node
 from ...plans.plan import Plan, Proof
+from ...reports.convert import Loss
 from ...sources import Missing
 from ...sources.joined import Joined, Strip
 from ...sources.source import MAX_NBYTES, Memory, Source
@@ -31,17 +33,19 @@ from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.strided import contiguous_stride
 from ...zips.archive import Archive
 from ...zips.checking import damage
-from ..base import Format
+from ..base import WritableFormat
 from ..checkpoint import Carries, Checkpoint
 from ..folders.parts import PartsContainer, number_files
 from ..probe import Probe
 from ..torch.zip import TorchZipContainer
+from ..writing import WriteOptions, WritePlan
+from . import dcp_writing
 from .boxes import Box, check_tiling, division_of
+from .flattening import flatten
 from .items import Item, open_item, strip_of
-from .metadata import Lies, Saved, SavedTensor, read_saved
+from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
 from .tree import tree_of
 
-METADATA = ".metadata"
 _OF_RANK = re.compile(r"__(\d+)\.metadata")
 _ITEMS = ".distcp"
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
@@ -49,7 +53,7 @@ _NO_RANK = "copy the files of all ranks into one folder"
 _KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
 
 
-class Dcp(Format):
+class Dcp(WritableFormat):
     """The format of torch.distributed.checkpoint."""
 
     name = "dcp"
@@ -60,6 +64,10 @@ class Dcp(Format):
     )
     carries = Carries(False, False, False, objects=True, dtypes="all of torch")
     in_parts = True
+    folder_stem = ""
+    shards = False
+    annotates = False
+    of_ranks = True
 
     def sniff(self, probe: Probe) -> bool:
         """A folder with metadata of DCP, or with its items."""
@@ -86,6 +94,18 @@ class Dcp(Format):
         return Checkpoint(
             self.name, container, self.carries, [container.joined, *files.values()], indexes
         )
+
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
+        """Text about the whole, and keys that are not text."""
+        losses = flatten(draft).losses
+        if draft.metadata:
+            named = ", ".join(map(repr, sorted(draft.metadata)))
+            losses.append(Loss("<metadata>", f"has no place in a state dict ({named:.200})"))
+        return losses
+
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
+        """How to write a draft as `options.ranks` ranks would."""
+        return dcp_writing.plan_write(draft, options)
 
 
 def _ranks(probe: Probe) -> list[str]:
@@ -269,6 +289,11 @@ class DcpContainer(PartsContainer):
         if stale:
             more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
             self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
+
+
+def is_of_dcp(name: str) -> bool:
+    """Whether a file is called like one that torch.distributed.checkpoint writes."""
+    return name == METADATA or bool(_OF_RANK.fullmatch(name) or _OF_ITEMS.fullmatch(name))
 
 
 def no_devices(path: str) -> UnsupportedError:

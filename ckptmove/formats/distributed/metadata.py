@@ -28,6 +28,7 @@ from ...torch_pickle.values.persistent_ids import is_size
 from ...torch_pickle.values.strided import MOST_DIMENSIONS
 from .boxes import Box
 
+METADATA = ".metadata"
 _LONGEST_NAME = 255  # bytes of a file's name
 _SEPARATORS = frozenset("/\\\0")
 Keys = tuple[str | int, ...]

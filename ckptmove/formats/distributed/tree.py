@@ -13,11 +13,30 @@ from collections.abc import Iterable
 
 from ...errors import CorruptError
 from ...graph.canonical import Graph
-from ...pickles.nodes import Dict, List, Node
+from ...pickles.nodes import Dict, List, Mapping, Node
 from .metadata import Keys
 
 _MOST_HOLES = 1024  # places of a list that nothing was saved for
 _STATE, _GROUPS, _PARAMS = "state", "param_groups", "params"
+
+
+def params_of(optimizer: Mapping) -> list[Node] | None:
+    """What the groups of an optimizer call its parameters; None if it is no optimizer."""
+    groups = optimizer.get(_GROUPS)
+    items = groups.items if isinstance(groups, List) else []
+    params = [group.get(_PARAMS) if isinstance(group, Mapping) else None for group in items]
+    if not params or not all(isinstance(each, List) for each in params):
+        return None
+    return [n for each in params if isinstance(each, List) for n in each.items]
+
+
+def state_by_number(node: Mapping) -> Mapping | None:
+    """The state of an optimizer whose keys, if stored as text, become numbers again."""
+    state, params = node.get(_STATE), params_of(node)
+    if params is None or not isinstance(state, Mapping) or not state.pairs:
+        return None
+    known = all(type(n) is int for n in params) and {n for n in params if isinstance(n, int)}
+    return state if known and all(type(n) is int and n in known for n, _ in state.pairs) else None
 
 
 class _Inner:
@@ -93,17 +112,14 @@ class _Tree:
 
     def restore(self, optimizer: Dict) -> None:
         """Have an optimizer's state be there, with numbers for keys where its groups have them."""
-        groups, state = optimizer.get(_GROUPS), optimizer.get(_STATE)
-        items = groups.items if isinstance(groups, List) else []
-        params = [group.get(_PARAMS) if isinstance(group, Dict) else None for group in items]
-        if not params or not all(isinstance(each, List) for each in params):
+        state, params = optimizer.get(_STATE), params_of(optimizer)
+        if params is None:
             return
-        numbers = {n for each in params if isinstance(each, List) for n in each.items}
         if state is None:
             optimizer.pairs.insert(0, (self.graph.text(_STATE), Dict()))
             self.warnings.append("an optimizer had an empty state, which the format does not store")
-        elif isinstance(state, Dict) and all(type(n) is int for n in numbers):
-            said = {str(n): n for n in numbers}
+        elif isinstance(state, Dict) and all(type(n) is int for n in params):
+            said = {str(n): n for n in params}
             if state.pairs and all(str(key) in said for key, _ in state.pairs):
                 state.pairs = [(said[str(key)], value) for key, value in state.pairs]
                 self.warnings.append(

@@ -20,7 +20,7 @@ Sources: torch/serialization.py (`_save`, `_load`); caffe2/serialize/inline_cont
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ...errors import UnsupportedError, WriteError
 from ...graph.canonical import nodes_of
@@ -29,11 +29,10 @@ from ...graph.fill import fill
 from ...manifest.other_records import RecordKind
 from ...pickles.emit import emit
 from ...pickles.nodes import Persistent, Tuple
-from ...plans.plan import CrcRange, Write
+from ...plans.plan import CrcRange
 from ...reports.convert import Loss
 from ...sources.source import Readable
-from ...zips.archive import STORED, Archive
-from ...zips.layout import LaidOut, Member, directory, lay_out
+from ...zips.archive import Archive
 from ..archives.zip_container import ZipContainer, prefix_of
 from ..base import PickledFormat, WritableFormat
 from ..checkpoint import Carries
@@ -41,11 +40,8 @@ from ..probe import Probe
 from ..safetensors.metadata import RECORD, metadata_record, read_metadata, still_true
 from ..session import ReadSession
 from ..writing import WriteOptions, WritePlan, assemble
+from .frame import Frame
 
-#: The small records, as torch 2.13 has them, before and after the storages.
-_BEFORE = {".format_version": b"1", ".storage_alignment": b"64", "byteorder": b"little"}
-_VERSION = b"3\n"
-_ID_NBYTES = 40
 _LONGEST_NUMBER = 8  # digits of a storage's number; those of an address are more
 
 
@@ -88,38 +84,21 @@ class TorchZip(PickledFormat, WritableFormat):
         fill(draft)
         stored = _numbered(draft)
         pickle = emit(draft.graph.root)
-        prefix = f"{options.stem}/"
-        fixed: dict[str, bytes] = {"data.pkl": pickle, **_BEFORE}
         tensors = draft.list_contents().tensors
         metadata = still_true(draft.metadata, {each.name for each in tensors})
-        if metadata:
-            fixed[RECORD] = metadata_record(metadata)
-        members = [_member(prefix + name, content) for name, content in fixed.items()]
-        first = len(members)
-        members += [
-            Member(f"{prefix}data/{n}", STORED, _known_crc(each), each.nbytes, each.nbytes)
-            for n, each in enumerate(stored)
-        ]
-        members.append(_member(f"{prefix}version", _VERSION))
-        members.append(_member(f"{prefix}.data/serialization_id", b"0" * _ID_NBYTES))
-        laid = lay_out(members)
+        further = {RECORD: metadata_record(metadata)} if metadata else {}
+        crcs = [_known_crc(each) for each in stored]
+        sizes = [(each.nbytes, crc32) for each, crc32 in zip(stored, crcs, strict=True)]
+        frame = Frame(options.stem, pickle, sizes, further)
         pieces = Pieces()
-        for place in laid:
-            pieces.write(place.at, place.header)
-        for place, content in zip(laid, fixed.values(), strict=False):
-            pieces.write(place.data_at, content)
-        pieces.write(laid[-2].data_at, _VERSION)
-        measured: list[int] = []
+        for write in frame.writes():
+            pieces.write(*write)
         for n, each in enumerate(stored):
-            at = laid[first + n].data_at
-            pieces.put(each, 0, each.nbytes, at, each.dtype or "uint8")
-            if each.nbytes and not members[first + n].crc32:
-                measured.append(first + n)
-        end = laid[-1].end
-        nbytes = end + len(directory(laid, end))
-        plan = assemble(nbytes, pieces)._replace(
-            measures=tuple(CrcRange(laid[n].data_at, members[n].nbytes) for n in measured),
-            seal=lambda crcs: _sealed(laid, dict(zip(measured, crcs, strict=True))),
+            pieces.put(each, 0, each.nbytes, frame.data_at(n), each.dtype or "uint8")
+        measured = [n for n, each in enumerate(stored) if each.nbytes and not crcs[n]]
+        plan = assemble(frame.nbytes, pieces)._replace(
+            measures=tuple(CrcRange(frame.data_at(n), stored[n].nbytes) for n in measured),
+            seal=lambda crcs: frame.sealed(dict(zip(measured, crcs, strict=True))),
         )
 
         name = f"{options.stem}.bin" if options.in_folder else ""
@@ -143,41 +122,11 @@ def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:
     return stored
 
 
-def _member(name: str, content: bytes) -> Member:
-    return Member(name, STORED, zlib.crc32(content), len(content), len(content))
-
-
 def _known_crc(stored: StorageBytes) -> int:
     """The checksum of a storage as it will be, or 0 where it must be measured."""
     if stored.is_made:
         return 0
     return stored.crc32 if stored.content is None else zlib.crc32(stored.content)
-
-
-def _sealed(laid: Sequence[LaidOut], crcs: Mapping[int, int]) -> list[Write]:
-    """What can only be written once all checksums are known: descriptors, and the directory.
-
-    The identity is a number as torch makes one: of the names of the records, and of their contents.
-    """
-    members = [
-        place.member if n not in crcs else place.member._replace(crc32=crcs[n])
-        for n, place in enumerate(laid)
-    ]
-    import hashlib  # here, since only who writes needs it
-
-    names = hashlib.sha256("\0".join(each.name.partition("/")[2] for each in members).encode())
-    sums = hashlib.sha256(b"".join(each.crc32.to_bytes(4, "little") for each in members[:-1]))
-    numbers = (int.from_bytes(each.digest()[:8], "little") for each in (names, sums))
-    identity = b"".join(str(number).zfill(20).encode() for number in numbers)
-    members[-1] = _member(members[-1].name, identity)
-    laid = lay_out(members)
-    end = laid[-1].end
-    writes = [
-        Write(place.end - len(place.descriptor), place.descriptor)
-        for place in laid
-        if place.descriptor
-    ]
-    return [*writes, Write(laid[-1].data_at, identity), Write(end, directory(laid, end))]
 
 
 def _check(source: Readable, pickle: bytes, metadata: Mapping[str, str]) -> None:

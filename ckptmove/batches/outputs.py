@@ -21,12 +21,12 @@ def output_namer(
 ) -> Callable[[Item], str]:
     """A function that gives the path of an item's output, or nothing without a destination."""
     bare = str if keep_suffix else bare_name
-    suffixes = next(
-        each.suffixes
+    format = next(
+        each
         for each in formats.WRITABLE
         if each.name == options.get("format", formats.WRITABLE[0].name)
     )
-    divided = options.get("max_shard_size") is not None
+    divided = options.get("max_shard_size") is not None or format.of_ranks
 
     def named(item: Item) -> str:
         if root is None:
@@ -38,8 +38,8 @@ def output_namer(
             name = name.removesuffix(INDEX)
             if divided:
                 name = bare(name)
-            elif not name.endswith(suffixes):
-                name = bare(name) + suffixes[0]
+            elif not name.endswith(format.suffixes):
+                name = bare(name) + format.suffixes[0]
         return place_of(root).child(name).path
 
     return named

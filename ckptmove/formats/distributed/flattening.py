@@ -179,10 +179,13 @@ class _Flattening:
             name = _named(keys) or "(root)"
             self.found.losses.append(Loss(name, f"has keys that are {kind} and become text"))
         spelled: dict[str, Node] = {}
+        odd = set[str]()
         for n, (key, value) in enumerate(pairs):
             text = str(key) if isinstance(key, str) else str(spell_key(key, n))
-            if text in spelled and not isinstance(key, str):
+            if text in spelled and (not isinstance(key, str) or text in odd):
                 raise RefusedError(f"{_named([*keys, text])!r:.100} would be there twice")
+            if not isinstance(key, str):
+                odd.add(text)
             spelled[text] = value
         return iter(list(spelled.items()))
 

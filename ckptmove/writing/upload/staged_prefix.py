@@ -22,7 +22,7 @@ from .fsspec import check_writable
 from .parts import PART_NBYTES
 from .staged_object import MemoryAllowance, StagedUpload, kind_at, open_to_write
 
-_INDEX = ".index.json"
+_INDEX = (".index.json", ".metadata")  # ends of the names of what says what is there
 
 
 class StagedPrefix:

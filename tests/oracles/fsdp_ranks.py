@@ -34,7 +34,7 @@ def _copied(node: Any) -> Any:
 def main(world: int, mesh: str, folder: str, after: str, rank: int, store: str) -> None:
     """Load, go on, compare."""
     distributed.init_process_group(
-        "gloo", store=distributed.FileStore(store, world), rank=rank, world_size=world
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world
     )
     sizes = tuple(map(int, mesh.split("x")))
     names = ("replicate", "shard")[-len(sizes) :]
@@ -47,7 +47,7 @@ def main(world: int, mesh: str, folder: str, after: str, rank: int, store: str) 
     groups: list[dict[str, Any]] = [{"params": [*model[0].parameters()]}, {"params": rest}]
     optimizer = torch.optim.AdamW(groups, lr=0.9)
     about, state = get_state_dict(model, optimizer)
-    whole = {"model": about, "optim": state}
+    whole: dict[str, Any] = {"model": about, "optim": state}
     load(whole, checkpoint_id=folder)
     set_state_dict(
         model, optimizer, model_state_dict=whole["model"], optim_state_dict=whole["optim"]
@@ -70,4 +70,5 @@ def main(world: int, mesh: str, folder: str, after: str, rank: int, store: str) 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(int(sys.argv[1]), *sys.argv[2:5], int(sys.argv[5]), sys.argv[6])
+    world, mesh, folder, after, rank, store = sys.argv[1:]
+    main(int(world), mesh, folder, after, int(rank), store)

@@ -155,7 +155,10 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
     rest = list(model[1].parameters())
-    groups = [{"params": [*model[0].parameters()]}, {"params": rest, "weight_decay": 0.5}]
+    groups: list[dict[str, Any]] = [
+        {"params": [*model[0].parameters()]},
+        {"params": rest, "weight_decay": 0.5},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.01)
     step(model, optimizer, 2)
     return model, optimizer
@@ -178,10 +181,13 @@ def test_training_goes_on(ranks: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
     fresh = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
     rest = list(fresh[1].parameters())
-    groups = [{"params": [*fresh[0].parameters()]}, {"params": rest, "weight_decay": 0.1}]
+    groups: list[dict[str, Any]] = [
+        {"params": [*fresh[0].parameters()]},
+        {"params": rest, "weight_decay": 0.1},
+    ]
     other = torch.optim.AdamW(groups, lr=0.5)
     about, state = get_state_dict(fresh, other)
-    whole = {"model": about, "optim": state}
+    whole: dict[str, Any] = {"model": about, "optim": state}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         load(whole, checkpoint_id=folder, no_dist=True)

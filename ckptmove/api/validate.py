@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from .. import formats
 from ..device import numbered
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
-from ..formats.folders.agreement import disagreements
 from ..manifest.manifest import Manifest
 from ..phrases import plural
 from ..reports.validate import (
@@ -26,6 +25,7 @@ from ..sources import place_of
 from ..sources.downloads import Downloads
 from ..writing.verify import Progress
 from .against import compare
+from .folder_checks import FolderChecks, check_folder, true_notes
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown
 
@@ -205,7 +205,7 @@ def _check_container(
             manifest = found.manifest
             if strict:
                 refuse_unknown(manifest, otherwise=_WITHOUT_STRICT)
-            faults = list(found.damage(report))
+            faults = _damage(found, path, report)
             files: Sequence[str] | RefusedError = [source.path for source in found.files]
             found.check_unchanged()
             if not place_of(path).opens_by_path:
@@ -214,10 +214,9 @@ def _check_container(
             for format, of_part in () if isinstance(parts, RefusedError) else parts:
                 if format.startswith("safetensors"):
                     faults += [fault for file in of_part for fault in _library_faults(file)]
-            if isinstance(found, formats.FolderCheckpoint):
-                faults += disagreements(found)
-            elif found.folder is not None:
-                faults += _faults_beside(found, path, follow_links=follow_links)
+            checks = _check_folder(found, path, follow_links=follow_links)
+            faults += checks.faults
+            manifest = replace(manifest, warnings=true_notes(manifest.warnings))
     except UntrustedError:
         raise
     except InputError as error:
@@ -229,6 +228,8 @@ def _check_container(
     what = f"{manifest.format}, {plural(count, 'tensor') if count else 'no tensors'}"
     data = {"format": manifest.format, "nbytes": manifest.nbytes, "tensors": count}
     data["faults"] = faults
+    if checks.not_checked:
+        data["not_checked"] = checks.not_checked
     if faults:
         title = f"{what}: {plural(len(faults), 'fault')}"
         return Finding("container", FAILED, title, faults[:_MOST_LISTED], data), manifest, parts
@@ -238,19 +239,33 @@ def _check_container(
         how = "every checksum of its files is right"
         if without:
             how += f"; {plural(without, 'file')} of safetensors, which has none"
-    return Finding("container", PASSED, f"{what}: {how}", (), data), manifest, parts
+    title = f"{what}: {how}"
+    return Finding("container", PASSED, title, checks.details, data), manifest, parts
 
 
-def _faults_beside(weights: formats.Checkpoint, path: str, *, follow_links: bool) -> list[str]:
-    """What is wrong with checkpoints in the folder of a model beside these: copies of them, …"""
-    checked = {source.path for source in weights.files}
+def _damage(found: formats.Checkpoint, path: str, report: Callable[[int], object]) -> list[str]:
+    """What is wrong with its bytes, with the name of the file where the user named a folder."""
+    only = found.files[0].path if found.folder is not None and len(found.files) == 1 else path
+    name = only.removeprefix(place_of(path).child("").path)
+    start = f"{name}: " if name != path else ""
+    return [f"{start}{fault}" for fault in found.damage(report)]
+
+
+def _check_folder(found: formats.Checkpoint, path: str, *, follow_links: bool) -> FolderChecks:
+    """What is wrong in the folder besides: other checkpoints, configurations, what is missing."""
+    if isinstance(found, formats.FolderCheckpoint):
+        return check_folder(found, follow_links=follow_links)
+    if found.folder is None:
+        return FolderChecks([], [], [])
+    checked = {source.path for source in found.files}
+    faults = list[str]()
     with formats.opened_folder(path, follow_links=follow_links) as folder:
-        faults = [f"{each.name} was not checked: {each.why}" for each in folder.not_looked_at]
         for part in folder.parts:
             if checked.isdisjoint(source.path for source in part.checkpoint.files):
                 damage = part.checkpoint.damage(lambda nbytes: None)
                 faults += [f"{part.name}: {fault}" for fault in damage]
-    return faults
+        checks = check_folder(folder, follow_links=follow_links)
+        return checks._replace(faults=[*faults, *checks.faults])
 
 
 def _files_by_format(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import cached_property
 
-from ..errors import CkptmoveError, StrPath
+from ..errors import CkptmoveError, StrPath, UnsupportedError
 from ..sources import place_of
 from ..sources.place import FolderEntry, Place
 from ..sources.source import Memory, Readable, Source
@@ -100,6 +100,18 @@ class Probe:
         folder = place if self.is_folder else place.parent
         return Probe(self._opener.open(folder.child(name), folder), self.session, self._opener)
 
+    def content(self, name: str, most: int) -> bytes:
+        """All of a small file in the folder, which is closed again; raises as `open`.
+
+        UnsupportedError if it has more than `most` bytes.
+        """
+        assert self._opener is not None
+        folder = place_of(self.path)
+        with self._opener.checked(folder.child(name), folder) as source:
+            if source.nbytes > most:
+                raise UnsupportedError(f"it was not checked: it has {source.nbytes:,} bytes")
+            return source.read(0, source.nbytes)
+
     def open_folder(self, name: str) -> Probe:
         """The folder of this name in the folder."""
         assert self._opener is not None
@@ -151,17 +163,26 @@ class Opener:
 
     def open(self, place: Place, folder: Place | None = None) -> Source:
         """Open a file, through no link out of `folder`; first undo an interrupted change in it."""
-        checked = None if self._follow_links else folder
-        if checked is not None:
-            place.check_link(checked)
         first, self._is_first = self._is_first, False
         start = "" if first else f"{place.name}: "
-        self.notes += (f"{start}{note}" for note in recover_if_interrupted(place.path))
-        source = place.open()
+        source = self.checked(place, folder, start)
         if first:
             self._stack.enter_context(source)
         else:
             self._stack.callback(source.__exit__, None, None, None)  # it blames itself for no error
+        return source
+
+    def checked(self, place: Place, folder: Place | None, start: str = "") -> Source:
+        """As `open`, for whoever closes it; notes begin with `start`."""
+        checked = None if self._follow_links else folder
         if checked is not None:
-            place.check_link(checked, source)
+            place.check_link(checked)
+        self.notes += (f"{start}{note}" for note in recover_if_interrupted(place.path))
+        source = place.open()
+        if checked is not None:
+            try:
+                place.check_link(checked, source)
+            except BaseException:
+                source.__exit__(None, None, None)
+                raise
         return source

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: Why a file was not read that should be there.
+MISSING = "it is missing"
+
 
 class FolderFile(NamedTuple):
     """A file in a folder, an index with its files, or a folder that is a checkpoint in itself.
@@ -16,8 +19,8 @@ class FolderFile(NamedTuple):
         devices: the devices of its tensors; empty if the format stores none.
         tensors: how many there are.
         nbytes: its size, with all that belongs to it.
-        copy_of: the file that seems to hold the same weights.
-        not_read: why it could not be read, though it is called like a checkpoint.
+        copy_of: the file that should hold the same weights, by its name; they were not compared.
+        not_read: why it could not be read, though it is called like a checkpoint, or belongs here.
     """
 
     name: str

@@ -59,7 +59,7 @@ class Role(str, Enum):
     SHAPE = "nested tensor shape"
     LENGTHS = "packed sequence length"
     ARRAY = "numpy array"
-    UNTAGGED = "untagged tensor"  # of safetensors, which stores no devices
+    UNTAGGED = "untagged tensor"  # of a file in a folder that stores no devices
 
     __str__ = str.__str__
 
@@ -326,8 +326,12 @@ class Manifest(Report):
             return "no tensors"
         if self.divisions and devices.keys() == {"cpu"}:
             return "carries no devices"
+        untagged = sum(each.role is Role.UNTAGGED for each in self.tensors)
+        if untagged and untagged == len(self.tensors):
+            return "carries no devices"
         if len(devices) == 1:
-            return f"uniform {next(iter(devices))}"
+            besides = f" ({plural(untagged, str(Role.UNTAGGED))})" if untagged else ""
+            return f"uniform {next(iter(devices))}{besides}"
         whole = sum(total.nbytes for total in devices.values())
         shares = [
             f"{device} {_percent(total.nbytes, whole)}{self._explained(device)}"
@@ -389,7 +393,7 @@ class Manifest(Report):
         without = (Role.ARRAY, Role.UNTAGGED)
         if kind_of(device) != "cpu" and all(e.role in without for e in self.tensors):
             alone = all(e.role is Role.ARRAY for e in self.tensors)
-            what = "numpy arrays" if alone else "safetensors files"
+            what = "numpy arrays" if alone else "tensors of files that store none"
             told = f"there are {what} alone, which have no device"
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         wanted, used = parse(device), {entry.storage for entry in self.tensors}

@@ -26,7 +26,7 @@ _WHY = {
     Role.RANK_MAP: "the ranks of a device mesh stay on the CPU",
     Role.SHAPE: "the shape of a nested tensor stays on the CPU",
     Role.ARRAY: "numpy arrays have no device",
-    Role.UNTAGGED: "safetensors files store no devices",
+    Role.UNTAGGED: "its file stores no devices",
     Role.LENGTHS: "RNNs need the lengths of a packed sequence on the CPU",
 }
 

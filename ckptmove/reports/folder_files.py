@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..manifest.folder_files import FolderFile
+from ..manifest.folder_files import MISSING, FolderFile
 from ..manifest.manifest import Manifest
 from .blocks import Block, Table
 from .text import listed, size
@@ -26,7 +26,7 @@ def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
 
 def _row(file: FolderFile) -> tuple[str, ...]:
     if file.not_read is not None:
-        return file.name, "not read", "", "", "", ""
+        return file.name, "missing" if file.not_read == MISSING else "not read", "", "", "", ""
     devices = ", ".join(file.devices) or ("not stored" if file.tensors else "")
-    sections = ", ".join(file.sections) if file.copy_of is None else f"copy of {file.copy_of}"
+    sections = ", ".join(file.sections) if file.copy_of is None else f"as {file.copy_of}?"
     return file.name, file.format, sections, f"{file.tensors:,}", devices, size(file.nbytes)

@@ -160,18 +160,22 @@ SNAPSHOT = f"snapshots/{'ab' * 20}"
 
 def skorch_run(folder: Path, tag: str = "cpu") -> None:
     """What the callback `Checkpoint(dirname=…)` of skorch writes."""
-    folder.mkdir(parents=True)
+    skorch: Any = pytest.importorskip("skorch")
     torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    criterion = torch.nn.CrossEntropyLoss(weight=torch.ones(2))
+    net = skorch.NeuralNet(
+        torch.nn.Linear,
+        torch.nn.CrossEntropyLoss,
+        module__in_features=3,
+        module__out_features=2,
+        criterion__weight=torch.ones(2),
+        optimizer=torch.optim.AdamW,
+        train_split=None,
+        max_epochs=1,
+        verbose=0,
+        callbacks=[skorch.callbacks.Checkpoint(dirname=folder, monitor=None)],
+    )
     with tagging(tag):
-        torch.save(model.state_dict(), folder / "params.pt")
-        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-        torch.save(criterion.state_dict(), folder / "criterion.pt")
-    (folder / "history.json").write_text('[{"epoch": 1}]')
+        net.fit(torch.rand(8, 3), torch.arange(8) % 2)
 
 
 def _small_state() -> dict[str, torch.Tensor]:

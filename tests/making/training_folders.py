@@ -277,17 +277,30 @@ def fairseq_run(directory: Path, tag: str) -> Path:
 
 
 def ignite_run(directory: Path, tag: str) -> Path:
-    """What `Checkpoint` of ignite saves through a DiskSaver (`handlers/checkpoint.py`)."""
+    """What `Checkpoint` of ignite saves through a DiskSaver: all of it, and the best model."""
+    pytest.importorskip("ignite")
+    from ignite.engine import Engine, Events
+    from ignite.handlers import Checkpoint, DiskSaver, global_step_from_engine
+
     net, optimizer = _net_and_optimizer()
     folder = directory / "run"
-    folder.mkdir(parents=True)
-    saved = {
-        "model": net.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "trainer": OrderedDict(epoch_length=4, max_epochs=2, iteration=4, rng_states=None),
-    }
-    save(folder / "training_checkpoint_4.pt", saved, tag, keep_cpu=_on_the_host)
-    save(folder / "best_model_3_score=0.5.pt", net.state_dict(), tag)
+    trainer = Engine(lambda engine, batch: None)
+    parts = {"model": net, "optimizer": optimizer, "trainer": trainer}
+    saver = DiskSaver(folder, create_dir=True, require_empty=False)
+    step = global_step_from_engine(trainer)
+    everything = Checkpoint(parts, saver, filename_prefix="training", global_step_transform=step)
+    best = Checkpoint(
+        {"model": net},
+        saver,
+        filename_prefix="best",
+        score_function=lambda engine: 0.5,
+        score_name="score",
+        global_step_transform=step,
+    )
+    for handler in (everything, best):
+        trainer.add_event_handler(Events.COMPLETED, handler)
+    with _saving(tag):
+        trainer.run([0] * 4, max_epochs=1)
     return folder
 
 

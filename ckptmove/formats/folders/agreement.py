@@ -1,4 +1,4 @@
-"""Whether the files of a training folder belong together."""
+"""Whether the files of a folder belong together, and whether all are there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,35 @@ _SHAPED = ("exp_avg", "momentum_buffer", "square_avg")
 
 
 def disagreements(found: FolderCheckpoint) -> Iterator[str]:
-    """What contradicts each other in the files, and which files can't be read, a sentence each."""
+    """What contradicts each other in the files, is missing or can't be read, a sentence each."""
     for unread in found.not_looked_at:
         yield f"{unread.name} was not checked: {unread.why}"
-    yield from _missing_ranks(found)
+    for missing in found.missing:
+        yield f"{missing.name} is missing: {missing.because}"
+    yield from _missing_for_training(found)
+    yield from _foreign_optimizers(found)
+
+
+def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
+    """What a folder lacks without which its library can't go on, or not as before."""
+    layout = found.layout_rules
+    if layout is None or not layout.weights:
+        return
+    has = {part.section for part in found.parts}
+    held = {each.path[:1]: each.section for each in found.manifest.tensors}
+    unknown = {part.keys[:1] for part in found.parts if not part.is_known}
+    has |= {section for keys, section in held.items() if keys in unknown}
+    sections = ", ".join(sorted(map(str, has - {Section.OTHER}))) or "nothing of them"
+    if not {Section.MODEL, Section.EMA} & has:
+        yield f"the weights are missing, such as {layout.weights}: it holds {sections}"
+    if Section.SCHEDULER in has and Section.OPTIMIZER not in has:
+        yield f"the optimizer is missing, such as {layout.optimizer}: it holds {sections}"
+    if layout.rng and Section.OPTIMIZER in has and Section.RNG not in has:
+        yield f"the RNG states are missing, such as {layout.rng}: it holds {sections}"
+
+
+def _foreign_optimizers(found: FolderCheckpoint) -> Iterator[str]:
+    """Optimizers with state of shapes that no parameter of the model has."""
     copies = {part.keys for part in found.parts if part.copy_of is not None}
     entries = [each for each in found.manifest.tensors if each.part_of is None]
     of_model = Counter(
@@ -38,20 +63,6 @@ def disagreements(found: FolderCheckpoint) -> Iterator[str]:
                     f"for example of shape {list(shape)}"
                 )
                 break
-
-
-def _missing_ranks(found: FolderCheckpoint) -> Iterator[str]:
-    """RNG states are numbered by process, from 0 on."""
-    ranks = {
-        part.keys[1] for part in found.parts if part.section is Section.RNG and len(part.keys) == 2
-    }
-    numbers = {each for each in ranks if isinstance(each, int)}
-    last = max(numbers, default=-1)
-    missing = last + 1 - len(numbers)
-    if missing:
-        first = next(n for n in range(last + 1) if n not in numbers)
-        of = f"{missing:,} of {last + 1:,} processes"
-        yield f"the RNG states of {of} are missing, first of {first}"
 
 
 def _is_below(entry: TensorEntry, keys: tuple[object, ...]) -> bool:

@@ -37,6 +37,10 @@ class Layout(NamedTuple):
     is_several: bool = True
     #: Whether models of their own may be in folders of it.
     has_folders: bool = False
+    #: What training always saves, by its usual names; without weights it is not checked for any.
+    weights: str = ""
+    optimizer: str = "optimizer.pt"
+    rng: str = ""
 
 
 _WHOLE = r"(?:\.safetensors|\.bin)(?:\.index\.json)?"
@@ -72,19 +76,22 @@ LAYOUTS: tuple[Layout, ...] = (
     # skorch/net.py, `save_params`; callbacks/training.py, `Checkpoint`.
     Layout(
         "skorch",
-        (r"(.*_)?params\.(pt|safetensors)",),
+        (r"(.*_)?params\.(pt|safetensors)", r"(.*_)?criterion\.(pt|safetensors)"),
         (
             Rule(r"(.*_)?params\.(?:pt|safetensors)", Section.MODEL, r"\1model"),
             Rule(r"(.*_)?optimizer\.(?:pt|safetensors)", Section.OPTIMIZER, r"\1optimizer"),
             Rule(r"(.*_)?criterion\.(?:pt|safetensors)", Section.OTHER, r"\1criterion"),
         ),
         is_several=False,
+        weights="params.pt",
     ),
     # transformers/trainer.py, `_save_checkpoint`, `_save_optimizer_and_scheduler`.
     Layout(
         "Hugging Face Trainer",
         (r"optimizer\.pt", r"scheduler\.pt", r"rng_state(_\d+)?\.pth"),
         (Rule(r"pytorch_model_fsdp_0", Section.MODEL, "model"),),
+        weights="model.safetensors",
+        rng="rng_state.pth",
     ),
     # accelerate/checkpointing.py, `save_accelerator_state`; utils/constants.py.
     Layout(
@@ -105,6 +112,9 @@ LAYOUTS: tuple[Layout, ...] = (
             Rule(rf"dl_state_dict{_NUMBER}\.bin", Section.OTHER, r"dl_state_dict\1"),
             Rule(r"custom_checkpoint_(\d+)\.pkl", Section.OTHER, r"custom_checkpoint/\1"),
         ),
+        weights="model.safetensors",
+        optimizer="optimizer.bin",
+        rng="random_states_0.pkl",
     ),
     # diffusers/pipelines/pipeline_utils.py, `save_pretrained`.
     Layout("diffusers pipeline", (r"model_index\.json",)),
@@ -126,6 +136,7 @@ LAYOUTS: tuple[Layout, ...] = (
             Rule(r"((?:hf_|meta_)?model_\d+(?:_\d+)?)\.pt", Section.MODEL, r"\1"),
             Rule(r"(adapter_\d+)\.pt", Section.MODEL, r"\1"),
         ),
+        weights="the model",
     ),
     # lightning/pytorch/trainer/connectors/checkpoint_connector.py; loggers/csv_logs.py.
     Layout(

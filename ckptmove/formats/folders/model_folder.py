@@ -26,7 +26,7 @@ from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
 from .strangers import refuse_stranger
 from .training_folder import TrainingFolder, read_folder
-from .weight_names import FAMILIES, INDEX, INDEXES, shard_name, whole_of
+from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
 
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
 #: What DeepSpeed writes; without ZeRO, all is in one such file.
@@ -108,7 +108,7 @@ def _read(probe: Probe, found: str) -> Checkpoint:
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         probe.note(
-            f"{found} is used as the weights; {others[0]}{more} seems to hold the same weights"
+            f"{found} is used as the weights; {others[0]}{more} should hold the same{NOT_COMPARED}"
         )
     checkpoint = probe.read(found)
     checkpoint.folder = Folder(probe.path, whole.rpartition(".")[0] or whole, tuple(others))

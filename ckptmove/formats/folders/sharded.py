@@ -20,7 +20,7 @@ huggingface_hub/serialization/_torch.py (`save_torch_state_dict`, `_load_sharded
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError, UnsupportedError
@@ -110,7 +110,7 @@ class Sharded(Format):
                 sources,
                 [probe.file],
             )
-        return Checkpoint(
+        return _ShardedCheckpoint(
             "torch-sharded", _ShardedPickles(index, shards), TorchZip.carries, sources, [probe.file]
         )
 
@@ -212,6 +212,16 @@ class _ShardedTensors(TensorsContainer):
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+
+class _ShardedCheckpoint(Checkpoint):
+    """Several files of torch."""
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        """As `Checkpoint.damage`, with the name of the file."""
+        for name, part in self.container.inner():
+            for each in part.everything():
+                yield from (f"{name}: {fault}" for fault in each.damage(report))
 
 
 class _ShardedPickles(PartsContainer):

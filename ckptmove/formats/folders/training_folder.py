@@ -28,10 +28,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from ...errors import UnsupportedError
-from ...manifest.folder_files import FolderFile
-from ...manifest.manifest import Manifest, Role, Section, TensorEntry
+from ...manifest.folder_files import MISSING, FolderFile
+from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...phrases import join_names
+from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source
 from ...torch_pickle.streams import Container
@@ -39,9 +40,10 @@ from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
-from .layouts import Said, has_components, is_several, layout_of, says, stem_of
+from .layouts import Layout, Said, has_components, is_several, layout_of, says, stem_of
+from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, number_files
-from .weight_names import INDEX, INDEXES, shard_name
+from .weight_names import INDEX, INDEXES, NOT_COMPARED, same_weights, shard_name
 
 #: What files are called that are checkpoints, whatever they hold.
 _LIKE_CHECKPOINTS = (
@@ -63,7 +65,16 @@ class Part(NamedTuple):
     section: Section  #: what its name says that it serves; OTHER leaves that to its content
     checkpoint: Checkpoint
     first: int  #: the number of its first file among the files of the folder
-    copy_of: str | None = None  #: the part of which it seems to hold the same weights
+    is_known: bool  #: whether its name says what it is
+    copy_of: str | None = None  #: the part that should hold the same weights, by its name
+
+    @property
+    def stores_devices(self) -> bool:
+        """Whether it says on which devices its tensors are."""
+        container = self.checkpoint.container
+        if isinstance(container, TensorsContainer):
+            return not container.is_canonical
+        return self.checkpoint.carries.devices
 
 
 class Unread(NamedTuple):
@@ -79,19 +90,22 @@ class FolderCheckpoint(Checkpoint):
     container: PartsContainer
     #: Folders in it that are checkpoints of their own, and were not looked at.
     own: Sequence[str] = ()
+    #: What should be in it, as the names of the other files say, and is not.
+    missing: Sequence[MissingFile] = ()
 
     def __init__(
         self,
         format: str,
         probe: Probe,
-        layout: str,
+        layout: Layout | None,
         parts: Sequence[Part],
         others: Sequence[FolderEntry],
         unread: Sequence[Unread],
         carries: Carries,
     ) -> None:
         """`others`: the files that are no checkpoints; `unread`: what can't be read."""
-        self.layout, self.parts = layout, parts
+        self.layout_rules, self.parts = layout, parts
+        self._probe = probe
         self.others, self.unread = others, unread
         files: list[Source] = []
         indexes: list[Source] = []
@@ -115,7 +129,7 @@ class FolderCheckpoint(Checkpoint):
                 held[keys].append(entry)
         for part in self.parts:
             entries = held[part.keys]
-            tagged = [each for each in entries if each.role is not Role.UNTAGGED]
+            tagged = entries if part.stores_devices else []
             yield FolderFile(
                 part.name,
                 part.checkpoint.format,
@@ -126,6 +140,8 @@ class FolderCheckpoint(Checkpoint):
                 part.checkpoint.container.nbytes,
                 part.copy_of,
             )
+        for missing in self.missing:
+            yield FolderFile(missing.name, not_read=MISSING)
         for unread in self.not_looked_at:
             yield FolderFile(unread.name, not_read=unread.why)
         for other in self.others:
@@ -135,6 +151,25 @@ class FolderCheckpoint(Checkpoint):
     def not_looked_at(self) -> Sequence[Unread]:
         """What can't be read, and checkpoints of their own, such as those of a run below it."""
         return (*self.unread, *(Unread(each, _OF_ITS_OWN) for each in self.own))
+
+    @property
+    def layout(self) -> str:
+        """The library that lays out folders so, or nothing."""
+        return "" if self.layout_rules is None else self.layout_rules.name
+
+    @property
+    def source_names(self) -> list[str]:
+        """The names of the files that were opened, within the folder."""
+        start = place_of(self._probe.path).child("").path
+        return [source.path.removeprefix(start) for source in self.sources]
+
+    def read_other(self, other: FolderEntry, most: int) -> bytes:
+        """All of a file that is no checkpoint.
+
+        InputError if it can't be read, is a link that must not be followed, or has more than `most`
+        bytes.
+        """
+        return self._probe.content(other.name, most)
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         """As `Checkpoint.damage`, of each part with the name of its file."""
@@ -188,11 +223,14 @@ def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCh
     for said, name in sorted((says(name, layout), name) for name in found.parts):
         keys = () if bare and said.section is Section.MODEL else said.keys
         copied = owners.get(keys) if said.section is Section.MODEL else None
+        if copied is not None and not same_weights(name, copied.name):
+            copied = None
         keys = next(each for each in _free(keys, name) if each not in owners)
         checkpoint = _read(probe, name, said, unread, is_folder=name in found.folders)
         if checkpoint is None:
             continue
-        part = Part(name, keys, said.section, checkpoint, first, copied and copied.name)
+        about = copied and copied.name
+        part = Part(name, keys, said.section, checkpoint, first, said.is_known, about)
         number_files(checkpoint.container, first)
         first += len(checkpoint.files)
         parts.append(part)
@@ -200,17 +238,24 @@ def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCh
     for own in found.own:
         probe.note(f"{own} in it is a checkpoint of its own and was not looked at")
     if not parts:
-        raise UnsupportedError("holds no checkpoint that can be read", path=probe.path)
+        told = join_names([f"{each.name} ({each.why})" for each in unread], _MOST_NAMED)
+        none = "holds no checkpoint that can be read" + (told and f": {told}")
+        raise UnsupportedError(none, path=probe.path)
     for part in parts:
         if part.copy_of is not None:
-            probe.note(f"{part.name} seems to hold the same weights as {part.copy_of}")
+            probe.note(f"{part.name} should hold the same as {part.copy_of}{NOT_COMPARED}")
     if unread:
         told = join_names([f"{each.name} ({each.why})" for each in unread], _MOST_NAMED)
         probe.note(f"not read: {told}")
-    about = layout.name if layout is not None else ""
     others = found.others
-    folder = FolderCheckpoint(format.name, probe, about, parts, others, unread, format.carries)
+    folder = FolderCheckpoint(format.name, probe, layout, parts, others, unread, format.carries)
     folder.own = found.own
+    apart = set(found.own)
+    below = (n for n in probe.names_below() if apart.isdisjoint(folders_above(n)))
+    folder.missing = missing_files(below)
+    if folder.missing:
+        told = join_names([f"{each.name} ({each.because})" for each in folder.missing], _MOST_NAMED)
+        probe.note(f"incomplete, missing: {told}")
     return folder
 
 
@@ -248,7 +293,7 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
             section = inside.section_at(path)
             container.roots.append((full, root))
             container.sections[full] = part.section if section is Section.OTHER else section
-            if isinstance(inside, TensorsContainer) and inside.is_canonical:  # no tree, no devices
+            if not part.stores_devices:
                 container.untagged.add(full)
         writers[inside.writer] = None
     written = [each for each in writers if each]

@@ -39,6 +39,10 @@ _NAME = re.compile(
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
 
 
+#: How a note ends which says that files should hold the same.
+NOT_COMPARED = ", but they were not compared"
+
+
 class ShardName(NamedTuple):
     """What the name of one of several files says."""
 
@@ -103,6 +107,19 @@ def stem_for(stem: str, *, is_safe: bool) -> str:
         each for each in sorted(_STEMS, key=len, reverse=True) if said.stem.startswith(each)
     )
     return _STEMS[known] + said.stem.removeprefix(known)
+
+
+def same_weights(name: str, other: str) -> bool:
+    """Whether two files should hold the same weights, in another form, by their names."""
+    return _model_of(name) == _model_of(other)
+
+
+def _model_of(name: str) -> tuple[str, str]:
+    """The folder that weights are in, and what they are called in all forms."""
+    folder, _, own = name.rpartition("/")
+    said = usual_name(own)
+    whole = whole_of(own)
+    return folder, said.stem if said is not None else whole.rpartition(".")[0] or whole
 
 
 class FoundWeights(NamedTuple):

@@ -130,10 +130,17 @@ def read_header(source: Readable) -> Header:
     return Header(entries, metadata, data_at)
 
 
-def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE) -> Json:
+def read_json(
+    content: bytes,
+    what: str,
+    nbytes_of_quote: int = NBYTES_OF_QUOTE,
+    *,
+    constants: bool = False,
+) -> Json:
     """What JSON says, if all readers agree on it: it is not absurdly deep, and says nothing twice.
 
     But for the first thousands of quotation marks, it must have `nbytes_of_quote` bytes for each.
+    `constants`: it may hold the NaN and Infinity that Python writes.
     """
     _check_extent(content, what, nbytes_of_quote)
     try:
@@ -142,7 +149,7 @@ def read_json(content: bytes, what: str, nbytes_of_quote: int = NBYTES_OF_QUOTE)
             object_pairs_hook=unique,
             parse_int=_integer,
             parse_float=_number,
-            parse_constant=_number,
+            parse_constant=float if constants else _number,
         )
         if _ESCAPED_SURROGATE.search(content):
             json.dumps(root, ensure_ascii=False).encode("utf-8")

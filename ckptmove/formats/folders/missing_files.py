@@ -1,0 +1,189 @@
+"""Files that have to be in a folder, as the names of the others in it say.
+
+    rng_state_0.pth … rng_state_7.pth              one of each process, from 0 on
+    random_states_0.pkl …                          the same, of accelerate
+    zero_pp_rank_3_mp_rank_00_optim_states.pt      DeepSpeed: data-parallel and tensor-parallel rank
+    mp_rank_00_model_states.pt                     DeepSpeed: the model, of a tensor-parallel rank
+    __3_0.distcp                                   torch.distributed.checkpoint: of process 3
+    optimizer.bin, optimizer_1.bin, …              accelerate: one of each, the first has no number
+    consolidated.00.pth …                          Meta: one of each tensor-parallel rank
+    adapter_model.safetensors                      peft: with adapter_config.json; see `_WITNESSES`
+    model-00002-of-00003.safetensors               with all others of three, and their index
+
+No file says how many processes there were; there were more than the highest number that a name has.
+
+Sources: transformers/trainer.py (`_save_rng_state`), accelerate/checkpointing.py, deepspeed's
+runtime/engine.py (`_get_zero_ckpt_name`, `_get_ckpt_name`), torch/distributed/checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from ...phrases import plural
+from .weight_names import INDEX, shard_name
+
+#: What each process has one of, and what names the first where there is but one process.
+_OF_PROCESS = re.compile(r"(rng_state_|random_states_)(\d{1,6})(\.pth|\.pkl)")
+_OF_ONE = {"rng_state.pth": ("rng_state_", ".pth")}
+#: What tells that a process wrote here.
+_WRITTEN_BY = re.compile(
+    r"(?:.*/)?(?:__(\d{1,6})_\d+\.distcp|\w*_rank(\d{1,6})\.bin"
+    r"|(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_\d+_\w+_states\.pt)"
+)
+_ZERO = re.compile(
+    r"((?:.*/)?)((?:bf16_|fp16_)?zero_pp_rank_)(\d{1,6})(_mp_rank_)(\d{1,6})"
+    r"(_(?:optim|model)_states\.pt)"
+)
+_MODEL_STATES = "mp_rank_{:02}_model_states.pt"
+#: What the folder of accelerate has one of for each model or optimizer that was prepared.
+_COUNTED = re.compile(
+    r"((?:pytorch_)?model|optimizer|scheduler|sampler|dl_state_dict)(?:_(\d{1,6}))?"
+    r"(\.safetensors|\.bin)"
+)
+#: What is written with another file, without which the library does not load the folder.
+_WITNESSES = tuple(
+    (re.compile(pattern), wanted)
+    for pattern, wanted in (
+        (r"((?:.*/)?)adapter_model\.(?:safetensors|bin)", r"\1adapter_config.json"),
+        (r"open_clip_(?:model\.safetensors|pytorch_model\.bin)", "open_clip_config.json"),
+        (r"scheduler/scheduler_config\.json", "model_index.json"),
+        (r"config_sentence_transformers\.json|\d+_Pooling/config\.json", "modules.json"),
+        (r"((?:.*/)?)sentence_bert_config\.json", r"\1config.json"),
+        (r"((?:.*/)?)generation_config\.json", r"\1config.json"),
+        (r"training_args\.bin", "trainer_state.json"),
+    )
+)
+#: What only the folder of a checkpoint of a Trainer has; that of its run has the arguments, too.
+_OF_TRAINER = re.compile(r"(optimizer|scheduler)\.pt|rng_state\S*\.pth")
+_OF_META = re.compile(r"(consolidated\.)(\d\d)(\.pth)")
+_MOST = 1_000  # names that are told apart
+
+
+class MissingFile(NamedTuple):
+    """A file that is not there."""
+
+    name: str
+    because: str  #: what says that it should be
+
+
+def missing_files(names: Iterable[str]) -> list[MissingFile]:
+    """What is missing beside files of these names in a folder, and below it."""
+    known = set(names)
+    found = [
+        *_of_processes(known),
+        *_of_zero(known),
+        *_counted(known),
+        *_of_meta(known),
+        *_shards(known),
+        *_by_witness(known),
+    ]
+    return list(dict.fromkeys(found))[:_MOST]
+
+
+def _of_processes(names: Collection[str]) -> Iterator[MissingFile]:
+    """RNG states of each process that wrote anything."""
+    there: dict[tuple[str, str], set[int]] = {}
+    last = -1
+    witness = ""
+    for name in sorted(names):
+        own = _OF_PROCESS.fullmatch(name)
+        by = _WRITTEN_BY.fullmatch(name)
+        number = -1
+        if own is not None:
+            number = int(own[2])
+            there.setdefault((own[1], own[3]), set()).add(number)
+        elif by is not None:
+            number = int(next(each for each in by.groups() if each is not None))
+        if number > last:
+            last, witness = number, name
+    for name, kind in _OF_ONE.items():
+        if name in names and last > 0:
+            there.setdefault(kind, set())
+    for (start, end), numbers in there.items():
+        for n in _absent(numbers, last):
+            yield MissingFile(f"{start}{n}{end}", _processes(witness, last))
+
+
+def _processes(witness: str, last: int) -> str:
+    return f"{witness} is of process {last}, so there were {last + 1:,} of them or more"
+
+
+def _of_zero(names: Collection[str]) -> Iterator[MissingFile]:
+    """Of DeepSpeed, each data-parallel rank has a file for each tensor-parallel rank."""
+    kinds: dict[tuple[str, str, str, str], set[tuple[int, int]]] = {}
+    for name in names:
+        match = _ZERO.fullmatch(name)
+        if match is not None:
+            folder, start, data, middle, tensor, end = match.groups()
+            kinds.setdefault((folder, start, middle, end), set()).add((int(data), int(tensor)))
+    processes = 1 + max(
+        (int(match[2]) for match in map(_OF_PROCESS.fullmatch, names) if match), default=-1
+    )
+    for (folder, start, middle, end), ranks in sorted(kinds.items()):
+        data = 1 + max(each for each, _ in ranks)
+        tensor = 1 + max(each for _, each in ranks)
+        if tensor == 1:
+            data = max(data, processes)
+        if data * tensor > _MOST:
+            continue
+        because = f"there are those of {plural(len(ranks), 'rank')}, of {data * tensor:,}"
+        for n in range(data):
+            for m in range(tensor):
+                if (n, m) not in ranks:
+                    yield MissingFile(f"{folder}{start}{n}{middle}{m:02}{end}", because)
+        by_rank = any(key[0] == folder and key[3] == "_model_states.pt" for key in kinds)
+        for m in range(tensor):
+            name = folder + _MODEL_STATES.format(m)
+            if not by_rank and name not in names:
+                yield MissingFile(name, "the states of the optimizer are there")
+
+
+def _counted(names: Collection[str]) -> Iterator[MissingFile]:
+    """What accelerate has counted: the first has no number."""
+    kinds: dict[tuple[str, str], dict[int, str]] = {}
+    for name in names:
+        match = _COUNTED.fullmatch(name.removesuffix(INDEX))
+        if match is not None:
+            kinds.setdefault((match[1], match[3]), {})[int(match[2] or 0)] = name
+    for (stem, end), numbers in sorted(kinds.items()):
+        last = max(numbers)
+        for n in _absent(numbers, last):
+            yield MissingFile(f"{stem}_{n}{end}" if n else stem + end, f"{numbers[last]} is there")
+
+
+def _of_meta(names: Collection[str]) -> Iterator[MissingFile]:
+    numbers = {int(match[2]) for match in map(_OF_META.fullmatch, names) if match}
+    last = max(numbers, default=-1)
+    for n in _absent(numbers, last):
+        yield MissingFile(f"consolidated.{n:02}.pth", f"consolidated.{last:02}.pth is there")
+
+
+def _shards(names: Collection[str]) -> Iterator[MissingFile]:
+    """Files that say themselves how many they are, without the index that names them."""
+    for name in sorted(names):
+        shard = shard_name(name)
+        if shard is None or shard.whole + INDEX in names:
+            continue
+        yield MissingFile(shard.whole + INDEX, "it says which tensors are in which file")
+        for n in range(1, 1 + min(shard.total, _MOST)):
+            if shard.numbered(n) not in names:
+                yield MissingFile(shard.numbered(n), f"{name} says so")
+
+
+def _by_witness(names: Collection[str]) -> Iterator[MissingFile]:
+    """What is written with another file."""
+    for name in sorted(names):
+        for pattern, wanted in _WITNESSES:
+            match = pattern.fullmatch(name)
+            if match is None or match.expand(wanted) in names:
+                continue
+            if wanted != "trainer_state.json" or any(map(_OF_TRAINER.fullmatch, names)):
+                yield MissingFile(match.expand(wanted), f"{name} is there")
+
+
+def _absent(numbers: Collection[int], last: int) -> Iterator[int]:
+    """The numbers up to the last that are not there."""
+    return (n for n in range(min(last + 1, _MOST)) if n not in numbers)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..api.options import Option, declare_options
 from ..errors import StrPath, UsageError
+from ..sources.known_objects import remembering
 from ..writing.verify import Progress
 from .options import VerbName, absolute, from_root
 from .planning import plan_batch
@@ -208,7 +209,7 @@ def batch(
         max_size=max_size,
     )
     cluster = _joined(ray) if ray is not None and not dry_run else None
-    with ExitStack() as failing:
+    with ExitStack() as failing, remembering():
         if cluster is not None:
             failing.callback(cluster.stop)
         plan = plan_batch(

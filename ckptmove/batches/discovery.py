@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,7 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.distributed.dcp import Dcp
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.weight_names import INDEX
-from ..reports.batch_items import Item
+from ..reports.batch_items import Entry, Item
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry, folders_above
 from .selection import ItemFilter
@@ -88,8 +88,17 @@ class _Folder:
         return self.format is not None and self.format.in_parts
 
 
-def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
+def discover(
+    root: str,
+    wanted: ItemFilter,
+    *,
+    whole: bool,
+    finished: Callable[[str, str], Entry | None] = lambda name, stamp: None,
+) -> Discovery:
     """Find what is `wanted` in a tree: checkpoints, and other files.
+
+    `finished` gives the entry of a file by its name and stamp, if an earlier run has done it; then
+    it is not opened.
 
     The folder of a model or a trainer is one item. `whole`: so is an index with its files, and a
     folder of any format; if not, each of their files is one, but for formats without devices.
@@ -107,7 +116,7 @@ def discover(root: str, wanted: ItemFilter, *, whole: bool) -> Discovery:
             if each.in_parts and not each.has_no_devices
         ]
     listed = _without_parts(listed, whole=whole)
-    search = _Search(root, listed, wanted, whole=whole)
+    search = _Search(root, listed, wanted, finished, whole=whole)
     covered, whole_below, divided = set[str](), set[str](), set[str]()
     for folder in listed:
         if not whole_below.isdisjoint(folders_above(folder.name)):
@@ -201,12 +210,19 @@ class _Search:
     def __init__(
         self,
         root: str,
-        listed: Iterable[_Folder],
+        listed: Sequence[_Folder],
         wanted: ItemFilter,
+        finished: Callable[[str, str], Entry | None],
         *,
         whole: bool,
     ) -> None:
         self._wanted, self._whole = wanted, whole
+        self._finished = dict[str, _Kind]()
+        for folder in listed:
+            for each in folder.files:
+                entry = finished(folder.named(each.name), each.stamp)
+                if entry is not None and entry.kind in ("file", "other"):
+                    self._finished[each.path] = _Kind(entry.kind, (), entry.format)
         self._look = tree_at(root).prepared(
             _kind_of,
             [
@@ -214,7 +230,7 @@ class _Search:
                 for folder in listed
                 if not self._may_be_one(folder)
                 for each in self._to_open(folder)
-                if each.kind is EntryKind.FILE
+                if each.kind is EntryKind.FILE and each.path not in self._finished
             ],
         )
 
@@ -298,6 +314,8 @@ class _Search:
         return fits or (self._whole and name.endswith(_JSON))  # that counts with its files
 
     def _kind(self, file: FolderEntry) -> _Kind:
+        if file.path in self._finished:
+            return self._finished[file.path]
         return self._look(file.path) if file.kind is EntryKind.FILE else _Kind("unreadable")
 
 

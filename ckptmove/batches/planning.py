@@ -12,7 +12,7 @@ from ..api.folder_files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
 from ..phrases import plural
 from ..reports.batch import BatchPlan
-from ..reports.batch_items import Item, Task
+from ..reports.batch_items import Entry, Item, Task
 from ..sources import place_of
 from ..writing.execute import FICLONE
 from ..writing.final_name import NO_ROOM, failure_of
@@ -23,7 +23,7 @@ from .outputs import clashes, output_namer
 from .run_item import output_nbytes
 from .selection import ItemFilter
 from .source_removal import check_removal
-from .trees import tree_at
+from .trees import Ledger, tree_at
 from .trees.local_tree import existing_parent
 
 
@@ -65,7 +65,16 @@ def plan_batch(
         tree_at(os.fspath(dst)).check_root()
     root = os.fspath(dst) if dst is not None else source if in_place else None
     moves = verb == "relocate"
-    found = discover(source, wanted, whole=not moves)
+    request = request_of(verb, options)
+    if dst is not None:
+        tree_at(os.fspath(dst)).remember()
+    ledger = None if root is None else tree_at(root).open_ledger()
+    found = discover(
+        source,
+        wanted,
+        whole=not moves,
+        finished=_finished(verb, options, request, ledger),
+    )
     if not (found.items or found.unopened or allow_empty or (copy_rest and found.others)):
         more = f"; {plural(len(found.others), 'other file')} left out" if found.others else ""
         raise RefusedError(
@@ -91,7 +100,7 @@ def plan_batch(
         clash = clashes(items, unopened, partial(is_item, wanted=wanted))
     tasks, done = list[Task](), list[Item]()
     tree = tree_at(root or "")
-    asked = list(_tasks(verb, items, root, options, verify=verify, timeout=timeout))
+    asked = list(_tasks(verb, items, ledger, options, request, verify=verify, timeout=timeout))
     for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
         if finished and not (delete_source and not dry_run):  # what was done is to be removed
             known = {} if task.known is None else task.known.digests
@@ -126,14 +135,13 @@ def plan_batch(
 def _tasks(
     verb: str,
     items: Iterable[Item],
-    root: str | None,
+    ledger: Ledger | None,
     options: Mapping[str, Any],
+    request: str,
     *,
     verify: bool,
     timeout: float | None,
 ) -> Iterator[Task]:
-    request = request_of(verb, options)
-    ledger = None if root is None else tree_at(root).open_ledger()
     against = ReferenceTree(str(options["against"])) if "against" in options else None
     for item in items:
         own = options if against is None else {**options, "against": against.of(item.name)}
@@ -142,6 +150,23 @@ def _tasks(
             known = ledger.entry(item.name)
             task = task._replace(ledger=ledger.path, known=known, since=ledger.nbytes)
         yield task
+
+
+def _finished(
+    verb: str, options: Mapping[str, Any], request: str, ledger: Ledger | None
+) -> Callable[[str, str], Entry | None]:
+    """A function from the name and stamp of a file to its entry, if it is done as it is now."""
+
+    def finished(name: str, stamp: str) -> Entry | None:
+        known = None if ledger is None or not stamp else ledger.entry(name)
+        if known is None or known.outcome != "done" or not known.kind:
+            return None
+        task = Task(Item(name, "", known.kind, (), 0), verb, options, request)
+        return known if key_of(task, stamp) == known.key else None
+
+    if options.get("in_place") or "against" in options:
+        return lambda name, stamp: None
+    return finished
 
 
 def _is_done(task: Task) -> bool:

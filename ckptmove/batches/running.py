@@ -24,6 +24,7 @@ from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
 from .executors.worker import foretell, work
+from .ledger_writer import LedgerWriter
 from .trees import tree_at
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class _Run:
         self._notes = list[str]()
         self._nbytes = self._bytes_written = 0
         self._started = time.monotonic()
+        self._ledger = LedgerWriter(plan.tasks[0].ledger if plan.tasks else "")
 
     @property
     def plan(self) -> BatchPlan:
@@ -190,6 +192,7 @@ class _Run:
         finished = False
         try:
             for result in self._gathered(executor):
+                self._ledger.add(result.entries, result.nbytes)
                 yield self._counted(result)
                 if len(self._failures) == self._max_failures and self._left():
                     self._notes.append(f"stopped after {plural(len(self._failures), 'failure')}")
@@ -200,6 +203,9 @@ class _Run:
                 workers.shutdown() if finished else workers.stop()
             elif not finished:
                 self._give_up()
+            self._ledger.write()
+            if self._ledger.failure:
+                self._notes.append(self._ledger.failure)
             if not self._is_dry:
                 self._tidy_up()
             _LOGGER.info("%s %s: %s", plan.verb, plan.source, self._counts)
@@ -231,7 +237,11 @@ class _Run:
                 self._submit(executor, todo.popleft())
             if not self._pending:  # only what another run is at is left
                 self._submit(executor, later.popleft()._replace(patient=True))
-            event = self._events.get()
+            try:
+                event = self._events.get(timeout=self._ledger.seconds)
+            except queue.Empty:
+                self._ledger.write_due()
+                continue
             if isinstance(event, tuple):
                 self._tell(*event)
                 continue
@@ -304,7 +314,7 @@ class _Run:
             self._bytes_written += result.bytes_written
         if not result.ok:
             _LOGGER.warning("%s %s: %s", result.outcome, result.name, result.reason)
-        return result._replace(folders=(), digests=self._named(result))
+        return result._replace(folders=(), entries=(), digests=self._named(result))
 
     def _named(self, result: Result) -> dict[str, str]:
         """The digests of a result, by names in the destination."""

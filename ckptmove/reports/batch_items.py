@@ -28,6 +28,8 @@ class Entry(NamedTuple):
     #: as `trees.Output` has them, where they were computed and are not too many
     digests: Mapping[str, str] = {}
     removed: bool = False  #: whether its source was removed, after its output was read again
+    kind: str = ""  #: as the item has it, and so the next
+    format: str = ""
 
 
 #: What becomes of an item; `busy` if another run is at it, and is never told to anyone.
@@ -110,6 +112,7 @@ class Result(NamedTuple):
             computed.
         report: the report of the verb, as plain data; None if there is none.
         folders: folders whose new entries are not yet synced to disk.
+        entries: what is to be added to the ledger by who collects results.
     """
 
     name: str
@@ -127,6 +130,7 @@ class Result(NamedTuple):
     digests: Mapping[str, str] = {}
     report: Mapping[str, Any] | None = None
     folders: Annotated[tuple[str, ...], OMITTED] = ()
+    entries: Annotated[tuple[Entry, ...], OMITTED] = ()
 
     @property
     def ok(self) -> bool:

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -29,7 +30,7 @@ class FetchPool(Generic[_T]):
     def submit(self, fetch: Callable[[], _T]) -> Future[_T]:
         """Have something fetched; the future may be cancelled until it is begun."""
         future: Future[_T] = Future()
-        self._todo.put((future, fetch))
+        self._todo.put((future, partial(copy_context().run, fetch)))
         if len(self._threads) < self._count:
             thread = threading.Thread(target=self._run, name="ckptmove-fetch", daemon=True)
             self._threads.append(thread)

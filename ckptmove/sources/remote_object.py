@@ -12,7 +12,8 @@ from functools import partial
 from ..errors import CorruptError, InputError, StrPath, UnsupportedError
 from .cache import Spans, SparseCopy
 from .fetch_pool import FetchPool, result_of
-from .filesystem import Missing, info_of, open_store, stamp_of, with_retries
+from .filesystem import Missing, info_of, is_s3, open_store, stamp_of, with_retries
+from .known_objects import known_about, known_objects
 from .range_request import CHANGED, fetch_range
 from .source import FetchStats, Source, check_range
 
@@ -21,6 +22,7 @@ _MOST = 4 << 20  # … and at most
 _APART = 1 << 17  # ranges that are no farther apart are fetched as one
 _AT_ONCE = 8  # requests
 _EXPECTED = 32 << 20  # bytes that are fetched before they are read
+_WHOLE = 1 << 18  # an object of so many bytes is fetched whole, by one request
 
 
 class RemoteObject(Source):
@@ -30,7 +32,7 @@ class RemoteObject(Source):
         """Raises InputError if there is no such object, or it can't be read by ranges."""
         self.path = url
         self.place = open_store(url)  #: where it lies
-        about = info_of(self.place)
+        about = known_about(url) or info_of(self.place)
         if about.get("type") == "directory":
             raise UnsupportedError(
                 "is a folder; a single file is needed", path=url, hint="give one file in it"
@@ -42,6 +44,9 @@ class RemoteObject(Source):
         self._stamp = stamp_of(about)
         self._etag = str(about.get("ETag") or "")
         self._fetched = FetchStats(0, 0)
+        known = known_objects()
+        most = _WHOLE if known is None else max(_WHOLE, known.whole_nbytes)
+        self._is_small = size <= most  # so that it is fetched whole
         self._spans = Spans()
         self._end, self._step = -1, _LEAST  # where the last read ended; what to fetch if it goes on
         self._expected = range(0)  # where reads are known to go on
@@ -65,8 +70,10 @@ class RemoteObject(Source):
     def read(self, start: int, nbytes: int) -> bytes:
         """As `Source.read`. What is read in a row is fetched in larger and larger pieces."""
         check_range(self, start, nbytes)
-        if nbytes >= _MOST:
+        if nbytes >= _MOST and not self._is_small:
             return b"".join(data for _, data in self.chunks(start, nbytes))
+        if self._is_small:
+            return self._whole()[start : start + nbytes]
         with self._guard:
             found = self._spans.find(start, nbytes)
             if found is None:
@@ -75,6 +82,12 @@ class RemoteObject(Source):
                 found = self._spans.add(start, self._next(start, wanted, nbytes))[:nbytes]
             self._end = start + nbytes
             return found
+
+    def _whole(self) -> bytes:
+        """All of a small object."""
+        with self._guard:
+            found = self._spans.find(0, self.nbytes)
+            return self._spans.add(0, self._fetch(0, self.nbytes)) if found is None else found
 
     def _next(self, start: int, wanted: int, nbytes: int) -> bytes:
         """A piece from an offset on, of `nbytes` at least; those after it are on their way then."""
@@ -105,6 +118,8 @@ class RemoteObject(Source):
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """As `Readable.expect`: what lies side by side in one request, several at a time."""
+        if self._is_small:
+            return
         wanted = [
             (max(0, start), min(self.nbytes, start + nbytes))
             for start, nbytes in ranges
@@ -138,6 +153,10 @@ class RemoteObject(Source):
         """The bytes of a range piece by piece, with their offsets; some are fetched ahead."""
         check_range(self, start, nbytes)
         end = start + nbytes
+        if self._is_small:
+            for at in range(start, end, _MOST):
+                yield at, self.read(at, min(_MOST, end - at))
+            return
         coming = deque[Future[bytes]]()
         at = start
         try:
@@ -192,7 +211,12 @@ class RemoteObject(Source):
         return self._fetched
 
     def check_unchanged(self) -> None:
-        """As `Source.check_unchanged`, by what the store says of it now."""
+        """As `Source.check_unchanged`, by what the store says of it now.
+
+        What came by one answer, with its ETag, is of one version.
+        """
+        if self._is_small and self._etag and is_s3(self.place.fs) and self._fetched.requests == 1:
+            return
         try:
             now = stamp_of(info_of(self.place))
         except Missing as error:

@@ -18,6 +18,7 @@ from .filesystem import (
     stamp_of,
     with_retries,
 )
+from .known_objects import known_about, known_objects, look
 from .place import EntryKind, FolderEntry, Place, check_count
 from .remote_object import RemoteObject
 from .source import Source
@@ -60,8 +61,7 @@ class RemotePlace(Place):
         return RemoteObject(self.path)
 
     def exists(self) -> bool:
-        store = self.store
-        return bool(with_retries(lambda: store.fs.exists(store.path), self.path))
+        return look(self.store) is not None
 
     def is_unreachable(self, error: InputError) -> bool:
         """As `Place.is_unreachable`: its store did not give it."""
@@ -71,14 +71,11 @@ class RemotePlace(Place):
         store = self.store
         if self.path.endswith("/"):
             return bool(with_retries(lambda: store.fs.isdir(store.path), self.path))
-        try:
-            about: Mapping[str, Any] = with_retries(lambda: store.fs.info(store.path), self.path)
-        except Missing:
-            return False
-        return about.get("type") == "directory"
+        about = look(store)
+        return about is not None and about.get("type") == "directory"
 
     def size_and_stamp(self) -> tuple[int, str]:
-        about = info_of(self.store)
+        about = known_about(self.path) or info_of(self.store)
         return size_in(about), stamp_of(about)
 
     def entries(self) -> list[FolderEntry]:
@@ -102,6 +99,27 @@ class RemotePlace(Place):
         self, ignored: Callable[[str], bool] = lambda _: False, most: int | None = None
     ) -> list[FolderEntry]:
         """As `Place.files_below`, in the order of names. Raises Missing if nothing is there."""
+        known = known_objects()
+        below = None if known is None else known.below(self.path)
+        if below is None:
+            below = self._found_below()
+        listed, base = list[FolderEntry](), self.path.rstrip("/")
+        for name, about in below.items():
+            said = size_in(about), stamp_of(about), mtime_of(about)
+            listed.append(FolderEntry(name, f"{base}/{name}", EntryKind.FILE, *said))
+        if not listed:
+            raise Missing("can't be read: there is nothing below it", path=self.path)
+        check_count(listed, most, self.path)
+        return sorted(each for each in listed if not any(map(ignored, each.name.split("/"))))
+
+    def remember_below(self) -> None:
+        """List all that is below, and remember it where something is remembered at all."""
+        known = known_objects()
+        if known is not None:
+            known.put_listing(self.path, self._found_below().items())
+
+    def _found_below(self) -> dict[str, Mapping[str, Any]]:
+        """The entries of all objects below, by their relative names."""
         store = self.store
         root = store.path.rstrip("/")
 
@@ -110,17 +128,12 @@ class RemotePlace(Place):
             found: Mapping[str, Mapping[str, Any]] = store.fs.find(root, detail=True)
             return found
 
-        within, base = f"{root}/", self.path.rstrip("/")
-        listed = list[FolderEntry]()
-        for path, about in with_retries(find, self.path).items():
-            if path.startswith(within) and about.get("type") != "directory":
-                name = path[len(within) :]
-                said = size_in(about), stamp_of(about), mtime_of(about)
-                listed.append(FolderEntry(name, f"{base}/{name}", EntryKind.FILE, *said))
-        if not listed:
-            raise Missing("can't be read: there is nothing below it", path=self.path)
-        check_count(listed, most, self.path)
-        return sorted(each for each in listed if not any(map(ignored, each.name.split("/"))))
+        within = f"{root}/"
+        return {
+            path[len(within) :]: about
+            for path, about in with_retries(find, self.path).items()
+            if path.startswith(within) and about.get("type") != "directory"
+        }
 
     def read_small(self, most: int) -> bytes:
         """The content of an object. Raises InputError if it has more than `most` bytes."""

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ...errors import (
     CkptmoveError,
+    CorruptError,
     InputError,
     RefusedError,
     UnsupportedError,
@@ -27,6 +28,8 @@ from ...reports.batch_items import (
     Task,
     result_of,
 )
+from ...sources.known_objects import KnownObjects, remembering
+from ...sources.range_request import CHANGED
 from ...sources.source import NO_MEMORY
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted
@@ -44,6 +47,7 @@ _MAYBE = (
     "a new modification time"
 )
 _MOST_DIGESTS = 300  # that a line of the ledger has
+_WHOLE = 8 << 20  # bytes of an object that is read from start to end: one request fetches it
 _LEDGERS = 4  # that a process remembers what it has read of
 
 
@@ -94,7 +98,18 @@ def _done(task: Task) -> Result:
         return _result(task.item, made)
     ledger = _ledger(task.ledger, task.since)
     with ledger.lock(task.item.name, patient=task.patient) as held:
-        return _entered(task, ledger) if held else result_of(task.item, BUSY)
+        if not held:
+            return result_of(task.item, BUSY)
+        with remembering() as known:
+            known.whole_nbytes = _WHOLE
+            _remember(known, task.item)
+            try:
+                return _entered(task, ledger)
+            except CorruptError as error:
+                if str(error) != CHANGED or not task.item.stamp:
+                    raise
+        with remembering():  # it was changed since it was listed: as it is now, it is looked at
+            return _entered(task, ledger)
 
 
 def _foretold(task: Task) -> Result:
@@ -118,12 +133,55 @@ def _ledger(path: str, since: int) -> Ledger:
     return open_ledger(path, since)
 
 
+def _remember(known: KnownObjects, item: Item) -> None:
+    """Remember what the plan was told of an item's files, if they are in a store."""
+    if item.kind == "folder":
+        tree_at(item.path).remember()
+    elif not item.files:
+        known.put_stamp(item.path, item.stamp)
+
+
 def _entered(task: Task, ledger: Ledger) -> Result:
-    """Do an item that no other process is doing, and record it in the ledger."""
-    item, notes = task.item, list[str]()
+    """Do an item that no other process is doing, and record it in the ledger.
+
+    Where many machines share the ledger, who collects results does that.
+    """
+    record = _Record(ledger)
+    result = _recorded(task, ledger, record)
+    if record.notes and result.report is not None:
+        told = [*record.notes, *result.report.get("warnings", ())]
+        result = result._replace(report={**result.report, "warnings": told})
+    return result._replace(entries=tuple(record.entries))
+
+
+class _Record:
+    """What is to be recorded of an item."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.notes = list[str]()  #: what the user should know of that
+        self.entries = list[Entry]()  #: what others will add to the ledger
+        self._ledger = ledger
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry, now or later."""
+        if self._ledger.is_shared:
+            self.entries.append(entry)
+            return
+        try:
+            self._ledger.add(entry)
+        except (OSError, CkptmoveError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.notes.append(f"it is done, but the ledger could not record that: {why}")
+
+
+def _recorded(task: Task, ledger: Ledger, record: _Record) -> Result:
+    item = task.item
     if task.in_place:
-        notes += recover_if_interrupted(item.path)
-    known = ledger.entry(item.name) or task.known
+        record.notes += recover_if_interrupted(item.path)
+    if ledger.is_shared and not task.there and not tree_at(item.output).is_taken():
+        known = task.known  # nobody has done it since
+    else:
+        known = ledger.entry(item.name) or task.known
     key = _key(task)
     if known is not None:
         verify = task.verify and not task.in_place  # there, what is done is not to be done again
@@ -135,7 +193,7 @@ def _entered(task: Task, ledger: Ledger) -> Result:
         moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
-                _add(ledger, moved, notes)
+                record.add(moved)
             about = {"output": item.output, "digests": moved.digests}
             result = result_of(item, SKIPPED, "done before", **about)
             return _without_source(task, ledger, moved, result)
@@ -144,17 +202,13 @@ def _entered(task: Task, ledger: Ledger) -> Result:
     entry = Entry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
         entry = _entry(task, key, DONE if made is None or made.ok else FAILED, sent)
-        _add(ledger, entry, notes)
+        record.add(entry)
     if made is None:
         how = "changed" if task.in_place else "there"
         result = result_of(item, SKIPPED, f"it was already {how}", output=item.output)
         return _without_source(task, ledger, entry, result._replace(digests=entry.digests))
     result = _result(item, made)._replace(digests=entry.digests)
-    result = _without_source(task, ledger, entry, result)
-    if notes and result.report is not None:
-        told = [*notes, *result.report.get("warnings", ())]
-        result = result._replace(report={**result.report, "warnings": told})
-    return result
+    return _without_source(task, ledger, entry, result)
 
 
 def _key(task: Task) -> str:
@@ -210,26 +264,20 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
         raise
 
 
-def _add(ledger: Ledger, entry: Entry, notes: list[str]) -> None:
-    try:
-        ledger.add(entry)
-    except (OSError, CkptmoveError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        notes.append(f"it is done, but the ledger could not record that: {why}")
-
-
 def _entry(task: Task, key: str, outcome: str, sent: Mapping[str, str]) -> Entry:
     """The entry of the ledger for an item that is done; `sent` are digests of what was uploaded."""
     if task.in_place:
         tags = tags_of(task) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
-        return Entry(task.item.name, key, outcome, tags=tags)
+        return Entry(task.item.name, key, outcome, tags=tags, kind=task.item.kind)
     output = task.item.output
     there = tree_at(output).output(summed=True, digests=task.digests)
     digests = there.digests or {url[len(output) :].lstrip("/"): each for url, each in sent.items()}
     return Entry(
         *(task.item.name, key, outcome, there.nbytes, there.stamp, there.crc32),
         digests=digests if len(digests) <= _MOST_DIGESTS else {},
+        kind=task.item.kind,
+        format=task.item.format,
     )
 
 

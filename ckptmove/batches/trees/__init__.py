@@ -31,4 +31,4 @@ def _remote_tree(url: str) -> Tree:
 def _remote_ledger(url: str) -> Ledger:
     from .object_ledger import ObjectLedger
 
-    return ObjectLedger(url, whole=False)
+    return ObjectLedger(url)

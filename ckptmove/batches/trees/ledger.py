@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
 from ...errors import RefusedError
@@ -35,7 +35,7 @@ from ...writing.final_name import failure_of
 _LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits
 _PIECE = 1 << 20
 _LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
-_MOST = 256 << 20  # bytes in all
+MOST_NBYTES = 256 << 20  # bytes in all
 _PATIENCE = 0.05  # seconds between two looks at a lock
 _TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -78,9 +78,9 @@ class FileLedger:
             if about.st_size < self._at or self._file not in ((-1, -1), which):
                 self.entries, self._at = {}, 0  # it was replaced
             self._file = which
-            if about.st_size > _MOST:
+            if about.st_size > MOST_NBYTES:
                 raise RefusedError(
-                    f"the ledger has {about.st_size:,} bytes, and {_MOST:,} are the most",
+                    f"the ledger has {about.st_size:,} bytes, and {MOST_NBYTES:,} are the most",
                     path=self.path,
                     hint="remove it; then ckptmove compares the existing outputs instead",
                 )
@@ -137,6 +137,11 @@ class FileLedger:
                 os.fsync(fd)
         finally:
             os.close(fd)
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """As `Ledger.add_all`."""
+        for entry in entries:
+            self.add(entry)
 
     @contextlib.contextmanager
     def lock(self, name: str, *, patient: bool) -> Iterator[bool]:

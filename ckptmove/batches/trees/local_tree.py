@@ -36,6 +36,9 @@ class LocalTree(Tree):
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
         return cache(call)
 
+    def remember(self) -> None:
+        """As `Tree.remember`: to look again is cheap."""
+
     def listings(self) -> Callable[[str], list[FolderEntry]]:
         return lambda path: [
             each for each in place_of(path).entries() if not is_own_name(each.name)

@@ -1,73 +1,116 @@
-"""The ledger of a batch in an object store: one object per finished item.
+"""The ledger of a batch in an object store: objects of many lines each, one line a finished item.
 
-Objects cannot be appended to. So the entries are objects below `.ckptmove-batch/` in the
-destination, named by digests of the items' names. There are no locks: two runs may do the same
-item; the second one finds the output of the first, and compares.
+    .ckptmove-batch/20261123T141502-3f9a1c70.jsonl        lines as those of `ledger`
+
+Objects cannot be appended to. So each run collects what its workers have finished, and writes an
+object of its own again and again, with up to a thousand lines; then it begins another. Whoever
+reads the ledger lists these objects, and reads those that are new. There are no locks: two runs may
+do the same item; the second one finds the output of the first, and compares. If a run is killed,
+the lines of the last second are missing, and those outputs are compared too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-from collections.abc import Iterator
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from ...errors import RefusedError
 from ...reports.batch_items import Entry
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import Missing
+from ...sources.place import FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.destination import RemoteDestination
-from .ledger import entry_of
+from .ledger import MOST_NBYTES, entry_of
 
-_LONGEST = 1 << 16  # bytes
+_SUFFIX = ".jsonl"
+_MOST_LINES = 1000  # in an object
+_LARGE = 1 << 18  # bytes after which another object is begun
+_LARGEST = 4 << 20  # bytes of an object that is read
+_SHORTLY = 5.0  # seconds for which what was read is recent enough
 
 
 class ObjectLedger:
-    """A `Ledger` of objects."""
+    """A `Ledger` of objects. Threads of one process may share it."""
 
     is_shared: ClassVar[bool] = True
-    nbytes = 0  # that were read, as far as it matters: each is asked for anew
+    nbytes = 0  # that were read, as far as it matters: what is new is found by listing
 
-    def __init__(self, path: str, *, whole: bool) -> None:
-        """`whole`: read all entries that are there now, and look for no others."""
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._entries: dict[str, Entry] | None = None
-        if whole:
-            found = map_parallel(_entry, _listed(path))
-            self._entries = {entry.name: entry for entry in found if entry is not None}
+        self._entries: dict[str, Entry] = {}
+        self._read: dict[str, tuple[str, list[Entry]]] = {}  # by URL: its stamp, and what it says
+        self._next_look = 0.0
+        self._lines: list[str] = []  # of the object that is written
+        self._url = ""
+        self._guard = threading.Lock()
 
     def entry(self, name: str) -> Entry | None:
-        """As `Ledger.entry`."""
-        if self._entries is not None:
+        """As `Ledger.entry`, as of a few seconds ago."""
+        with self._guard:
+            if time.monotonic() >= self._next_look:
+                self._look()
+                self._next_look = time.monotonic() + _SHORTLY
             return self._entries.get(name)
-        entry = _entry(self._url(name))
-        return entry if entry is not None and entry.name == name else None
+
+    def _look(self) -> None:
+        """Read what is new: objects begun later say what came later."""
+        listed = [each for each in _listed(self.path) if each.name.endswith(_SUFFIX)]
+        if sum(each.nbytes for each in listed) > MOST_NBYTES:
+            raise RefusedError(
+                f"the ledger has more than {MOST_NBYTES:,} bytes",
+                path=self.path,
+                hint="remove it; then ckptmove compares the existing outputs instead",
+            )
+        new = [each for each in listed if self._read.get(each.path, ("",))[0] != each.stamp]
+        for each, entries in zip(new, map_parallel(_entries_in, new), strict=True):
+            self._read[each.path] = each.stamp, entries
+        if new:
+            self._entries = {
+                entry.name: entry for each in sorted(listed) for entry in self._read[each.path][1]
+            }
 
     def add(self, entry: Entry, *, synced: bool = False) -> None:
         """As `Ledger.add`."""
-        said = {key: value for key, value in entry._asdict().items() if value}
-        RemoteDestination(self._url(entry.name)).write_small(json.dumps(said).encode())
+        self.add_all([entry])
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """As `Ledger.add_all`: by one request."""
+        with self._guard:
+            for entry in entries:
+                said = {key: value for key, value in entry._asdict().items() if value}
+                self._lines.append(f"{json.dumps(said)}\n")
+                self._entries[entry.name] = entry
+            if not self._url:
+                name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
+                self._url = RemotePlace(self.path).child(name + _SUFFIX).path
+            data = "".join(self._lines).encode()
+            RemoteDestination(self._url).write_small(data)
+            if len(self._lines) >= _MOST_LINES or len(data) >= _LARGE:
+                self._url, self._lines = "", []
 
     @contextlib.contextmanager
     def lock(self, name: str, *, patient: bool) -> Iterator[bool]:
         """As `Ledger.lock`, but without a lock: a store has none."""
         yield True
 
-    def _url(self, name: str) -> str:
-        digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-        return RemotePlace(self.path).child(f"{digest[:32]}.json").path
 
-
-def _listed(path: str) -> list[str]:
+def _listed(path: str) -> list[FolderEntry]:
     try:
-        return [each.path for each in RemotePlace(path).files_below()]
+        return RemotePlace(path).files_below()
     except Missing:
         return []
 
 
-def _entry(url: str) -> Entry | None:
+def _entries_in(file: FolderEntry) -> list[Entry]:
     try:
-        return entry_of(RemotePlace(url).read_small(_LONGEST))
+        lines = RemotePlace(file.path).read_small(_LARGEST).splitlines()
     except Missing:
-        return None
+        return []
+    found = map(entry_of, lines)
+    return [each for each in found if each is not None]

@@ -12,6 +12,7 @@ from typing import TypeVar
 from ...reports.batch_items import Item
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import info_of, open_store, size_in, stamp_of
+from ...sources.known_objects import known_about
 from ...sources.place import EntryKind, FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.fsspec import check_writable
@@ -38,6 +39,7 @@ class RemoteTree(Tree):
     def listings(self) -> Callable[[str], list[FolderEntry]]:
         """As `Tree.listings`: the whole tree is listed at once."""
         base = self.path.rstrip("/")
+        self.remember()
         found: dict[str, list[FolderEntry]] = {base: []}
         for each in RemotePlace(self.path).files_below(is_own_name):
             parts = each.name.split("/")
@@ -54,9 +56,13 @@ class RemoteTree(Tree):
             found[above].append(each._replace(name=parts[-1]))
         return lambda folder: sorted(found[base if folder == self.path else folder])
 
+    def remember(self) -> None:
+        """As `Tree.remember`: one request tells of a thousand objects."""
+        RemotePlace(self.path).remember_below()
+
     def files(self) -> list[FolderEntry]:
         """As `Tree.files`, by few requests."""
-        about = info_of(open_store(self.path))
+        about = known_about(self.path) or info_of(open_store(self.path))
         if about.get("type") != "directory":
             return [FolderEntry("", self.path, EntryKind.FILE, size_in(about), stamp_of(about))]
         return RemotePlace(self.path).files_below(is_own_name)
@@ -99,7 +105,7 @@ class RemoteTree(Tree):
         """As `Tree.remove_leftovers`: what is not complete is in no tree."""
 
     def open_ledger(self) -> Ledger:
-        return ObjectLedger(RemotePlace(self.path).child(OBJECT_LEDGER).path, whole=True)
+        return ObjectLedger(RemotePlace(self.path).child(OBJECT_LEDGER).path)
 
 
 def _is_name(part: str) -> bool:

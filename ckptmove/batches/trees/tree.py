@@ -45,6 +45,9 @@ class Ledger(Protocol):
     def add(self, entry: Entry, *, synced: bool = False) -> None:
         """Add an entry; if `synced`, it is on disk when this returns."""
 
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Add several entries; where the ledger is shared, this takes one request."""
+
     def lock(self, name: str, *, patient: bool) -> contextlib.AbstractContextManager[bool]:
         """The lock on an item; gives False where another run has it and we are not `patient`."""
 
@@ -75,6 +78,10 @@ class Tree(ABC):
     @abstractmethod
     def prepared(self, call: Callable[[str], _R], paths: Iterable[str]) -> Callable[[str], _R]:
         """The same function, called once a path; it may have been called already for these."""
+
+    @abstractmethod
+    def remember(self) -> None:
+        """Look at all that is below at once, where something is remembered and that is cheaper."""
 
     @abstractmethod
     def listings(self) -> Callable[[str], list[FolderEntry]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
@@ -93,7 +94,7 @@ class TransactedUpload:
     def stop(self) -> None:
         """As `Upload.stop`: what is on its way arrives."""
 
-    def complete(self, *, exclusive: bool) -> None:
+    def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
         """As `Upload.complete`; the few stores that can be exclusive were told so by `begin`."""
         del exclusive
         place = self._place
@@ -106,9 +107,9 @@ class TransactedUpload:
         except Exception as error:
             raise failure(error, place.url) from error
         self._file = None
-        self._check()
+        return self._checked()
 
-    def _check(self) -> None:
+    def _checked(self) -> Mapping[str, Any]:
         """Raises WriteError unless it is there, as far as the store tells."""
         try:
             about = info_of(self._place)
@@ -122,7 +123,7 @@ class TransactedUpload:
         elif md5 is not None and md5 != base64.b64encode(self._md5.digest()).decode():
             said = "its MD5 is not that of what was sent"
         else:
-            return
+            return about
         raise WriteError(f"{said}: remove it", path=self._place.url)
 
     def abort(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from io import BytesIO
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..execute import ProgressCounter
 
@@ -29,8 +29,8 @@ class Upload(Protocol):
     def stop(self) -> None:
         """Have parts that are on their way fail soon."""
 
-    def complete(self, *, exclusive: bool) -> None:
-        """Make an object of the parts.
+    def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
+        """Make an object of the parts; gives what the store says of it.
 
         If `exclusive`, only where nothing is, if the store can promise that. Raises WriteError if
         the object is not what was sent; it was removed, or the message says why not.

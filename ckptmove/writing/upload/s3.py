@@ -122,7 +122,7 @@ class MultipartUpload:
 
     # -- the end -------------------------------------------------------------------------------
 
-    def complete(self, *, exclusive: bool) -> None:
+    def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
         """As `Upload.complete`."""
         parts = [self._parts[number] for number in sorted(self._parts)]
         tag = _tag_of([_tag_in(each) for each in parts])
@@ -139,7 +139,7 @@ class MultipartUpload:
             if tag is None or _tag_there(self._place) != tag:  # else only the answer got lost
                 raise _refused(error, self._place.url) from error
         self._id = None
-        check_arrived(self._place, self._nbytes, tag if self._plain else None, made)
+        return check_arrived(self._place, self._nbytes, tag if self._plain else None, made)
 
     def abort(self) -> None:
         """As `Upload.abort`."""
@@ -184,8 +184,8 @@ class SingleUpload:
     def stop(self) -> None:
         """As `Upload.stop`: nothing is on its way."""
 
-    def complete(self, *, exclusive: bool) -> None:
-        """As `Upload.complete`."""
+    def complete(self, *, exclusive: bool) -> Mapping[str, Any]:
+        """As `Upload.complete`. The store checks the MD5; if it tells it, that is the proof."""
         fs, url = self._place.fs, self._place.url
         bucket, key, _ = fs.split_path(self._place.path)
         md5 = hashlib.md5(self._data.getbuffer(), usedforsecurity=False)
@@ -210,7 +210,10 @@ class SingleUpload:
         except CkptmoveError as error:
             if _tag_there(self._place) != tag:  # else only the answer got lost
                 raise _refused(error, url) from error
-        check_arrived(self._place, self._data.getbuffer().nbytes, tag if plain else None, made)
+        nbytes = self._data.getbuffer().nbytes
+        if plain and made == tag:
+            return {"type": "file", "size": nbytes, "ETag": tag}
+        return check_arrived(self._place, nbytes, tag if plain else None, made)
 
     def abort(self) -> None:
         """As `Upload.abort`."""
@@ -220,8 +223,12 @@ class SingleUpload:
 # -- what a store says of it -----------------------------------------------------------------------
 
 
-def check_arrived(place: StorePath, nbytes: int, tag: str | None, made: str | None) -> None:
-    """Raises WriteError if an object is not what was sent; it is removed if it is ours.
+def check_arrived(
+    place: StorePath, nbytes: int, tag: str | None, made: str | None
+) -> Mapping[str, Any]:
+    """What a store says of an object; raises WriteError if that is not what was sent.
+
+    It is then removed if it is ours.
 
     `tag` is the ETag that it should have, if that is known; `made` the one that the store gave it.
     """
@@ -235,7 +242,7 @@ def check_arrived(place: StorePath, nbytes: int, tag: str | None, made: str | No
     elif tag is not None and tag != there and _shape(tag) == _shape(there):
         said = "its ETag does not match the bytes that were sent"
     else:
-        return
+        return about
     if made is None or made != there:
         raise WriteError(f"{said}: another object replaced it", path=place.url)
     try:

@@ -6,12 +6,13 @@ sees the object until it is committed; if it is not, its parts are removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
 from ...plans.plan import Plan
 from ...sources.filesystem import StorePath, is_s3, open_store
+from ...sources.known_objects import known_objects, look, look_now
 from ...sources.remote_object import RemoteObject
 from ...sources.source import Source
 from ..execute import ProgressCounter
@@ -93,8 +94,11 @@ class StagedUpload:
         assert upload is not None
         if not self.force and kind_at(self.place) is not None:
             raise exists_error(self.path)
-        uninterruptible(lambda: upload.complete(exclusive=not self.force))
+        about = uninterruptible(lambda: upload.complete(exclusive=not self.force))
         self._upload = None
+        known = known_objects()
+        if known is not None:
+            known.put(self.path, about)
 
     def abort(self, error: BaseException | None = None) -> None:
         """Remove the parts unless it was completed. A failure is raised, or added to `error`."""
@@ -141,14 +145,14 @@ def open_to_write(url: str) -> StorePath:
 def kind_at(place: StorePath) -> str | None:
     """The kind of what is at a place: `file`, `directory`, or None."""
 
-    def ask() -> str | None:
-        place.fs.invalidate_cache()
+    def ask() -> Mapping[str, Any] | None:
         try:
-            return str(place.fs.info(place.path).get("type") or "file")
+            return look_now(place)
         except FileNotFoundError:
             return None
 
-    return with_write_retries(ask, place.url)
+    about = look(place, lambda: with_write_retries(ask, place.url))
+    return None if about is None else str(about.get("type") or "file")
 
 
 def check_object(url: str, sources: Sequence[Source], *, force: bool) -> StorePath:

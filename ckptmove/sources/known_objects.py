@@ -12,6 +12,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,6 +31,8 @@ class KnownObjects:
     def __init__(self) -> None:
         #: up to which size an object is fetched whole by what reads any of it
         self.whole_nbytes = 0
+        #: objects that are being fetched whole, for who opens them next, by their URLs
+        self.coming: dict[str, Future[bytes]] = {}
         self._seen: dict[str, tuple[float, About | None]] = {}
         self._listed: dict[str, dict[str, About]] = {}  # of prefixes, all that is below
 
@@ -63,12 +66,13 @@ class KnownObjects:
         """Remember what is there now."""
         self._seen[url.rstrip("/")] = time.monotonic() + seconds, about
 
-    def put_stamp(self, url: str, stamp: str) -> None:
+    def put_stamp(self, url: str, stamp: str) -> bool:
         """Remember an object by its stamp, if that tells enough to find out that it is another."""
         found = _FROM_STAMP.fullmatch(stamp)
         if found is not None:
             about = {"type": "file", "size": int(found[1]), "ETag": found[2]}
             self.put(url, about, float("inf"))
+        return found is not None
 
     def put_listing(self, url: str, found: Iterable[tuple[str, About]]) -> None:
         """Remember all that is below a URL, by relative names."""

@@ -47,6 +47,7 @@ class RemoteObject(Source):
         known = known_objects()
         most = _WHOLE if known is None else max(_WHOLE, known.whole_nbytes)
         self._is_small = size <= most  # so that it is fetched whole
+        self._coming = None if known is None else known.coming.pop(url, None)
         self._spans = Spans()
         self._end, self._step = -1, _LEAST  # where the last read ended; what to fetch if it goes on
         self._expected = range(0)  # where reads are known to go on
@@ -87,7 +88,29 @@ class RemoteObject(Source):
         """All of a small object."""
         with self._guard:
             found = self._spans.find(0, self.nbytes)
-            return self._spans.add(0, self._fetch(0, self.nbytes)) if found is None else found
+            if found is None:
+                coming, self._coming = self._coming, None
+                if coming is None:
+                    data = self._fetch(0, self.nbytes)
+                else:
+                    data, self._fetched = coming.result(), FetchStats(self.nbytes, 1)
+                found = self._spans.add(0, data)
+            return found
+
+    def fetch_ahead(self) -> Future[bytes] | None:
+        """Begin to fetch a small object, for another one of the same URL; None if it is large."""
+        if not self._is_small or not self.nbytes:
+            return None
+        future: Future[bytes] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._fetch(0, self.nbytes))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="ckptmove-fetch", daemon=True).start()
+        return future
 
     def _next(self, start: int, wanted: int, nbytes: int) -> bytes:
         """A piece from an offset on, of `nbytes` at least; those after it are on their way then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -71,7 +72,11 @@ class RemotePlace(Place):
         store = self.store
         if self.path.endswith("/"):
             return bool(with_retries(lambda: store.fs.isdir(store.path), self.path))
-        about = look(store)
+        known = known_objects()
+        is_known, about = (False, None) if known is None else known.find(self.path)
+        if not is_known:
+            with contextlib.suppress(Missing):
+                about = with_retries(lambda: store.fs.info(store.path), self.path)
         return about is not None and about.get("type") == "directory"
 
     def size_and_stamp(self) -> tuple[int, str]:

@@ -102,7 +102,7 @@ def _done(task: Task) -> Result:
             return result_of(task.item, BUSY)
         with remembering() as known:
             known.whole_nbytes = _WHOLE
-            _remember(known, task.item)
+            _remember(known, task.item, ahead=not task.there)
             try:
                 return _entered(task, ledger)
             except CorruptError as error:
@@ -133,12 +133,19 @@ def _ledger(path: str, since: int) -> Ledger:
     return open_ledger(path, since)
 
 
-def _remember(known: KnownObjects, item: Item) -> None:
-    """Remember what the plan was told of an item's files, if they are in a store."""
+def _remember(known: KnownObjects, item: Item, *, ahead: bool) -> None:
+    """Remember what the plan was told of an item's files, if they are in a store.
+
+    `ahead`: fetch a small one already, as it will most likely be read.
+    """
     if item.kind == "folder":
         tree_at(item.path).remember()
-    elif not item.files:
-        known.put_stamp(item.path, item.stamp)
+    elif not item.files and known.put_stamp(item.path, item.stamp) and ahead:
+        from ...sources.remote_object import RemoteObject  # what has no URL needs none of this
+
+        coming = RemoteObject(item.path).fetch_ahead()
+        if coming is not None:
+            known.coming[item.path] = coming
 
 
 def _entered(task: Task, ledger: Ledger) -> Result:

@@ -1,0 +1,94 @@
+"""How many requests a batch in a store takes: what a platform is billed for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.batches.options import VerbName
+from tests.making.trees import many, outcomes
+from tests.servers.fronts import Fault
+from tests.servers.object_store import Store
+
+OPTIONS: dict[VerbName, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cpu"}}
+CONSTANT = 8  # listings, and what tells that the trees are there
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_a_small_item_takes_five_requests(verb: VerbName, tmp_path: Path, store: Store) -> None:
+    """One to recognize it, one look at the destination, one to read it, one to write it."""
+    count = 12
+    source = store.put_folder("runs", many(tmp_path / "tree", count, 20_000))
+    store.front.reset()
+    with ThreadPoolExecutor(2) as executor:
+        work = ckptmove.batch(verb, source, store.url("out"), executor=executor, **OPTIONS[verb])
+        planned = len(store.front.seen)
+        assert set(outcomes(work).values()) == {"done"}
+        ledger = store.front.asked("PUT", ".ckptmove-batch")
+        assert planned <= count + CONSTANT
+        assert len(store.front.seen) - planned - len(ledger) == 3 * count
+        assert not store.front.asked("HEAD", ".pt")
+        assert len(store.front.asked("PUT")) == count + len(ledger)
+        assert len(ledger) < count
+        store.front.reset()
+        again = ckptmove.batch(verb, source, store.url("out"), executor=executor, **OPTIONS[verb])
+        assert set(outcomes(again).values()) == {"skipped"}
+    assert len(store.front.seen) <= CONSTANT
+
+
+def test_the_source_may_change_after_it_was_listed(tmp_path: Path, store: Store) -> None:
+    tree = many(tmp_path / "tree", 2, 100)
+    source, out = store.put_folder("runs", tree), store.url("out")
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch("convert", source, out, executor=executor)
+        torch.save({"w": torch.ones(7)}, tree / "run-1" / "step-001.pt")
+        store.put("runs/run-1/step-001.pt", tree / "run-1" / "step-001.pt")
+        assert set(outcomes(work).values()) == {"done"}
+        assert ckptmove.inspect(f"{out}/run-1/step-001.safetensors").tensors[0].shape == (7,)
+        again = ckptmove.batch("convert", source, out, executor=executor)
+        assert set(outcomes(again).values()) == {"skipped"}
+
+
+def test_the_source_may_be_gone_after_it_was_listed(tmp_path: Path, store: Store) -> None:
+    source = store.put_folder("runs", many(tmp_path / "tree", 2, 100))
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch("convert", source, store.url("out"), executor=executor)
+        fs, root = fsspec.core.url_to_fs(source)
+        fs.rm_file(f"{root}/run-1/step-001.pt")
+        found = {each.name: each for each in work}
+    assert found["run-0/step-000.pt"].outcome == "done"
+    assert found["run-1/step-001.pt"].outcome == "failed"
+    assert "was removed while it was read" in found["run-1/step-001.pt"].reason
+
+
+def test_what_appears_after_it_was_planned_is_kept(tmp_path: Path, store: Store) -> None:
+    source = store.put_folder("runs", many(tmp_path / "tree", 2, 100))
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch("convert", source, store.url("out"), executor=executor)
+        store.put("out/run-1/step-001.safetensors", b"of somebody else")
+        found = outcomes(work)
+    assert found["run-1/step-001.pt"] == "refused"
+    fs, root = fsspec.core.url_to_fs(store.url("out"))
+    assert fs.cat_file(f"{root}/run-1/step-001.safetensors") == b"of somebody else"
+
+
+def test_a_ledger_that_can_not_be_written_is_told(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptmove.sources.filesystem._PAUSES", (0.01,))
+    source = store.put_folder("runs", many(tmp_path / "tree", 2, 100))
+    store.front.faults.append(Fault("status", 503, method="PUT", path=".ckptmove-batch"))
+    with ThreadPoolExecutor(1) as executor:
+        work = ckptmove.batch("convert", source, store.url("out"), executor=executor)
+        assert set(outcomes(work).values()) == {"done"}
+        assert any("the ledger could not record" in each for each in work.report().notes)
+        store.front.faults.clear()
+        again = ckptmove.batch("convert", source, store.url("out"), executor=executor)
+        results = {(each.outcome, each.reason) for each in again}
+    assert results == {("skipped", "it was already there")}

@@ -194,7 +194,7 @@ def test_what_is_not_there_is_no_finding(store: Store, tmp_path: Path) -> None:
         ckptmove.validate(store.url("none.pt"))
     with pytest.raises(InputError, match="no such object"):
         ckptmove.validate(url, against=store.url("none.pt"))
-    store.front.faults.append(Fault("status", 403, skip=1))
+    store.front.faults.append(Fault("status", 403))
     with pytest.raises(InputError, match="access is denied"):
         ckptmove.validate(url)
 

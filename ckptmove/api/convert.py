@@ -257,7 +257,7 @@ def _convert_to_file(
         if options.strict:
             refuse_unknown(found.manifest, otherwise=options.otherwise)
         packed = None
-        if isinstance(found, FolderCheckpoint):
+        if isinstance(found, FolderCheckpoint) or _leads_back(edits, target):
             packed = pack(found, follow_links=options.follow_links)
         graph = found.draft(nested=edits.narrow)
         _tell_of_folder(graph, packed, edits, target)
@@ -298,6 +298,12 @@ def _convert_to_file(
         )
 
 
+def _leads_back(edits: Edits, target: Target) -> bool:
+    """Whether the file can tell of the folder that it was made of."""
+    annotates = target.format.name in ("safetensors", "torch-zip")
+    return annotates and edits.keeps_tree and not target.is_folder
+
+
 def _tell_of_folder(
     graph: CheckpointGraph, packed: PackedFolder | None, edits: Edits, target: Target
 ) -> None:
@@ -306,7 +312,7 @@ def _tell_of_folder(
     if packed is not None:
         graph.losses += packed.losses
         tell_sections(graph, packed.record)
-    if edits.keeps_tree and target.format.name in ("safetensors", "torch-zip"):
+    if _leads_back(edits, target):
         if packed is not None:
             metadata[FOLDER] = packed.record.to_text()
         elif FOLDER in graph.metadata:

@@ -16,6 +16,7 @@ from ..errors import CkptmoveError, RefusedError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.training_folder import TrainingFolder
+from ..formats.folders.weight_names import INDEX
 from ..formats.writing import WriteOptions
 from ..graph.draft import CheckpointGraph
 from ..manifest.manifest import Section, TensorEntry
@@ -144,16 +145,33 @@ class _FolderConversion:
             drafts.append((file, draft, tensors if is_model else None))
         models = [tensors for _, _, tensors in drafts if tensors is not None]
         if len(models) > 1:
-            self.edits.check_heard(models)
+            try:
+                self.edits.check_heard(models)
+            except RefusedError as error:
+                if len(models) < len(drafts):
+                    error.hint = self._where_names_count(error.hint)
+                raise
         for file, draft, of_model in drafts:
             try:
                 self._plan_one(file, draft, of_model, several=len(models) > 1)
             except CkptmoveError as error:
                 error.about(draft.path)
+                if isinstance(error, RefusedError) and len(models) < len(drafts):
+                    error.hint = self._where_names_count(error.hint)
                 raise
             draft.release()
         if not self.parts:
             raise RefusedError("nothing of it is selected", path=self.path)
+
+    def _where_names_count(self, hint: str | None) -> str | None:
+        """A hint for names that are none of weights, but may be those of an optimizer."""
+        edits = self.edits
+        if not (edits.select or edits.exclude or edits.root):
+            return hint
+        return (
+            "from folder to folder, names are those of the weights; with a file as DST, such as "
+            "one.safetensors, those of all that is in the folder"
+        )
 
     def _open(self, file: CheckpointFile, stack: ExitStack) -> Checkpoint:
         place = place_of(self.path).child(file.name)
@@ -250,11 +268,28 @@ class _FolderConversion:
         taken.update(each.name for each in found if "/" in each.name)
         for name in names:
             if taken[name] > 1:
-                raise RefusedError(f"it has another {name!r} besides its weights", path=self.path)
+                raise self._clash(f"two files of the new folder would be called {name!r}", name)
+            whole = name.removesuffix(INDEX)
+            if whole != name and whole in taken and not self._has(name, whole):
+                raise self._clash(
+                    f"{whole!r} and {name!r} would both be in the new folder: libraries would "
+                    "load either",
+                    name,
+                )
         dtypes = {part.file.folder + CONFIGURATION: part.dtype for part in self.parts if part.dtype}
         return [
             with_dtype(each, dtypes[each.name]) if each.name in dtypes else each for each in found
         ]
+
+    def _has(self, *names: str) -> bool:
+        """Whether the folder itself has all of these files."""
+        return set(names) <= {name for each in self.files.checkpoints for name in each.files}
+
+    def _clash(self, message: str, name: str) -> RefusedError:
+        makers = [each.file.name for each in self.parts if name in each.planned.sizes]
+        made_of = next((each for each in makers if each != name), makers[0])
+        hint = f"--keep-files '{made_of}' copies that as it is"
+        return RefusedError(message, path=self.path, hint=hint)
 
     def report(self, companions: Sequence[Companion], *, written: bool) -> ConvertReport:
         """What was done, or would be."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from .. import formats
 from ..errors import CkptmoveError, CorruptError
+from ..formats.checkpoint import Checkpoint, Folder
 from ..formats.folders.folder_record import (
     FolderRecord,
     RecordedPart,
@@ -17,7 +18,11 @@ from ..formats.folders.folder_record import (
     read_record,
 )
 from ..formats.folders.layouts import layout_of, says
-from ..formats.folders.training_folder import FolderCheckpoint
+from ..formats.folders.training_folder import (
+    LIKE_CHECKPOINTS,
+    FolderCheckpoint,
+    TrainingFolder,
+)
 from ..formats.folders.weight_names import INDEX
 from ..formats.writing import FOLDER, WriteOptions
 from ..graph.draft import CheckpointGraph
@@ -27,7 +32,7 @@ from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.nodes import Node
 from ..reports.convert import ConvertReport, Loss
 from ..sources import place_of
-from ..sources.place import EntryKind
+from ..sources.place import EntryKind, FolderEntry, Place
 from ..writing.verify import Progress
 from .configuration import CONFIGURATION, main_dtype, with_dtype
 from .conversion import check_sum, plan_conversion
@@ -50,39 +55,85 @@ class PackedFolder(NamedTuple):
     left_out: Sequence[str]  #: names of other files
 
 
-def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
+def pack(found: Checkpoint, *, follow_links: bool) -> PackedFolder | None:
+    """What to keep of the folder that a checkpoint was found in; None if it was in none."""
+    if isinstance(found, FolderCheckpoint):
+        return _pack_parts(found, follow_links=follow_links)
+    if found.folder is not None:
+        return _pack_model(found, found.folder, follow_links=follow_links)
+    return None
+
+
+def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> PackedFolder | None:
+    """Keep the name of the weights of one model, and the other files of its folder."""
+    place, format = place_of(folder.path), _form_of(found.format)
+    start = f"{folder.path.rstrip('/')}/"
+    own = {each.path.removeprefix(start) for each in found.sources}
+    name = next((each for each in own if each.endswith(INDEX)), min(own)).removesuffix(INDEX)
+    if format is None or not is_name(name):
+        return None
+    left_out = list(folder.copies)
+    others = [each for each in sorted(place.files_below()) if each.name not in own]
+    kept = [each for each in others if each.name not in left_out]
+    left_out += [each.name for each in kept if each.name.endswith(LIKE_CHECKPOINTS)]
+    kept = [each for each in kept if each.name not in left_out]
+    files = _contents(kept, place, left_out, follow_links=follow_links)
+    return PackedFolder(FolderRecord([RecordedPart(name, (), format)], files), (), left_out)
+
+
+def _form_of(format: str) -> str | None:
+    """What a file of a format is made again as, if it can be."""
+    if format.startswith("safetensors"):
+        return "safetensors"
+    return "torch-zip" if format in _LIKE_TORCH else None
+
+
+def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     """Leave copies of weights, and what leads to no form of a folder, out of a checkpoint."""
     losses = [Loss(each.name, f"can't be read: {each.why}") for each in found.unread]
     left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
+    taken = {each.name for each in found.parts}
     for part in found.parts:
-        format = part.checkpoint.format
+        format, name = _form_of(part.checkpoint.format), part.name.removesuffix(INDEX)
         if not is_name(part.name):
             losses.append(Loss(part.name, "has a name that can't be kept"))
         elif part.copy_of is not None:
             left_out.append(part.name)
-        elif format.startswith("safetensors"):
-            parts.append(RecordedPart(part.name.removesuffix(INDEX), part.keys, "safetensors"))
-            continue
-        elif format in _LIKE_TORCH:
-            parts.append(RecordedPart(part.name.removesuffix(INDEX), part.keys, "torch-zip"))
-            continue
+        elif format is None:
+            what = f"is a {part.checkpoint.format} file"
+            losses.append(Loss(part.name, f"{what}, which can't be made again"))
+        elif name != part.name and name in taken:
+            losses.append(Loss(part.name, f"would come back as {name}, which is there too"))
         else:
-            losses.append(Loss(part.name, f"is a {format} file, which can't be made again"))
+            parts.append(RecordedPart(name, part.keys, format))
+            continue
         gone.append(part.keys)
     for name, other in mixed_parts(parts):
         losses.append(Loss(name, f"has the keys of {other}, so it can't be made again"))
         gone += [each.keys for each in parts if each.name == name]
         parts = [each for each in parts if each.name != name]
+    owned = {part.keys for part in found.parts}
+
+    def owner(path: Path) -> Path | None:
+        """The keys of the part that a root is of, which may be within those of another."""
+        return next((path[:n] for n in range(len(path), -1, -1) if path[:n] in owned), None)
+
     roots = found.container.roots
-    found.container.roots = [
-        (path, root) for path, root in roots if not any(path[: len(g)] == g for g in gone)
-    ]
+    found.container.roots = [(path, root) for path, root in roots if owner(path) not in gone]
     kept = {part.name for part in found.parts if part.keys not in gone}
     within = found.container.parts
     found.container.parts = {name: each for name, each in within.items() if name in kept}
-    files: dict[str, bytes] = {}
-    place, room = place_of(found.container.source.path), _MOST_NBYTES
-    for each in found.others:
+    place = place_of(found.container.source.path)
+    files = _contents(found.others, place, left_out, follow_links=follow_links)
+    return PackedFolder(FolderRecord(parts, files), losses, left_out)
+
+
+def _contents(
+    entries: Iterable[FolderEntry], place: Place, left_out: list[str], *, follow_links: bool
+) -> dict[str, bytes]:
+    """The bytes of files by their names, as far as they can be kept; adds to what is left out."""
+    files, room = dict[str, bytes](), _MOST_NBYTES
+    for each in entries:
         if each.kind is EntryKind.FOLDER:
             continue
         if each.kind is not EntryKind.FILE or each.nbytes > room or not is_name(each.name):
@@ -94,7 +145,7 @@ def pack(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
             if not follow_links:
                 file.check_link(place, source)
             files[each.name] = source.read(0, source.nbytes)
-    return PackedFolder(FolderRecord(parts, files), losses, left_out)
+    return files
 
 
 def tell_sections(draft: CheckpointGraph, record: FolderRecord) -> None:
@@ -157,7 +208,7 @@ def unpack(
             source=src,
             destination=target.path,
             source_format=source_format,
-            format="training-folder",
+            format=TrainingFolder.name if len(parts) > 1 else record.parts[0].format,
             written=not dry_run,
             files=files,
             tensors=sum(part.writing.tensors for part in parts),
@@ -182,9 +233,10 @@ def _plan(
     """How to write one part."""
     graph = copy.copy(whole.graph)
     graph.root, graph.sections = _at(whole.graph.root, part), {}
-    draft = replace(whole, graph=graph, metadata={}, losses=[], warnings=[], origin=None)
-    own = part.name.rpartition("/")[2]
-    stem = own.rpartition(".")[0] or own
+    own = {} if part.keys else {k: text for k, text in whole.metadata.items() if k != FOLDER}
+    draft = replace(whole, graph=graph, metadata=own, losses=[], warnings=[], origin=None)
+    name = part.name.rpartition("/")[2]
+    stem = name.rpartition(".")[0] or name
     bare = part.format == "safetensors" and is_state_dict(draft)
     format = next(each for each in formats.WRITABLE if each.name == part.format)
     try:

@@ -8,16 +8,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .. import formats
-from ..errors import CkptmoveError, InputError, RefusedError, UnsupportedError, WriteError
+from ..errors import CkptmoveError, InputError, RefusedError, WriteError
 from ..formats.checkpoint import check_container
-from ..formats.folders.training_folder import FolderCheckpoint, Part
+from ..formats.folders.training_folder import FolderCheckpoint, Part, several_checkpoints
 from ..manifest.paths import Path
-from ..phrases import few, quote
+from ..phrases import quote
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
 from ..placement.rules import Rules
 from ..plans.plan import Plan
 from ..reports.relocate import RelocatedFile
+from ..sources.place import folders_above
 from ..sources.source import File, Source
 from ..torch_pickle.streams import Container, LocationEdits
 from ..writing import destination_of
@@ -66,12 +67,7 @@ class FolderChange:
         self.before, self.force = before, force
         self.path = before.container.source.path
         if before.own:
-            own = "checkpoints of their own" if len(before.own) > 1 else "a checkpoint of its own"
-            raise UnsupportedError(
-                f"{few(before.own)} in it {'are' if len(before.own) > 1 else 'is'} {own}",
-                path=self.path,
-                hint=f"ckptmove batch relocate {self.path} DST takes each of them",
-            )
+            raise several_checkpoints(before.own, self.path)
         manifest = before.manifest
         self._keys = {part.keys: _stores_devices(before, part) for part in before.parts}
         fixed = {each.path: each.device for each in manifest.tensors if not self._moves(each.path)}
@@ -142,8 +138,13 @@ class FolderChange:
 
     def report(self, *, in_place: bool) -> tuple[RelocatedFile, ...]:
         """What becomes of each file."""
+        how = "none" if in_place else "clone"
+        unread = {each.name for each in self.before.unread}
         found = [
-            RelocatedFile(each.name, "none" if in_place else "clone", each.nbytes, False)
+            RelocatedFile(
+                *(each.name, how, each.nbytes, False),
+                is_unread=not unread.isdisjoint((each.name, *folders_above(each.name))),
+            )
             for each in self.companions
             if not each.is_folder
         ]

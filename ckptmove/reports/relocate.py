@@ -29,12 +29,14 @@ class RelocatedFile(NamedTuple):
         nbytes: its size, as it is written.
         stores_devices: whether it is a checkpoint whose format stores devices; safetensors files
             and files that are no checkpoints do not.
+        is_unread: whether it is called like a checkpoint and can't be read: nothing is known of it.
     """
 
     name: str
     method: str
     nbytes: int
     stores_devices: bool
+    is_unread: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,13 @@ def _files(report: RelocateReport, full: bool) -> Iterator[str]:
         return
     changed = [each for each in report.files if each.method not in ("clone", "none")]
     same = [each for each in report.files if each.method in ("clone", "none")]
+    rest = [each for each in same if not each.stores_devices]
     how = "not changed" if report.in_place or report.destination is None else "copied unchanged"
     for what, files in (
         ("new device tags", changed),
         (f"{how}, nothing in it moves", [each for each in same if each.stores_devices]),
-        (f"{how}, stores no devices", [each for each in same if not each.stores_devices]),
+        (f"{how}, stores no devices", [each for each in rest if not each.is_unread]),
+        (f"{how}, can't be read", [each for each in rest if each.is_unread]),
     ):
         if files:
             names = [each.name for each in files]

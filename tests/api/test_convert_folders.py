@@ -6,6 +6,7 @@ import json
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,3 +201,27 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         convert(source, tmp_path / "out")
     assert raised.value.path == str(source / "optimizer.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+# -- names -----------------------------------------------------------------------------------
+
+
+def test_names_of_an_optimizer_are_those_of_no_weights(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    wrong: list[dict[str, Any]] = [{"select": "optimizer"}, {"exclude_tensors": "rng"}]
+    for options in (*wrong, {"root": "optimizer"}):
+        with pytest.raises(RefusedError) as raised:
+            convert(source, f"{tmp_path}/out/", **options)
+        assert "one.safetensors" in str(raised.value.hint)
+        convert(source, tmp_path / "one.safetensors", force=True, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_files_of_one_name_are_refused_until_one_is_kept(tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    (source / "optimizer.bin.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    with pytest.raises(RefusedError, match=r"would be called 'optimizer\.bin\.safetensors'") as no:
+        convert(source, f"{tmp_path}/out/")
+    assert no.value.hint == "--keep-files 'optimizer.bin' copies that as it is"
+    convert(source, f"{tmp_path}/out/", keep_files="optimizer.bin")
+    assert {"optimizer.bin", "optimizer.bin.safetensors"} <= files(tmp_path / "out")

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove import CorruptError, RefusedError, convert
 from tests.making.checkpoints import hf_trainer_folder
 from tests.making.frameworks import tiny_gpt2
 from tests.making.model_folders import copy_of
+from tests.making.trees import contents
 from tests.oracles.model_folders import loaded
 from tests.oracles.sameness import assert_same_tree
 
@@ -231,3 +233,62 @@ def test_a_part_with_the_keys_of_another_is_a_loss(tmp_path: Path) -> None:
     assert files(tmp_path / "back") == files(source) - {"rng_state_0.pth"}
     loaded = torch.load(tmp_path / "back" / "rng_state.pth")
     assert_same_tree(loaded, {"cpu": torch.ones(2)})
+
+
+# -- the folder of a model -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("name", ["transformers", "peft"])
+def test_the_folder_of_a_model_comes_back_with_its_files(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    source = copy_of(name, tmp_path / "in")
+    (source / "tokenizer").mkdir()
+    (source / "tokenizer" / "vocab.txt").write_text("a b c")
+    file = tmp_path / f"one{suffix}"
+    plain = convert(source, file)
+    assert plain.left_out == ()
+    report = convert(file, f"{tmp_path}/back/")
+    assert report.format in ("safetensors", "torch-zip")
+    was, now = contents(source), contents(tmp_path / "back")
+    pickled = {each for each in was if each.endswith(".bin")}
+    assert was.keys() == now.keys()
+    assert {each for each in was if was[each] != now[each]} <= pickled
+    assert_same_tree(loaded(name, tmp_path / "back"), loaded(name, source))
+
+
+def test_a_bare_file_tells_of_no_folder(tmp_path: Path) -> None:
+    source = copy_of("transformers", tmp_path / "in")
+    bare: list[dict[str, Any]] = [{"bare": True}, {"preset": "hf"}, {"select": "model"}]
+    for n, options in enumerate(bare):
+        convert(source, tmp_path / f"{n}.safetensors", **options)
+        convert(tmp_path / f"{n}.safetensors", f"{tmp_path}/back-{n}/")
+        assert files(tmp_path / f"back-{n}") == {"model.safetensors"}
+
+
+def test_a_part_within_another_stays_where_that_is_dropped(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / "a").mkdir(parents=True)
+    torch.save({"b": torch.ones(2)}, source / "optimizer.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), source / "rng_state.pth")
+    torch.save({"w": torch.ones(3)}, source / "rng_state_1.pth")  # at rng.1, within rng
+    convert(source, tmp_path / "one.pt", drop="rng_state.pth")
+    convert(tmp_path / "one.pt", f"{tmp_path}/back/")
+    assert files(tmp_path / "back") == {"optimizer.pt", "rng_state_1.pth"}
+    assert torch.load(tmp_path / "back" / "rng_state_1.pth")["w"].tolist() == [1, 1, 1]
+
+
+def test_an_index_beside_a_file_of_its_name_is_a_loss(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    torch.save({"b": torch.ones(2)}, source / "optimizer.pt")
+    for name in ("x.safetensors", "x-00001-of-00001.safetensors"):
+        save_file({"w": torch.ones(3)}, source / name)
+    where = {"weight_map": {"w": "x-00001-of-00001.safetensors"}}
+    (source / "x.safetensors.index.json").write_text(json.dumps(where))
+    with pytest.raises(RefusedError, match=r"come back as x\.safetensors, which is there too"):
+        convert(source, tmp_path / "one.pt")
+    convert(source, tmp_path / "one.pt", drop="x.safetensors.index.json")
+    convert(tmp_path / "one.pt", f"{tmp_path}/back/")
+    assert files(tmp_path / "back") == {"optimizer.pt", "x.safetensors"}

@@ -291,3 +291,30 @@ def test_if_one_file_cannot_be_changed_in_place_none_is(
     assert journals(tmp_path) == []
     ckptmove.relocate(source, to="cpu", in_place=True, force=True)
     assert set(devices(source).values()) == {"cpu"}
+
+
+def test_what_can_not_be_read_is_not_said_to_store_no_devices(
+    training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    source = training_folder("accelerate")
+    (source / "strange.bin").write_bytes(b"no checkpoint at all")
+    report = ckptmove.relocate(source, tmp_path / "out", to="cpu")
+    lines = str(report).splitlines()
+    assert "copied unchanged, can't be read: 1 file, 20 B (strange.bin)" in lines
+    assert not any("strange.bin" in line for line in lines if "stores no devices" in line)
+    assert [each.name for each in report.files if each.is_unread] == ["strange.bin"]
+
+
+def test_a_run_names_its_checkpoints_and_the_command_for_them(
+    training_folder: TrainingFolder, tmp_path: Path, run_cli: RunCli
+) -> None:
+    source = training_folder("accelerate")
+    for n in (5, 600):
+        shutil.copytree(source, tmp_path / "run" / f"checkpoint-{n}")
+    shutil.copy(source / "model.safetensors", tmp_path / "run")
+    done = run_cli("relocate", "run", "out", "--to=cpu", exit=3)
+    assert "checkpoint-5, checkpoint-600 in it are checkpoints of their own" in done.stderr
+    assert "use batch for all: ckptmove batch relocate run DST" in done.stderr
+    (tmp_path / "run" / "model.safetensors").unlink()
+    done = run_cli("relocate", "run", "out", "--to=cpu", exit=3)
+    assert "checkpoint-5, checkpoint-600 in it are checkpoints of their own" in done.stderr

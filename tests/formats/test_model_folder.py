@@ -334,7 +334,7 @@ def test_an_existing_folder_is_replaced_only_by_force(model: Path, tmp_path: Pat
 def test_another_file_of_that_name_is_not_overwritten(model: Path, tmp_path: Path) -> None:
     (model / "model.safetensors").rename(model / "x.safetensors")
     (model / "x-00001-of-00002.safetensors").mkdir()
-    with pytest.raises(RefusedError, match="has another 'x-00001-of-00002"):
+    with pytest.raises(RefusedError, match="would be called 'x-00001-of-00002"):
         convert(model, tmp_path / "out", max_shard_size=1200)
     assert not (tmp_path / "out").exists()
 

@@ -31,7 +31,7 @@ from ...errors import UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import join_names
+from ...phrases import few, join_names
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source
@@ -46,7 +46,7 @@ from .parts import PartsContainer, number_files
 from .weight_names import INDEX, INDEXES, NOT_COMPARED, same_weights, shard_name
 
 #: What files are called that are checkpoints, whatever they hold.
-_LIKE_CHECKPOINTS = (
+LIKE_CHECKPOINTS = (
     *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2"),
     *INDEXES,
 )
@@ -237,6 +237,8 @@ def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCh
         owners[keys] = part
     for own in found.own:
         probe.note(f"{own} in it is a checkpoint of its own and was not looked at")
+    if not parts and found.own:
+        raise several_checkpoints(found.own, probe.path)
     if not parts:
         told = join_names([f"{each.name} ({each.why})" for each in unread], _MOST_NAMED)
         none = "holds no checkpoint that can be read" + (told and f": {told}")
@@ -257,6 +259,16 @@ def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCh
         told = join_names([f"{each.name} ({each.because})" for each in folder.missing], _MOST_NAMED)
         probe.note(f"incomplete, missing: {told}")
     return folder
+
+
+def several_checkpoints(own: Sequence[str], path: str) -> UnsupportedError:
+    """The error for a folder with checkpoints of their own in it, such as that of a run."""
+    what = "are checkpoints of their own" if len(own) > 1 else "is a checkpoint of its own"
+    return UnsupportedError(
+        f"{few(own)} in it {what}",
+        path=path,
+        hint=f"give one of them, or use batch for all: ckptmove batch relocate {path} DST",
+    )
 
 
 def _free(keys: Path, name: str) -> Iterator[Path]:
@@ -321,7 +333,7 @@ class _Files:
         for each in entries:
             if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
                 continue
-            if each.kind is EntryKind.FILE and each.name.endswith(_LIKE_CHECKPOINTS):
+            if each.kind is EntryKind.FILE and each.name.endswith(LIKE_CHECKPOINTS):
                 self.parts.append(each.name)
             else:
                 self.others.append(each)

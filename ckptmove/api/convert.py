@@ -109,6 +109,12 @@ def convert(
     add_prefix: Annotated[
         str | None, Option("Add this prefix to keys; a dot at its end may be left out.", "PREFIX")
     ] = None,
+    optimizer_ids: Annotated[
+        Literal["int", "name"] | None,
+        Option(
+            "Call the parameters of optimizers by numbers, as `load_state_dict` needs, or by names."
+        ),
+    ] = None,
     dtype: Annotated[
         Mapping[str, Dtype] | Dtype | None,
         Option(
@@ -199,6 +205,7 @@ def convert(
         keep_dtype=keep_dtype,
         to=to,
         bare=bare,
+        optimizer_ids=optimizer_ids,
     )
     place = place_of(src)
     from_folder = place.is_folder()

@@ -12,6 +12,7 @@ from ..graph.edit.flatten_modules import flatten
 from ..graph.edit.model_weights import section_asked
 from ..graph.edit.narrow import leave
 from ..graph.edit.numpy_arrays import tensors_for_arrays
+from ..graph.edit.optimizer_ids import OptimizerIds, call_parameters
 from ..graph.edit.subtree import rename_keys, renaming, state_dicts
 from ..graph.patterns import covers, unheard
 from ..manifest.manifest import Role, TensorEntry
@@ -60,6 +61,7 @@ class Edits(NamedTuple):
     casts: Casts
     rules: Rules | None
     bare: bool
+    optimizer_ids: OptimizerIds | None = None
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class Edits(NamedTuple):
         keep_dtype: str | Iterable[str] = (),
         to: Device | None = None,
         bare: bool | None = None,
+        optimizer_ids: OptimizerIds | None = None,
     ) -> Edits:
         """Check these options of `convert`, and add those of the preset."""
         if preset is not None and preset not in PRESETS:
@@ -100,6 +103,7 @@ class Edits(NamedTuple):
             casts_of(dtype, texts(keep_dtype)),
             None if to is None else rules_of(to=to),
             bool(added.get("bare") if bare is None else bare),
+            optimizer_ids,
         )
 
     @property
@@ -110,12 +114,13 @@ class Edits(NamedTuple):
     @property
     def keeps_tree(self) -> bool:
         """Whether everything stays in its place, under its name."""
-        return not (self.narrow or self.exclude or self.renames or self.bare)
+        changed = self.narrow or self.exclude or self.renames or self.optimizer_ids
+        return not (changed or self.bare)
 
     @property
     def of_training_state(self) -> Edits:
         """What is to change in an optimizer, a scheduler and the like: their device alone."""
-        return Edits.of()._replace(rules=self.rules)
+        return Edits.of(optimizer_ids=self.optimizer_ids)._replace(rules=self.rules)
 
     def share(self, tensors: Sequence[TensorEntry]) -> Edits | None:
         """What speaks of these tensors, those of one model of several; None if none is selected."""
@@ -155,6 +160,8 @@ class Edits(NamedTuple):
             left_out += flatten(draft)
         draft.warnings[:] = dict.fromkeys(draft.warnings)
         renamed = self._rename(draft)
+        if self.optimizer_ids is not None:
+            call_parameters(draft, self.optimizer_ids)
         casts = self._cast(draft)
         return Changes(tuple(left_out), wanted.to_json(), renamed, casts, self._move(draft))
 

@@ -176,6 +176,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "graph.edit.cast",
         "graph.tensor_terms",
         "graph.tree_text",
+        "graph.edit.optimizer_ids",
         "graph.edit.callables",
         "graph.edit",
         "graph.fingerprint",

@@ -13,21 +13,12 @@ from collections.abc import Iterable
 
 from ...errors import CorruptError
 from ...graph.canonical import Graph
+from ...graph.edit.optimizer_ids import params_of
 from ...pickles.nodes import Dict, List, Mapping, Node
 from .metadata import Keys
 
 _MOST_HOLES = 1024  # places of a list that nothing was saved for
-_STATE, _GROUPS, _PARAMS = "state", "param_groups", "params"
-
-
-def params_of(optimizer: Mapping) -> list[Node] | None:
-    """What the groups of an optimizer call its parameters; None if it is no optimizer."""
-    groups = optimizer.get(_GROUPS)
-    items = groups.items if isinstance(groups, List) else []
-    params = [group.get(_PARAMS) if isinstance(group, Mapping) else None for group in items]
-    if not params or not all(isinstance(each, List) for each in params):
-        return None
-    return [n for each in params if isinstance(each, List) for n in each.items]
+_STATE, _GROUPS = "state", "param_groups"
 
 
 def state_by_number(node: Mapping) -> Mapping | None:

@@ -66,7 +66,8 @@ class Happening:
             another device; `transfer`: copied between devices; `sync`: the host waits for a value;
             `mixed`: computed on the model's device, from tensors that are partly on others;
             `input`: the model was called with tensors on another device; `dropped`: copied to the
-            model's device, but then the original was used and not the copy.
+            model's device, but then the original was used and not the copy; `apart`: another model
+            was called, whose parameters are on another device.
         site: where in the code.
         devices: the device; for a transfer, from and to.
         count: how often.

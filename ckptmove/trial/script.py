@@ -120,6 +120,8 @@ class _Run:
                 variable="" if model is None else self.recorder.names.variable(model),
                 fed=self.recorder.names.fed,
                 call=self._call,
+                line=self.recorder.line_of_node,
+                choice=None if model is None else self.recorder.choice_for(model),
                 complete=self.recorder.steps >= self._wanted,
             )
 
@@ -153,7 +155,7 @@ class _Run:
                 any(id(each) in trained for each in parameters),
                 # What stays elsewhere beside a model that does the work is meant to, as a table.
                 most and parameters[0].device == self.home,
-                sum(each.numel() for each in parameters),
+                sum(map(_count, parameters)),
                 next((n for n, each in enumerate(latest) if each is model), -1),
             )
 
@@ -193,7 +195,7 @@ class _Run:
         if excuse is not None:
             return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
         line = self._call(said(error))
-        found = self.diagnosed(line, error) if self.recorder.calls else self._latest()
+        found = self.diagnosed(line, error)
         if not found.ok or found.not_simulated:
             return found
         when = "" if self.recorder.names.latest else " before it called a model"
@@ -228,6 +230,11 @@ class _Run:
             times = "once" if calls == 1 else f"{calls:,} times"
             return f"the script called its model {times}, and no optimizer took a step"
         return "the script ended before it called a model"
+
+
+def _count(parameter: torch.Tensor) -> int:
+    """The elements of a parameter; none if it has no shape yet."""
+    return 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
 
 
 def _wrong(found: Diagnosis, title: str, fix: str) -> Diagnosis:

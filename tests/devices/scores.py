@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.devices.galleries import ran
-from tests.making.device_faults import FAULTS
+from tests.making import held_out_faults, held_out_right
+from tests.making.device_faults import FAULTS, Fault
 from tests.making.right_programs import RIGHT
 
 
@@ -43,21 +44,33 @@ def clean(found: Mapping[str, Any]) -> str:
     return "clean" if found["ok"] else "false alarm"
 
 
-def faults_judged(only: Collection[str] = ()) -> Iterator[Judged]:
-    """The programs of `device_faults`, on a simulated GPU."""
+def own_judged(only: Collection[str] = ()) -> Iterator[Judged]:
+    """The programs of `device_faults` and `right_programs`."""
+    return _all_judged(FAULTS, RIGHT, only)
+
+
+def held_out_judged(only: Collection[str] = ()) -> Iterator[Judged]:
+    """Those that were written before doctor was mended for the others."""
+    return _all_judged(held_out_faults.FAULTS, held_out_right.RIGHT, only)
+
+
+def _all_judged(
+    faults: Mapping[str, Fault], right: Mapping[str, str], only: Collection[str]
+) -> Iterator[Judged]:
+    """Programs on a simulated GPU: each wrong one, and mended; then the right ones."""
     with tempfile.TemporaryDirectory() as folder:
         programs = {}
-        for name, fault in FAULTS.items():
+        for name, fault in faults.items():
             programs[f"{name}_wrong"] = name, True, fault.text(wrong=True)
             programs[f"{name}_right"] = name, False, fault.text(wrong=False)
-        programs |= {name: (name, False, text) for name, text in RIGHT.items()}
+        programs |= {name: (name, False, text) for name, text in right.items()}
         programs = {key: each for key, each in programs.items() if not only or each[0] in only}
         for key, (_, _, text) in programs.items():
             Path(folder, f"{key}.py").write_text(text)
         found = ran("simulated", [(str(Path(folder, key)),) for key in programs])
     for (name, wrong, _), told in zip(programs.values(), found, strict=True):
         if wrong:
-            fault = FAULTS[name]
+            fault = faults[name]
             texts = [fault.told(each) for each in fault.texts]
             yield Judged(name, True, judged(told, fault.causes, texts), told)
         else:

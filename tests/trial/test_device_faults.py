@@ -7,7 +7,8 @@ import os
 import pytest
 import torch
 
-from tests.devices.scores import Judged, faults_judged
+from tests.devices.scores import Judged, held_out_judged, own_judged
+from tests.making import held_out_faults, held_out_right
 from tests.making.device_faults import FAULTS
 from tests.making.right_programs import RIGHT
 
@@ -17,14 +18,7 @@ pytestmark = [
 ]
 
 #: What is known not to be found, or not with the names and lines that it should have.
-NOT_FOUND = {
-    *("asarray_of_losses", "averages_on_the_host", "cuda_in_workers", "numpy_of_outputs"),
-    *("default_device_and_shuffling", "generator_of_the_host", "lengths_of_sequences"),
-    *("stack_of_numbers", "table_on_the_host", "clamp_by_tensors", "condition_inverted"),
-    *("constant_of_a_function", "device_of_an_argument", "put_of_device_values"),
-    *("weights_of_the_loss", "encoder_on_the_host", "evaluation_at_the_end"),
-    *("parameter_to_device", "pinned_on_the_device"),
-}
+NOT_FOUND = {"evaluation_at_the_end", "mean_of_the_losses", "validation_between_epochs"}
 
 
 def check(found: list[Judged]) -> None:
@@ -37,11 +31,18 @@ def check(found: list[Judged]) -> None:
 
 
 def test_some_programs() -> None:
-    check(list(faults_judged(("data_of_parameters", "autocast", "attention_mask"))))
+    check(list(own_judged(("data_of_parameters", "autocast", "attention_mask"))))
 
 
 @pytest.mark.slow
 def test_every_program() -> None:
-    found = list(faults_judged())
+    found = list(own_judged())
     assert len(found) == 2 * len(FAULTS) + len(RIGHT)
+    check(found)
+
+
+@pytest.mark.slow
+def test_every_program_that_was_held_out() -> None:
+    found = list(held_out_judged())
+    assert len(found) == 2 * len(held_out_faults.FAULTS) + len(held_out_right.RIGHT)
     check(found)

@@ -30,6 +30,7 @@ def warnings_of(
     yield from _lazy(entries)
     yield from map(str, without_values(entries))
     yield from _offloaded(held, offloads)
+    yield from map(str, copied(together))
     yield from map(str, untrained(together))
     yield from map(str, misplaced(together))
     yield from map(str, _batch(held, offloads))
@@ -193,6 +194,19 @@ def untrained(together: OwnershipReport) -> Iterator[Verdict]:
             "untrained-parameters",
             f"no optimizer trains {names}, though requires_grad is True",
             "add it to the optimizer, or set requires_grad to False",
+        )
+
+
+def copied(together: OwnershipReport) -> Iterator[Verdict]:
+    """Attributes that were to be parameters, and are copies of one."""
+    for name, line in together.copied:
+        where = f" at {line}" if line else ""
+        yield Verdict(
+            "parameter-moved",
+            f"{name} is no parameter of the model, and is never trained: nn.Parameter(…).to(…)"
+            f"{where} gives a copy",
+            "move the values, not the parameter: nn.Parameter(values.to(device)), or let "
+            "model.to move the parameter",
         )
 
 

@@ -46,10 +46,20 @@ def unregistered(found: Holdings) -> Iterator[Unregistered]:
         module = found.modules.get(at)
         if each.role is Role.RNG_STATE or module is None or _moves_itself(module):
             continue
+        if is_copied_parameter(each.tensor):
+            continue  # which moves nowhere, and is reported as what it is
         attribute = str(each.path[len(at)])
         advice = _advice(each, module, attribute)
         if advice is not None:
             yield Unregistered(each.name, advice, type(module), attribute, each.held)
+
+
+def is_copied_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a copy of a leaf that learns, as `nn.Parameter(...).to(device)` gives."""
+    node = tensor.grad_fn
+    if node is None or node.name() != "ToCopyBackward0":
+        return False
+    return hasattr(node.next_functions[0][0], "variable")
 
 
 def _of_optimizer(each: HeldTensor, found: Holdings) -> Iterator[Unregistered]:
@@ -141,6 +151,8 @@ class OwnershipReport:
     misplaced: Sequence[Misplaced] = ()  #: state and gradients that are not where they belong
     unregistered: Sequence[Unregistered] = ()  #: tensors that stay behind when the model moves
     kind: str = "AdamW"  #: the class of the first optimizer
+    #: Attributes that are copies of parameters, each with the line that made it, or "".
+    copied: Sequence[tuple[str, str]] = ()
     shared: bool = False  #: whether some of the model's parameters are trained
 
 
@@ -149,11 +161,13 @@ def belonging(
     *,
     fed: Callable[[torch.Tensor], bool] | None = None,
     call: Callable[[str], str] = str,
+    line: Callable[[int], str] = lambda number: "",
 ) -> OwnershipReport:
     """Which tensors are foreign, untrained, misplaced or unregistered.
 
     Given `fed` (whether a parameter has, or had, a gradient), parameters count as foreign or
-    untrained only if that shows an error. `call` gives the displayed name of a device.
+    untrained only if that shows an error. `call` gives the displayed name of a device, `line` the
+    line that made a node of autograd, by its number.
     """
     foreign = [(each.name, each.tensor) for each in found.foreign]
     untrained = _untrained(found)
@@ -174,7 +188,13 @@ def belonging(
         id(each.tensor) for each in found.of(Ownership.PARAMETER) if each.tensor.requires_grad
     }
     shared = len({id(each) for _, each in _untrained(found)}) < len(own_ones)
-    return OwnershipReport(_shaped(foreign), _shaped(untrained), wrong, hidden, kind, shared)
+    copied = [
+        (each.name, line(each.tensor.grad_fn._sequence_nr()))  # type: ignore[union-attr]
+        for each in found.of(Ownership.UNREGISTERED)
+        if is_copied_parameter(each.tensor)
+    ]
+    shapes = _shaped(foreign), _shaped(untrained)
+    return OwnershipReport(*shapes, wrong, hidden, kind, copied, shared)
 
 
 def _shaped(named: Iterable[tuple[str, torch.Tensor]]) -> list[Shaped]:

@@ -5,7 +5,6 @@ Symptoms that a cause explains are not reported again.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ...device import kind_of
@@ -16,9 +15,13 @@ from ...reports.events import Operand, Trace
 from ..inventory import findings
 from ..inventory.holdings import REGISTERED, Ownership
 from ..inventory.ownership import OwnershipReport
+from .batch_causes import batch_away, changed_operand, dropped, root_variable
+from .device_choice import Choice
 from .evidence import MOST_LINES, UNKNOWN, Evidence
 from .operations import UNNAMED
+from .refusals import refusal
 
+_NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})
 _OFFLOADED = "(offloaded)"
 _HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
 #: Operations that give the host values it may not need, unlike shapes.
@@ -32,31 +35,42 @@ def causes(
     trace: Trace | None = None,
     failed: str | None = None,
     variable: str = "",
+    choice: Choice | None = None,
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
     `failed` is the exception that ended the run, in one line; `variable` the user's name of the
-    model, or "".
+    model, or ""; `choice` what chose another device for it.
     """
-    case = Evidence(device, manifest, belonging, trace, failed, variable)
+    refused = None if failed is None else refusal(failed, device)
+    if refused is not None:
+        return (refused,)
+    case = Evidence(device, manifest, belonging, trace, failed, variable, choice)
     found = [*_model(case)]
     moved = not any(each.cause == "model-never-moved" for each in found)
     if moved:
         found += _others(case)
-        found += _dropped(case)
-        found += _batch(case)
+        found += dropped(case)
+        found += batch_away(case)
         found += _hidden(case)
         found += _made(case)
     found += _training(case)
     if moved:
         if not any(each.severity != SLOW for each in found):
             found += _elsewhere(case)
+            found += _apart(case)
         found += _waits(case)
     if failed is not None and not any(each.severity != SLOW for each in found):
         where = f": {trace.error}" if trace is not None and trace.error is not None else ""
         title = "the step failed for a reason that has nothing to do with devices"
         found.append(Verdict("step-failed", title, "read the exception", (f"{failed}{where}",)))
     return tuple(found)
+
+
+def before_a_model(device: str, trace: Trace | None, failed: str) -> tuple[Verdict, ...]:
+    """What is wrong with a run that failed before it called a model, if devices are the cause."""
+    found = causes(device, _NO_MODEL, UNKNOWN, trace, failed)
+    return tuple(each for each in found if each.cause != "step-failed")
 
 
 # -- the model -------------------------------------------------------------------------------------
@@ -78,11 +92,18 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         kind, name = case.manifest.path, case.variable or "model"
         the = "" if name == "model" else f" {name} ({kind})"
         most = case.works and 2 * ran.get(case.device, 0) > sum(ran.values())
+        why = f"nothing moved {'it' if the else kind} to {case.device}"
+        fix = (
+            f'{name}.to("{case.device}") before the optimizer is created; or move both: '
+            f'ckptmove.move({name}, optimizer, to="{case.device}")'
+        )
+        if case.choice is not None:
+            why, fix = case.choice.title, case.choice.fix
+            lines = [*case.choice.evidence, *lines]
         yield Verdict(
             "model-never-moved",
-            f"the model{the} is on {where}: nothing moved {'it' if the else kind} to {case.device}",
-            f'{name}.to("{case.device}") before the optimizer is created; or move both: '
-            f'ckptmove.move({name}, optimizer, to="{case.device}")',
+            f"the model{the} is on {where}: {why}",
+            fix,
             tuple(lines),
             SLOW if most else WRONG,  # it was meant, perhaps
         )
@@ -122,100 +143,6 @@ def _others(case: Evidence) -> Iterator[Verdict]:
             f'{owner}.to("{case.device}"), as the model',
             () if case.failed is None else (case.failed,),
         )
-
-
-# -- the batch -------------------------------------------------------------------------------------
-
-
-def _dropped(case: Evidence) -> Iterator[Verdict]:
-    broken = {_bare(each.name) for each in case.broken()}
-    for each in case.happened("dropped"):
-        name = _bare(each.operands[0].name) if each.operands else ""
-        if name not in broken:
-            continue  # whatever was copied in vain, nobody misses it
-        case.explain([name])
-        mended = name if _variable(name) else "x"
-        fix = f"{_brought(mended, case.device)}; .to never moves a tensor in place"
-        yield Verdict(
-            "to-result-dropped",
-            f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
-            f"{mended} stays on {each.devices.partition('→')[0]}",
-            fix,
-            (str(each),),
-        )
-
-
-def _bare(name: str) -> str:
-    """The name in `x, made by randn at train.py:3`."""
-    return name.partition(", made by ")[0]
-
-
-def _variable(name: str) -> str:
-    """The variable in `x` and in `batch['x']`; "" if there is none."""
-    found = re.split(r"[.\[]", name, maxsplit=1)[0]
-    return found if found.isidentifier() else ""
-
-
-def _changed(case: Evidence) -> Operand | None:
-    """What the failed operation would have changed in place, such as an average, or None."""
-    error = case.trace.error if case.trace is not None else None
-    if error is None or case.trace is None or not case.trace.operands:
-        return None
-    name = error.op.partition(".")[2].partition(".")[0]
-    return case.trace.operands[0] if name.endswith("_") else None
-
-
-def _brought(name: str, device: str) -> str:
-    """The code that brings `x`, `batch['x']` or, for `batch[0]`, all of `batch` to a device.
-
-    A tuple takes no item, and a name with a dot or a number may be one's.
-    """
-    variable = _variable(name)
-    if name == variable or re.fullmatch(r"\w+\[(['\"]).*\1\]", name):
-        return f'{name} = {name}.to("{device}")'
-    return f'{variable} = ckptmove.to_device({variable}, "{device}")'
-
-
-def _is_target(operand: Operand, case: Evidence) -> bool:
-    """Whether the user's loop made it for a loss, as a batch is made."""
-    if operand.held != "made" or operand.module or not _variable(operand.variable):
-        return False
-    error = case.trace.error if case.trace is not None else None
-    return error is not None and any(each in error.op for each in ("loss", "cross_entropy"))
-
-
-def _batch(case: Evidence) -> Iterator[Verdict]:
-    """Inputs of the model, and other inputs of the failed operation from outside."""
-    broken = [each for each in case.broken() if _bare(each.name) not in case.explained]
-    targets = [each for each in broken if _is_target(each, case)]
-    broken = [each for each in broken if each.held in ("", "input") or each in targets]
-    broken = [each for each in broken if each != _changed(case)]
-    if not broken:
-        return
-    names = {each.variable if each in targets else _bare(each.name): each for each in broken}
-    case.explain([each.name for each in targets])
-    lines = [f"{each}" for each in targets]
-    for each in case.happened("input"):
-        for operand in each.operands:
-            name = _bare(operand.name)
-            if operand.held != "input" or name in case.explained:
-                continue
-            lines.append(f"{operand} when {each.site.module} is called at {each.site.source}")
-            if "len" not in name:  # lengths of sequences belong on the host
-                names.setdefault(name, operand)
-    case.explain(list(names))
-    first = next(iter(names))
-    variable = _variable(first)
-    if not variable:  # an expression of which only the operation is known
-        first = f"what {case.trace.error} takes" if case.trace is not None else first
-        names = {first: broken[0]}
-    where = " and ".join(sorted({each.device for each in names.values()}))
-    one = _brought(first if variable else "x", case.device)
-    fix = f"{one} in the loop; or the whole batch: {findings.batch_fix(case.device)}"
-    if one == findings.batch_fix(case.device):
-        fix = f"{one} in the loop"
-    evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
-    yield findings.batch(list(names), where, fix, evidence)
 
 
 # -- tensors of the model's own --------------------------------------------------------------------
@@ -291,7 +218,7 @@ def _made(case: Evidence) -> Iterator[Verdict]:
         fix = (
             f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
         )
-        bring = f"{_variable(made) or 'it'}.to(x.device)"
+        bring = f"{root_variable(made) or 'it'}.to(x.device)"
         yield Verdict(
             "made-elsewhere",
             f"{op} at {source}{module} makes {made} on {operand.device}",
@@ -309,6 +236,7 @@ def _made(case: Evidence) -> Iterator[Verdict]:
 
 def _training(case: Evidence) -> Iterator[Verdict]:
     """An optimizer that trains other parameters, or state on another device."""
+    yield from findings.copied(case.belonging)
     if case.belonging.foreign and case.belonging.untrained:
         case.explain([name for name, _ in case.belonging.foreign])
         yield from findings.untrained(case.belonging)
@@ -325,7 +253,7 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
     if broken:
         error = case.trace.error if case.trace is not None else None
         fix = f'x = x.to("{case.device}") before'
-        if broken[0] == _changed(case):
+        if broken[0] == changed_operand(case):
             fix = f"create {broken[0].name} after the model is moved, or move it before the loop"
         elif broken[0].held in REGISTERED:
             fix = f'move what holds it before the optimizer is created: .to("{case.device}")'
@@ -375,6 +303,24 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         tuple(map(str, [*back, *strays][:MOST_LINES])),
         SLOW,
     )
+
+
+def _apart(case: Evidence) -> Iterator[Verdict]:
+    """Models that run on another device at each step, beside one where it should be."""
+    for each in case.happened("apart"):
+        often = max(1, case.often - 1)  # it is noted from the second step on
+        if not case.works or each.turns < often or each.site.module == case.variable:
+            continue
+        name, (kind, *_) = each.site.module, (each.operands[0].owner,)
+        the = f"{name} ({kind})" if name != kind else name
+        yield Verdict(
+            "runs-elsewhere",
+            f"{the} runs on {each.devices} at each step, beside the model on {case.device}, at "
+            f"{each.site.source}",
+            f'{name}.to("{case.device}") before the loop, and give it what is there',
+            (f"it was called {plural(each.count, 'time')}",),
+            SLOW,
+        )
 
 
 def _waits(case: Evidence) -> Iterator[Verdict]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...manifest.manifest import Manifest
 from ...reports.events import Happening, Operand, Trace
 from ..inventory.ownership import OwnershipReport
+from .device_choice import Choice
 
 MOST_LINES = 5  # of evidence
 UNKNOWN = OwnershipReport()
+#: What torch says if an operation takes no tensor from another device, also no number.
+_SAME = re.compile(r"Expected all tensors to be on the same device")
+_INDICES = re.compile(r"indices should be either on cpu or on the same device")
 
 
 @dataclass
@@ -23,6 +28,7 @@ class Evidence:
     trace: Trace | None  #: of the run, or None
     failed: str | None  #: the exception that ended it, in a line, or None
     variable: str = ""  #: what the user calls the model, or ""
+    choice: Choice | None = None  #: what chose another device, or None
     #: Names and lines whose symptoms are explained.
     explained: set[str] = field(default_factory=set)
 
@@ -34,10 +40,13 @@ class Evidence:
         """The operands elsewhere of the operation that failed."""
         if self.trace is None or self.failed is None:
             return []
-        devices = {each.device for each in self.trace.operands if each.shape}
-        if len(devices) < 2:
+        operands = [each for each in self.trace.operands if each.shape]
+        if len({each.device for each in operands}) < 2:
+            # Some operations, such as `stack`, take no numbers from elsewhere either.
+            operands = list(self.trace.operands) if _SAME.search(self.failed) else []
+        if len({each.device for each in operands}) < 2 and not _INDICES.search(self.failed):
             return []
-        return [each for each in self.trace.operands if each.shape and self.is_away(each.device)]
+        return [each for each in operands if self.is_away(each.device)]
 
     @property
     def often(self) -> int:

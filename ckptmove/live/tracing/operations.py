@@ -32,7 +32,7 @@ _FACTORIES = {
 }
 
 
-class Seen(NamedTuple):
+class Facts(NamedTuple):
     """What is remembered of a tensor; big ones are not single numbers, which may be anywhere."""
 
     device: torch.device
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Seen:
+    def of(cls, tensor: torch.Tensor) -> Facts:
         """The facts about a tensor."""
         nbytes = tensor.numel() * tensor.element_size()
         return cls(indexed(tensor.device), is_big(tensor), nbytes)

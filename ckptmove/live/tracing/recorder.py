@@ -24,13 +24,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import UsageError
 from ...phrases import format_error
 from ...reports.events import Happening, Operand, Site, Trace, Usage
-from .operations import COPIES, NAMES, SYNCS, Failing, Seen, indexed, is_big, runs_for, tensors_of
-from .source_lines import is_asked, line_of, locals_of, user_frame, user_line, variable
+from .device_choice import Callers, Choice
+from .operations import COPIES, NAMES, SYNCS, Facts, Failing, indexed, is_big, runs_for, tensors_of
+from .source_lines import (
+    backward_frame,
+    frame_outside,
+    is_asked,
+    line_of,
+    locals_of,
+    user_frame,
+    user_line,
+    variable,
+)
 from .tensor_names import Names, key_of
 from .unused_copies import Copies, Copy
 
 _MOST_SITES = 4096  # more are counted, and not told apart
 _MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line
+#: Modules that may stay on the CPU because they are large.
+_TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _MOST_CAUSES = 16  # of an exception
 
 
@@ -75,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._dropped = 0
         self._lines: dict[int, tuple[str, str]] = {}  # number of an operation → module and line
         self._copies = Copies()
+        self._callers = Callers()
         self._stepping = self._begun = False
         self._hooked: ExitStack | None = None
         self._thread = 0
@@ -205,6 +218,7 @@ class Recorder(TorchDispatchMode):
 
         given = self.names.called(module, args, kwargs, spelled, frame)
         self._copies.use(given, moved=False)
+        self._look_where(module, frame)
         away = [each for each in given if is_big(each) and indexed(each.device) != self._home]
         alone = next(itertools.chain(module.parameters(), module.buffers()), None) is None
         if away and not (alone and len(away) == sum(map(is_big, given))):  # else it computes there
@@ -212,6 +226,33 @@ class Recorder(TorchDispatchMode):
             site = Site("forward", self.names.of_module(module) or kind, "call", line_of(frame))
             devices = sorted({self._call(indexed(each.device)) for each in away})
             self._note("input", site, " and ".join(devices), 0, away)
+
+    def _look_where(self, module: torch.nn.Module, frame: FrameType | None) -> None:
+        """Record a model that is called elsewhere, and what its callers say of devices."""
+        parameter = next(module.parameters(), None)
+        if frame is None or parameter is None or indexed(parameter.device) == self._home:
+            return
+        if all(type(each) in _TABLES for each in module.modules() if each._parameters):
+            return  # they may be too large for the device
+        self._callers.note(module, frame)
+        if not self.steps:
+            return  # what runs once, before all steps, may be slow
+        name = self.names.variable(module) or type(module).__name__
+        where = self._call(indexed(parameter.device))
+        key = "apart", Site("forward", name, "call", line_of(frame)), where
+        self._note(*key, 0, [])
+        if key in self._happenings:
+            owner = type(module).__name__
+            self._happenings[key].operands = (Operand(name, where, (), owner=owner),)
+
+    def choice_for(self, model: torch.nn.Module) -> Choice | None:
+        """What chose another device than the one that a called model should be on."""
+        name = self.names.variable(model)
+        return self._callers.choice_for(model, name, self._home, self._call_it)
+
+    def line_of_node(self, number: int) -> str:
+        """The line of the operation behind a node of autograd, or ""."""
+        return self._lines.get(number, ("", ""))[1]
 
     def _phase(self) -> str:
         if torch._C._current_autograd_node() is not None:
@@ -248,7 +289,7 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "prim":  # what a tensor is asked about itself
             return func(*args, **kwargs)
         taken = tensors_of((args, kwargs))
-        seen = [Seen.of(each) for each in taken]
+        seen = [Facts.of(each) for each in taken]
         site = self._site(func)
         try:
             out = func(*args, **kwargs)
@@ -264,12 +305,13 @@ class Recorder(TorchDispatchMode):
         if phase == "backward":
             node = torch._C._current_autograd_node()
             module, line = self._lines.get(node._sequence_nr(), ("", ""))
+            line = line_of(backward_frame(sys._getframe(2).f_back)) or line
             return Site(phase, module, str(func), line)
         module = self.running[-1] if self.running else ""
         line = user_line(sys._getframe(2).f_back)
         if torch.is_grad_enabled() and len(self._lines) < _MOST_LINES:
             # Its node was numbered just before it came here.
-            self._lines[torch._C._autograd._get_sequence_nr() - 1] = module, line
+            self._lines.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, line))
         return Site(phase, module, str(func), line)
 
     def _record(
@@ -277,11 +319,11 @@ class Recorder(TorchDispatchMode):
         site: Site,
         func: Any,
         taken: list[torch.Tensor],
-        seen: list[Seen],
+        seen: list[Facts],
         out: list[torch.Tensor],
         kwargs: Any,
     ) -> None:
-        made = [Seen.of(each) for each in out]
+        made = [Facts.of(each) for each in out]
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
         if len(self._sites) < _MOST_SITES:
             self._sites.add(site)
@@ -313,7 +355,7 @@ class Recorder(TorchDispatchMode):
             devices = sorted({self._call(each.device) for each in seen if each.is_big})
             self._note("mixed", site, " and ".join(devices), 0, _at(taken, others))
 
-    def _count(self, site: Site, seen: list[Seen], made: list[Seen]) -> None:
+    def _count(self, site: Site, seen: list[Facts], made: list[Facts]) -> None:
         self._phases[site.phase] = self._phases.get(site.phase, 0) + 1
         where = self._where(seen, made)
         if where is None or (not site.phase and where != self._home):
@@ -331,7 +373,7 @@ class Recorder(TorchDispatchMode):
             return True
         return self._home.type == "cpu" and site.phase != "optimizer"
 
-    def _where(self, taken: list[Seen], made: list[Seen]) -> torch.device | None:
+    def _where(self, taken: list[Facts], made: list[Facts]) -> torch.device | None:
         """The device of an operation, as torch chooses it: of results first, of numbers last."""
         seen = [*made, *taken]
         return next((s.device for s in seen if s.is_big), seen[0].device if seen else None)
@@ -354,10 +396,11 @@ class Recorder(TorchDispatchMode):
             copy = Copy(site, devices, nbytes, self._operands([source])[0], key_of(source))
             self._copies.watch(made, source, copy)
 
-    def _created(self, site: Site, out: list[torch.Tensor], made: list[Seen]) -> None:
+    def _created(self, site: Site, out: list[torch.Tensor], made: list[Facts]) -> None:
         for tensor, each in zip(out, made, strict=True):
-            if each.is_big and each.device != self._home:
+            if each.device != self._home:
                 self.names.made(tensor, site)
+            if each.is_big and each.device != self._home:
                 self._note("created", site, self._call(each.device), each.nbytes, [])
 
     def _note(
@@ -379,21 +422,13 @@ class Recorder(TorchDispatchMode):
             found.turns += 1
 
     def _operands(self, tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
-        frame = user_frame(_caller())
+        frame = user_frame(frame_outside(__file__))
         return tuple(
             self.names.operand(each, self._call(indexed(each.device)), frame) for each in tensors
         )
 
     def _call(self, device: torch.device) -> str:
         return self._call_it(str(device))
-
-
-def _caller() -> FrameType | None:
-    """The innermost frame outside of the recorder."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return frame
 
 
 def _at(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,13 @@ from types import FrameType
 
 import torch
 
-from ...phrases import format_error
+from ...phrases import format_error, text_of
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_CALLERS = 8  # whose variables are looked at for a module
 _DICT = type(vars(type("", (), {}))["__dict__"])  # of classes written in Python
 _MOST_ITEMS = 64  # of a container that may hold a tensor
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -27,6 +29,8 @@ _LIKE_TORCH = f"{_OURS}trial{os.sep}simulation{os.sep}"
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGES = tuple(str(Path(sysconfig.get_path(kind))) + os.sep for kind in ("purelib", "platlib"))
 _STDLIB = str(Path(sysconfig.get_path("stdlib"))) + os.sep
+#: Where torch's Python calls the engine of backward passes.
+_ENGINE = str(Path("torch", "autograd", "graph.py"))
 #: Code of torch between the user's code and the methods of a tensor.
 _PASSING = tuple(
     _TORCH + name.replace("/", os.sep)
@@ -52,9 +56,38 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+def frame_outside(file: str) -> FrameType | None:
+    """The innermost frame outside of a file of ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == file:
+        frame = frame.f_back
+    return frame
+
+
+def backward_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's code that a backward pass calls; None for torch's own."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None or frame.f_code.co_filename.endswith(_ENGINE):
+            return None
+        if is_users(frame.f_code.co_filename):
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def line_of(frame: FrameType | None) -> str:
     """The line that a frame is at, `file.py:12`; "" for none."""
     return "" if frame is None else f"{_spell(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def line_in(file: str, number: int) -> str:
+    """A line of a file, `file.py:12`."""
+    return f"{_spell(file)}:{number}"
+
+
+def is_library(file: str) -> bool:
+    """Whether this is no file of the user's own."""
+    return not is_users(file) or file.startswith(_PACKAGES)
 
 
 def user_line(frame: FrameType | None) -> str:
@@ -85,6 +118,15 @@ def is_within(frame: FrameType, line: str) -> bool:
     return int(number) in {at for _, _, at in frame.f_code.co_lines()}
 
 
+def is_outer(frame: FrameType, name: str) -> bool:
+    """Whether a variable of a function is not its own: of the module, of a closure, of `self`."""
+    code = frame.f_code
+    root = re.split(r"[.\[]", name, maxsplit=1)[0]
+    if not root or not code.co_flags & inspect.CO_NEWLOCALS:
+        return False
+    return name.startswith("self.") or root not in (*code.co_varnames, *code.co_cellvars)
+
+
 def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
     """A frame's variable for a tensor or module: `x`, `batch['x']`, `self.critic`; "" if none."""
     own = [(name, each) for name, each in locals_of(frame).items() if not name.startswith("_")]
@@ -96,11 +138,10 @@ def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
         for key, each in _within(value):
             if each is wanted:
                 return f"{name}[{key!r}]"
-    if isinstance(wanted, torch.nn.Module):
-        held = getattr(dict(own).get("self"), "__dict__", {})
-        for name, value in [*held.items(), *dict(held.get("_modules") or {}).items()]:
-            if value is wanted:
-                return f"self.{name}"
+    held = getattr(dict(own).get("self"), "__dict__", {})
+    for name, value in [*held.items(), *dict(held.get("_modules") or {}).items()]:
+        if value is wanted:
+            return f"self.{name}"
     return ""
 
 
@@ -150,9 +191,24 @@ def raised_at(error: BaseException) -> str:
     return found
 
 
+def _raised_in_worker(error: BaseException) -> tuple[str, str] | None:
+    """What an exception in a process or thread of a DataLoader said, and its line; else None."""
+    head, found, rest = text_of(error).partition("Original Traceback (most recent call last):")
+    if not found or not any(each in head for each in ("DataLoader", "pin memory")):
+        return None
+    lines = [each for each in rest.splitlines() if each and not each.startswith(" ")]
+    frames = _FRAME.findall(rest)
+    users = [f"{_spell(file)}:{number}" for file, number in frames if is_users(file)]
+    return (lines[0], users[-1] if users else "") if lines else None
+
+
 def said(error: BaseException) -> str:
     """An exception in a line, and where it comes from."""
     where = raised_at(error)
+    worker = _raised_in_worker(error)
+    if worker is not None:
+        line, inner = worker
+        return f"{line} (at {inner or where})" if inner or where else line
     return format_error(error) + (f" (at {where})" if where else "")
 
 

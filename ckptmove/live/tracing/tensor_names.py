@@ -19,7 +19,7 @@ from ...reports.events import Operand, Site
 from ..inventory.holdings import Ownership, holdings
 from ..inventory.object_walk import Reach
 from .operations import UNNAMED, factory
-from .source_lines import is_within, modules_in, variable
+from .source_lines import is_outer, is_within, modules_in, variable
 
 _MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
@@ -34,6 +34,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # sparse, or a wrapper
+        return None
+    except ValueError:  # a parameter without a shape yet
         return None
 
 
@@ -197,13 +199,17 @@ class Names:
                 return Operand(inner, device, tuple(tensor.shape), held, "", "", owner)
         if held in _LOOSE:
             other = "" if frame is None else variable(frame, tensor)
-            if held == _OUTSIDE:  # made where it is used; else passed on, like a batch
+            if held == _OUTSIDE:  # made where it is used, or once; else passed on, like a batch
                 line = name.rpartition(" at ")[2]
-                held = "made" if frame is not None and is_within(frame, line) else ""
+                here = frame is not None and (is_within(frame, line) or is_outer(frame, other))
+                held = "made" if here else ""
+                if other and not held:
+                    other = f"{other}, made by {name.removeprefix('what ').replace(' makes', '')}"
             held = "" if held == _GIVEN else held
             if isinstance(tensor, nn.Parameter) and not held:  # of no module that is known
                 held = "made" if found.held == _OUTSIDE else str(Ownership.PARAMETER)
             name = name if held else other or name
+        other = other.partition(", made by ")[0]
         return Operand(name, device, tuple(tensor.shape), held, found.module, other, found.owner)
 
     def _of(self, tensor: torch.Tensor, *, walk: bool = True) -> _Name:

@@ -21,7 +21,8 @@ from ...runtime.environment.usable import Facts, best, facts, usable
 from ..inventory.holdings import Optimizers, holdings, optimizers_of
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
-from .causes import causes
+from .causes import before_a_model, causes
+from .device_choice import Choice
 from .recorder import Recorder
 from .source_lines import said
 
@@ -39,6 +40,8 @@ def diagnose(
     variable: str = "",
     fed: Callable[[torch.Tensor], bool] = lambda parameter: parameter.grad is not None,
     call: Callable[[str], str] = str,
+    line: Callable[[int], str] = lambda number: "",
+    choice: Choice | None = None,
     notes: Sequence[str] = (),
     complete: bool = True,
     not_simulated: bool = False,
@@ -46,19 +49,22 @@ def diagnose(
     """Diagnose a run.
 
     `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
-    had, a gradient; `call` gives the displayed name of a device. `subject` defaults to the model's
-    class.
+    had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
+    autograd, by its number; `choice` is what chose another device. `subject` defaults to the
+    model's class.
     """
     known = facts() if known is None else known
     verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
     report: dict[str, Any] | None = None
     placed: tuple[str, ...] = ()
+    if model is None and failed is not None and not verdicts:
+        verdicts += before_a_model(device, trace, failed)
     if model is not None:
         found = holdings(model, optimizers)
         manifest = _called(manifest_of(found, model), call)
         if not verdicts:  # else nothing could be there
-            together = belonging(found, fed=fed, call=call)
-            verdicts += causes(device, manifest, together, trace, failed, variable)
+            together = belonging(found, fed=fed, call=call, line=line)
+            verdicts += causes(device, manifest, together, trace, failed, variable, choice)
         report = manifest.to_json()
         homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
         placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
@@ -151,6 +157,8 @@ class Watch:
             known=self._facts,
             variable=self._recorder.names.variable(self._model),
             fed=self._recorder.names.fed,
+            line=self._recorder.line_of_node,
+            choice=self._recorder.choice_for(self._model),
             complete=error is None,
         )
         for each in self.diagnosis.verdicts if error is not None else ():

@@ -66,13 +66,20 @@ def _seen(device: torch.device) -> list[tuple[Any, str, Any]]:
         (Tensor, "data", data),
         (Tensor, "type", _typed),
         (Tensor, device.type, _brought),
-        (Tensor, "pin_memory", lambda self, device=None: self),
+        (Tensor, "pin_memory", _pinned),
         (Tensor, "is_pinned", lambda self, device=None: False),
         (storage, "device", property(_device_of_storage)),
         (storage, is_kind, property(lambda each: _device_of_storage(each) == shown.device)),
         (torch, "_has_compatible_shallow_copy_type", _compatible),
         (RecursiveScriptModule, "_apply", _apply_to_script),
     ]
+
+
+def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
+    """`Tensor.pin_memory`, which torch has of tensors on the CPU alone."""
+    if is_there(tensor):
+        raise RuntimeError(f"cannot pin '{type_name(tensor)}' only dense CPU tensors can be pinned")
+    return tensor
 
 
 def _shown_device(tensor: Tensor) -> torch.device:

@@ -1,0 +1,109 @@
+"""Find what a run was given on another device: the batch, and what `.to` was called on in vain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...reports.doctor import Verdict
+from ...reports.events import Operand
+from ..inventory import findings
+from .evidence import MOST_LINES, Evidence
+
+#: The argument of a loss that torch names when it refuses it.
+_WEIGHT = re.compile(r"but got (pos_)?weight is on ")
+
+
+def dropped(case: Evidence) -> Iterator[Verdict]:
+    """Copies that were made and not used, though the operation then missed them."""
+    broken = {bare_name(each.name) for each in case.broken()}
+    for each in case.happened("dropped"):
+        name = bare_name(each.operands[0].name) if each.operands else ""
+        if name not in broken:
+            continue  # whatever was copied in vain, nobody misses it
+        case.explain([name])
+        mended = name if root_variable(name) else "x"
+        fix = f"{_brought(mended, case.device)}; .to never moves a tensor in place"
+        yield Verdict(
+            "to-result-dropped",
+            f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
+            f"{mended} stays on {each.devices.partition('→')[0]}",
+            fix,
+            (str(each),),
+        )
+
+
+def bare_name(name: str) -> str:
+    """The name in `x, made by randn at train.py:3`."""
+    return name.partition(", made by ")[0]
+
+
+def root_variable(name: str) -> str:
+    """The variable in `x` and in `batch['x']`; "" if there is none."""
+    found = re.split(r"[.\[]", name, maxsplit=1)[0]
+    return found if found.isidentifier() else ""
+
+
+def changed_operand(case: Evidence) -> Operand | None:
+    """What the failed operation would have changed in place, such as an average, or None."""
+    error = case.trace.error if case.trace is not None else None
+    if error is None or case.trace is None or not case.trace.operands:
+        return None
+    name = error.op.partition(".")[2].partition(".")[0]
+    return case.trace.operands[0] if name.endswith("_") else None
+
+
+def _brought(name: str, device: str) -> str:
+    """The code that brings `x`, `batch['x']` or, for `batch[0]`, all of `batch` to a device.
+
+    A tuple takes no item, and a name with a dot or a number may be one's.
+    """
+    variable = root_variable(name)
+    if name == variable or re.fullmatch(r"self\.\w+|\w+\[(['\"]).*\1\]", name):
+        return f'{name} = {name}.to("{device}")'
+    return f'{variable} = ckptmove.to_device({variable}, "{device}")'
+
+
+def _is_target(operand: Operand, case: Evidence) -> bool:
+    """Whether the user's loop made it for a loss, as a batch is made."""
+    if operand.held != "made" or operand.module or not root_variable(operand.variable):
+        return False
+    if _WEIGHT.search(case.failed or ""):  # of the classes, which is no part of a batch
+        return False
+    error = case.trace.error if case.trace is not None else None
+    return error is not None and any(each in error.op for each in ("loss", "cross_entropy"))
+
+
+def batch_away(case: Evidence) -> Iterator[Verdict]:
+    """Inputs of the model, and other inputs of the failed operation from outside."""
+    broken = [each for each in case.broken() if bare_name(each.name) not in case.explained]
+    targets = [each for each in broken if _is_target(each, case)]
+    broken = [each for each in broken if each.held in ("", "input") or each in targets]
+    broken = [each for each in broken if each != changed_operand(case)]
+    if not broken:
+        return
+    names = {each.variable if each in targets else bare_name(each.name): each for each in broken}
+    case.explain([each.name for each in targets])
+    lines = [f"{each}" for each in targets]
+    for each in case.happened("input"):
+        for operand in each.operands:
+            name = bare_name(operand.name)
+            if operand.held != "input" or name in case.explained:
+                continue
+            lines.append(f"{operand} when {each.site.module} is called at {each.site.source}")
+            if "len" not in name:  # lengths of sequences belong on the host
+                names.setdefault(name, operand)
+    case.explain(list(names))
+    first = next(iter(names))
+    variable = root_variable(first)
+    if not variable:  # an expression of which only the operation is known
+        first = f"what {case.trace.error} takes" if case.trace is not None else first
+        names = {first: broken[0]}
+    where = " and ".join(sorted({each.device for each in names.values()}))
+    one = _brought(first if variable else "x", case.device)
+    fix = f"{one} in the loop; or the whole batch: {findings.batch_fix(case.device)}"
+    if one == findings.batch_fix(case.device):
+        fix = f"{one} in the loop"
+    lines = lines or [f"{each}" for each in broken if bare_name(each.name) != each.name]
+    evidence = lines[:MOST_LINES] or ([case.failed] if case.failed else [])
+    yield findings.batch(list(names), where, fix, evidence)

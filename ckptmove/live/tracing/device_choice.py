@@ -1,0 +1,307 @@
+"""Find the line of a program that chose the device, when the model is not where it should be.
+
+The program's source is parsed, never run. What a variable was is known from the frames that called
+the model; the source says where it came from: an argument's default, the environment, a condition.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ...device import kind_of
+from .source_lines import is_library, line_in, locals_of
+
+_MOST_CALLERS = 8
+_MOST_LINES = 1 << 16  # of a source
+_LONGEST = 100  # characters of code that is shown
+_KINDS = ("cpu", "cuda", "mps", "xpu")
+_MOST_SOURCES = 4  # that a value is followed through
+
+
+class Choice(NamedTuple):
+    """Why the device is another than the one that was asked for."""
+
+    title: str  #: what chose it, and where
+    fix: str  #: what to write or to give instead
+    evidence: tuple[str, ...]  #: where its parts come from, one line each
+
+
+class Seen(NamedTuple):
+    """What the frames that called a model say of devices."""
+
+    files: tuple[str, ...]  #: the user's own files, the innermost first
+    values: Mapping[str, str]  #: variables that name a device
+
+
+class Callers:
+    """The callers of models that are elsewhere."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, Seen] = weakref.WeakKeyDictionary()
+
+    def note(self, model: torch.nn.Module, frame: FrameType) -> None:
+        """Remember what the first callers of a model say."""
+        if model not in self._seen:
+            self._seen[model] = seen_from(frame)
+
+    def choice_for(
+        self, model: torch.nn.Module, variable: str, wanted: object, call: Callable[[str], str]
+    ) -> Choice | None:
+        """What chose another device for a model; `call` gives the displayed name of a device."""
+        parameter = next(model.parameters(), None)
+        seen = self._seen.get(model)
+        if seen is None or parameter is None:
+            return None
+        return chosen(seen, variable, call(str(parameter.device)), call(str(wanted)))
+
+
+def seen_from(frame: FrameType | None) -> Seen:
+    """The files and the variables that name devices, from a frame on."""
+    files: dict[str, None] = {}
+    values: dict[str, str] = {}
+    for _ in range(_MOST_CALLERS):
+        while frame is not None and is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            break
+        files[frame.f_code.co_filename] = None
+        for name, value in {**frame.f_globals, **locals_of(frame)}.items():
+            _note(values, name, value)
+            held = getattr(value, "__dict__", None)
+            if isinstance(held, dict) and (name == "self" or type(value).__name__ == "Namespace"):
+                for key, each in held.items():
+                    _note(values, f"{name}.{key}", each)
+        frame = frame.f_back
+    return Seen(tuple(files), values)
+
+
+def _note(values: dict[str, str], name: str, value: Any) -> None:
+    named = str(value) if isinstance(value, (str, torch.device)) else ""
+    if kind_of(named) in _KINDS and len(named) < 16:
+        values.setdefault(name, named)
+
+
+def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
+    """What chose the device of a model, or None.
+
+    Args:
+        seen: of the frames that called it.
+        model: the user's variable of it, or "".
+        is_on: where it is.
+        wanted: where it should be.
+    """
+    for file in seen.files:
+        lines = linecache.getlines(file)
+        if not lines or len(lines) > _MOST_LINES:
+            continue
+        try:
+            tree = ast.parse("".join(lines))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        source = _Source(tree, "".join(lines), file, wanted)
+        found = source.assigned(seen.values, is_on) or source.guarded(model)
+        if found is not None:
+            return found
+    return None
+
+
+class _Source:
+    """The source of a program."""
+
+    def __init__(self, tree: ast.Module, text: str, file: str, wanted: str) -> None:
+        self._nodes = list(ast.walk(tree))
+        self._text = text
+        self._file = file
+        self._wanted = wanted
+
+    def at(self, node: Any) -> str:
+        """The line of a node."""
+        return line_in(self._file, node.lineno)
+
+    def code(self, node: ast.AST) -> str:
+        """A node as the user wrote it, in a line."""
+        line = " ".join((ast.get_source_segment(self._text, node) or ast.unparse(node)).split())
+        return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+
+    def assigned(self, values: Mapping[str, str], is_on: str) -> Choice | None:
+        """A variable that is moved to, and was given the wrong device."""
+        used = self._moved_to()
+        found: Choice | None = None  # of several assignments, the last
+        for target, value in self._assignments():
+            name = ast.unparse(target)
+            if name not in used or kind_of(values.get(name, "")) != kind_of(is_on):
+                continue
+            if isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in values:
+                continue  # the same by another name
+            if _named(value) not in ("", kind_of(is_on)):
+                continue  # another branch
+            told = list(dict.fromkeys(self._sources(value)))
+            title = f"{name} is {values[name]}: {name} = {self.code(value)} at {self.at(value)}"
+            found = Choice(title, self._fix(value, told), tuple(line for line, _ in told))
+            around = self._condition(value)
+            if around is not None and _named(value):
+                told = list(dict.fromkeys(self._sources(around.test)))
+                lines = (f"it is chosen by `if {self.code(around.test)}` at {self.at(around)}",)
+                fix = self._fix(around.test, told)
+                found = Choice(title, fix, (*lines, *(line for line, _ in told)))
+        if found is not None:
+            return found
+        for name in sorted(used & {each for each in values if "." in each}):
+            argument = self._argument(name.rpartition(".")[2])
+            if argument and kind_of(values[name]) == kind_of(is_on):
+                return Choice(f"{name} is {values[name]}: {argument[0]}", argument[1], ())
+        return None
+
+    def guarded(self, model: str) -> Choice | None:
+        """A move of the model under a condition that did not hold."""
+        for each in self._nodes:
+            if not isinstance(each, ast.If):
+                continue
+            for call in (c for part in each.body for c in ast.walk(part)):
+                if not isinstance(call, ast.Call) or _moved(call) != (model or "model"):
+                    continue
+                told = list(dict.fromkeys(self._sources(each.test)))
+                test = self.code(each.test)
+                title = (
+                    f"{self.code(call)} at {self.at(call)} is not run: "
+                    f"`if {test}` at {self.at(each)} does not hold"
+                )
+                return Choice(title, self._fix(each.test, told), tuple(line for line, _ in told))
+        return None
+
+    def _condition(self, value: ast.expr) -> ast.If | None:
+        """The innermost `if` around an expression, or None."""
+        found: ast.If | None = None
+        for each in self._nodes:  # outer ones come first
+            if isinstance(each, ast.If) and any(value is node for node in ast.walk(each)):
+                found = each
+        return found
+
+    # -- parts of the source -----------------------------------------------------------------------
+
+    def _moved_to(self) -> set[str]:
+        """What is given to `.to`, `device=` or a class, as `device` is."""
+        found = set()
+        for each in self._nodes:
+            if isinstance(each, ast.Call):
+                given = [*each.args, *(key.value for key in each.keywords)]
+                found |= {ast.unparse(g) for g in given if isinstance(g, (ast.Name, ast.Attribute))}
+        return found
+
+    def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:
+        for each in self._nodes:
+            if isinstance(each, ast.Assign):
+                yield from ((target, each.value) for target in each.targets)
+            elif isinstance(each, (ast.AnnAssign, ast.NamedExpr)) and each.value is not None:
+                yield each.target, each.value
+            elif isinstance(each, ast.arguments):
+                named = [*each.posonlyargs, *each.args]
+                for arg, default in zip(reversed(named), reversed(each.defaults), strict=False):
+                    if isinstance(default, ast.Constant) and isinstance(default.value, str):
+                        name = ast.Name(arg.arg, ast.Load())
+                        yield ast.copy_location(name, arg), default
+
+    def _sources(self, value: ast.expr) -> Iterator[tuple[str, str]]:
+        """Where the parts of a value come from, each with what to do about it."""
+        todo, known = [value], set[str]()
+        while todo and len(known) < _MOST_SOURCES:
+            for each in ast.walk(todo.pop(0)):
+                found: tuple[str, str] | None = None
+                if isinstance(each, ast.Attribute):
+                    found = self._argument(each.attr)
+                elif isinstance(each, ast.Call):
+                    found = self._environment(each)
+                elif isinstance(each, ast.Name) and each.id not in known:
+                    known.add(each.id)
+                    for target, given in self._assignments():
+                        plain = isinstance(given, ast.Call) and "parse" in ast.unparse(given.func)
+                        if ast.unparse(target) == each.id and given is not value and not plain:
+                            yield f"{each.id} = {self.code(given)} at {self.at(given)}", ""
+                            todo.append(given)
+                if found is not None:
+                    yield found
+
+    def _argument(self, name: str) -> tuple[str, str] | None:
+        """The option of a command line behind `args.NAME`, and how to give it."""
+        for each in self._nodes:
+            if not isinstance(each, ast.Call) or not ast.unparse(each.func).endswith(
+                ("add_argument", "click.option")
+            ):
+                continue
+            flags = [text for arg in each.args if (text := _text(arg))]
+            given = {key.arg: key.value for key in each.keywords}
+            named = {flag.lstrip("-").replace("-", "_") for flag in flags}
+            if "dest" in given:
+                named = {_text(given["dest"])}
+            if name not in named:
+                continue
+            flag = max(flags, key=len)
+            default = self.code(given["default"]) if "default" in given else ""
+            action = _text(given["action"]) if "action" in given else ""
+            if action.startswith("store_"):
+                return f"{flag} is a flag (action={action!r}) at {self.at(each)}", ""
+            number = "type" in given and ast.unparse(given["type"]) == "int"
+            wanted = (self._wanted.partition(":")[2] or "0") if number else self._wanted
+            told = f"{flag} is {default or 'None'} by default at {self.at(each)}"
+            if any(a == f or a.startswith(f"{f}=") for a in sys.argv[1:] for f in flags):
+                return f"{flag} was given on the command line", f"give {flag} {wanted}"
+            return told, f"give {flag} {wanted}, or make it the default"
+        return None
+
+    def _environment(self, call: ast.Call) -> tuple[str, str] | None:
+        """A variable of the environment that is read."""
+        if not ast.unparse(call.func).endswith(("environ.get", "getenv")) or not call.args:
+            return None
+        name = _text(call.args[0])
+        default = self.code(call.args[1]) if len(call.args) > 1 else "None"
+        told = f"the environment has no {name}, and {default} stands for it, at {self.at(call)}"
+        if name in os.environ:
+            told = f"{name} is {os.environ[name]!r} in the environment, read at {self.at(call)}"
+        return told, f"set {name}={self._wanted}, or make it the default"
+
+    def _fix(self, value: ast.expr, told: Iterable[tuple[str, str]]) -> str:
+        """What to change."""
+        fix = next((fix for _, fix in told if fix), "")
+        if fix:
+            return fix
+        for each in ast.walk(value):
+            if isinstance(each, ast.IfExp):
+                one, other = _named(each.body), _named(each.orelse)
+                if one == "cpu" and other and other != "cpu":
+                    one, other = self.code(each.body), self.code(each.orelse)
+                    return f"swap the two: {other} if {self.code(each.test)} else {one}"
+                return f"mend the condition `{self.code(each.test)}`, which does not hold"
+        computed = isinstance(value, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Name, ast.Call))
+        if computed and not _named(value):
+            return f"mend `{self.code(value)}`, which does not give what it should"
+        return f'write "{self._wanted}" there'
+
+
+def _named(value: ast.expr) -> str:
+    """The kind of device that a constant names, also within `torch.device(...)`; or ""."""
+    if isinstance(value, ast.Call) and len(value.args) == 1:
+        value = value.args[0]
+    kind = kind_of(_text(value))
+    return kind if kind in _KINDS else ""
+
+
+def _text(value: ast.expr) -> str:
+    """A string in the source; else ""."""
+    text = value.value if isinstance(value, ast.Constant) else None
+    return text if isinstance(text, str) else ""
+
+
+def _moved(call: ast.Call) -> str:
+    """What a call of `.to` or `.cuda` moves; else ""."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("to", "cuda"):
+        return ""
+    return ast.unparse(call.func.value)

@@ -6,9 +6,10 @@ from typing import Annotated, TypeGuard
 
 from ..errors import RefusedError, StrPath
 from ..formats.unknown_callables import judge
-from ..graph.canonical import Composite, canonical, nodes_of
+from ..graph.canonical import canonical
 from ..graph.draft import CheckpointGraph, StorageBytes
 from ..graph.edit.callables import Judge, Place, places_of
+from ..graph.reach import Composite, nodes_of
 from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.walk import walk

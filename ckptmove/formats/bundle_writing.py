@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import RefusedError, WriteError
-from ..graph.canonical import nodes_of
 from ..graph.draft import CheckpointGraph, Pieces
 from ..graph.edges import bytes_of, is_mutable
 from ..graph.edit.callables import Place, misused
 from ..graph.fill import fill, stored_blob
+from ..graph.reach import nodes_of
 from ..manifest.paths import spell
 from ..pickles.base64_text import pickles_in
 from ..pickles.emit import emit

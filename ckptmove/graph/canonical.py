@@ -11,9 +11,9 @@ are. Source: torch/_tensor.py (`_reduce_ex_internal`), torch/serialization.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache, cached_property
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import cache, cached_property, lru_cache
+from typing import NamedTuple
 
 from ..manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ..manifest.manifest import Section, Storage
@@ -32,21 +32,27 @@ from ..pickles.nodes import (
     named,
 )
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.plain_tensors import PlainTensor, StorageReference
+from ..pickles.plain_tensors import (
+    Form,
+    Names,
+    PlainTensor,
+    StorageForm,
+    StorageReference,
+    compact_form,
+)
 from ..sources.source import Readable
 from ..torch_pickle.values.numpy_arrays import array_of, put_content
 from ..torch_pickle.values.persistent_ids import StorageId, TensorId
 from ..torch_pickle.values.strided import Tensor
 from ..torch_pickle.values.tensors import Recogniser, variable_of
 from .normalize import raised, text_of
+from .reach import Composite, held_by, nodes_of
 
 V2, V3 = "_rebuild_tensor_v2", "_rebuild_tensor_v3"
 _PLAIN = {f"torch._utils.{name}" for name in ("_rebuild_tensor", V2, V3)}
 _PARAMETERS = {f"torch._utils._rebuild_parameter{end}" for end in ("", "_with_state")}
 _FLAGS = ("conj", "neg")
 _CLASSES = {dtype: name for name, dtype in STORAGE_CLASSES.items()}
-Composite = Tuple | List | Set | Dict | Call | Persistent
-_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent, PlainTensor, StorageReference}
 
 
 class StorageSlice(NamedTuple):
@@ -65,7 +71,7 @@ class Graph:
         #: what each persistent id of a storage says, by `id()` of its node
         self.ids: dict[int, StorageId] = {}
         #: the one node that stands for each storage
-        self.storages: dict[str, Persistent] = {}
+        self.storages: dict[str, StorageReference] = {}
         #: id of a storage that is but a part of one in the file → which part
         self.cut: dict[str, StorageSlice] = {}
         #: name of a tensor at the top → what it serves, where the tree doesn't tell
@@ -74,6 +80,7 @@ class Graph:
         self.within: dict[int, Node] = {}
         self._at = 0
         self._locations: dict[str, Text] = {}
+        self._forms: dict[tuple[object, ...], Form] = {}
         self._recogniser: Recogniser | None = None
 
     @property
@@ -83,25 +90,23 @@ class Graph:
             self._recogniser = Recogniser(self.ids)
         return self._recogniser
 
-    def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> Persistent:
+    def storage(self, key: str, dtype: str | None, nbytes: int, location: str) -> StorageReference:
         """The node of a storage, made where it is asked for first."""
-        if key not in self.storages:
-            self.storages[key] = Persistent(Tuple([], 0), 0)
+        found = self.storages.get(key)
+        if found is None:
+            found = self.storages[key] = StorageReference(_NO_STORAGE, key, _NO_STORAGE.word)
             self.retype(key, dtype, nbytes, location)
-        return self.storages[key]
+        return found
 
     def retype(self, key: str, dtype: str | None, nbytes: int, location: str) -> None:
         """Have a storage be of another dtype, size or location."""
         self._recogniser = None
         node = self.storages[key]
-        cls = _CLASSES.get(dtype or "")
-        known = dtype if cls is not None else None
-        element = 1 if known is None else storage_element_nbytes(known)
-        kind = _name("torch.storage", "UntypedStorage") if cls is None else _name("torch", cls)
         text = self._locations.get(location)
         if text is None:
             text = self._locations[location] = self.text(location)
-        node.pid = Tuple(["storage", kind, key, text, nbytes // element], 0)
+        known, form = _form_of_storage(dtype, nbytes)
+        node.respell(form, key, text)
         self.ids[id(node)] = StorageId(key, key, text, known, nbytes, nbytes)
 
     def text(self, value: str) -> Text:
@@ -124,14 +129,34 @@ class Graph:
 
         Strides and offset are in elements, the latter from the start of the storage.
         """
-        node = Call(None, None, "REDUCE", 0)
-        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks())
+        metadata = Dict()
         if flags and any(flags.values()):
-            assert isinstance(node.args, Tuple)
-            metadata = Dict()
             metadata.pairs = [(self.text(name), True) for name in _FLAGS if flags.get(name)]
-            node.args.items.append(metadata)
+        elif self.ids[id(storage)].dtype == dtype:
+            return PlainTensor(self._form(offset, shape, stride, requires_grad), storage)
+        node = Call(None, None, "REDUCE", 0)
+        rest = (metadata,) if metadata.pairs else ()
+        self.respell(node, storage, dtype, shape, stride, offset, requires_grad, _no_hooks(), rest)
         return node
+
+    def _form(
+        self, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+    ) -> Form:
+        """What tensors have in common that look alike: there is one of each."""
+        known = (offset, shape, stride, requires_grad)
+        if known not in self._forms:
+            self._forms[known] = Form(_names(), *known)
+        return self._forms[known]
+
+    def respell_compact(self, node: Call, storage: Persistent, dtype: str) -> bool:
+        """Have a compact tensor be on this storage, of this dtype; False if it can't be compact."""
+        form = compact_form(node)
+        if form is None or self.ids[id(storage)].dtype != dtype:
+            return False
+        assert isinstance(node, PlainTensor)
+        self._recogniser = None
+        node.respell(form, storage)
+        return True
 
     def respell(
         self,
@@ -156,6 +181,8 @@ class Graph:
 
 def is_plain(node: Node) -> bool:
     """Whether a node of a canonical graph is a plain tensor."""
+    if type(node) is PlainTensor and compact_form(node) is not None:
+        return True
     return (
         isinstance(node, Call)
         and isinstance(node.function, Global)
@@ -174,6 +201,8 @@ def data_of(node: Node) -> Node:
 
 def flags_of(node: Call) -> dict[str, bool] | None:
     """Which of `conj` and `neg` a plain tensor has set, or None if it has more to say."""
+    if compact_form(node) is not None:
+        return {}
     items = node.args.items if isinstance(node.args, Tuple) else []
     rest = items[7 if node.qualname == f"torch._utils.{V3}" else 6 :]
     if not rest or rest == [None]:
@@ -186,6 +215,8 @@ def flags_of(node: Call) -> dict[str, bool] | None:
 
 def is_untouched(node: Call) -> bool:
     """Whether a plain tensor has no hooks."""
+    if compact_form(node) is not None:
+        return True
     hooks = node.args.items[5] if isinstance(node.args, Tuple) else None
     return hooks is None or (
         isinstance(hooks, Call)
@@ -334,6 +365,8 @@ class _Canoniser:
 
     def tensor(self, node: Call) -> bool:
         """Normalize a plain tensor; True if it holds nothing else to visit."""
+        if compact_form(node) is not None and self.compact(node):
+            return True
         if node.qualname not in _PLAIN or not isinstance(node.args, Tuple):
             return False
         items = node.args.items
@@ -362,6 +395,16 @@ class _Canoniser:
         )
         return not rest and isinstance(grad, bool) and is_untouched(node)
 
+    def compact(self, node: Call) -> bool:
+        """Have a compact tensor refer to the node of its storage; whether it stays compact."""
+        assert isinstance(node, PlainTensor)
+        found = self.old.get(id(node.storage))
+        tensor = None if found is None else self.recogniser.tensor(node)
+        if found is None or tensor is None:
+            return False
+        self.kept.append(node.storage)
+        return self.graph.respell_compact(node, self.storage(found), tensor.dtype)
+
 
 def _no_hooks() -> Call:
     """The backward hooks of a tensor that has none."""
@@ -375,43 +418,20 @@ def _name(module: str, name: str) -> Global:
 
 
 _NOTHING = Tuple([], 0)
+_NO_STORAGE = StorageForm(Text("storage", 0), Global("torch.storage", "UntypedStorage", 0), 0)
 
 
-def nodes_of(
-    root: Node,
-    enter: Callable[[Composite], None] | None = None,
-    skip: Collection[int] = (),
-    met: set[int] | None = None,
-) -> Iterator[Composite]:
-    """Every composite node that can be reached, each once, in the order of a pickle.
-
-    `enter` is called with each before what it holds is looked at. `skip` has the `id()` of nodes
-    not to be looked into; it is asked after a node was given. `met` has the `id()` of nodes that
-    were reached before and are left out; the others are added.
-    """
-    met = set() if met is None else met
-    todo: list[Any] = [root] if type(root) in _COMPOSITE else []
-    while todo:
-        node = todo.pop()
-        known = id(node)
-        if known in met:
-            continue
-        met.add(known)
-        if enter is not None:
-            enter(node)
-        yield node
-        if known not in skip:
-            held = held_by(node)
-            todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
+@cache
+def _names() -> Names:
+    """What all compact tensors name."""
+    return Names(_name("torch._utils", V2), _name("collections", "OrderedDict"), _NOTHING)
 
 
-def held_by(node: Composite) -> Sequence[Node]:
-    """Everything that a node holds."""
-    if isinstance(node, Call):
-        if not node.items and not node.pairs:
-            return [node.function, node.args, node.kwargs, node.state]
-        pairs = [each for pair in node.pairs for each in pair]
-        return [node.function, node.args, node.kwargs, *node.items, *pairs, node.state]
-    if isinstance(node, Dict):
-        return [each for pair in node.pairs for each in pair]
-    return [node.pid] if isinstance(node, Persistent) else node.items
+@lru_cache(1 << 12)
+def _form_of_storage(dtype: str | None, nbytes: int) -> tuple[str | None, StorageForm]:
+    """The dtype that a storage can say, and what its persistent id does."""
+    cls = _CLASSES.get(dtype or "")
+    if cls is None:
+        return None, _NO_STORAGE._replace(numel=nbytes)
+    element = storage_element_nbytes(dtype or "")
+    return dtype, StorageForm(_NO_STORAGE.word, _name("torch", cls), nbytes // element)

@@ -9,15 +9,18 @@ from typing import NamedTuple
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
+from ..pickles.plain_tensors import PlainTensor
 from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
 from ..torch_pickle.streams import Container, Whole
 from ..torch_pickle.values.tensors import device_text
-from .canonical import Graph, held_by, nodes_of
+from .canonical import Graph
+from .reach import held_by, nodes_of
 
 _NBYTES_EACH = 8  # of a pickle, for each thing that another holds
+_HELD_BY_TENSOR = 20  # things that make a tensor which is one compact node
 
 
 class StorageBytes(NamedTuple):
@@ -166,8 +169,10 @@ class _Graph(Container):
     @property
     def described_nbytes(self) -> int:
         """What a pickle of it would take, roughly."""
-        root = self.roots[0][1]
-        return _NBYTES_EACH * (1 + sum(len(held_by(node)) for node in nodes_of(root)))
+        held = 1
+        for node in nodes_of(self.roots[0][1]):
+            held += _HELD_BY_TENSOR if type(node) is PlainTensor else len(held_by(node))
+        return _NBYTES_EACH * held
 
 
 @dataclass

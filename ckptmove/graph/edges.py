@@ -26,7 +26,7 @@ from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of
 from ..torch_pickle.values.strided import Child
 from ..torch_pickle.values.tensors import device_text
-from .canonical import Composite
+from .reach import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}

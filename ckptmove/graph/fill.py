@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..errors import UnsupportedError
 from ..pickles.nodes import Blob, are_plain
 from ..sources.source import MAX_NBYTES
-from .canonical import held_by, nodes_of
 from .draft import CheckpointGraph, StorageBytes
+from .reach import held_by, nodes_of
 
 
 def fill(draft: CheckpointGraph) -> None:

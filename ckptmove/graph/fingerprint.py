@@ -19,6 +19,8 @@ def fingerprint(graph: Graph) -> bytes:
     """The hash of a graph as terms, with each plain tensor by its dtype, shape and device alone."""
     from hashlib import sha256  # here, since only conversions need it
 
+    known: dict[tuple[object, ...], dict[str, Any]] = {}
+
     def leaf(node: Node) -> dict[str, Any] | None:
         if isinstance(node, Blob):
             return {"$": "blob", "of": node.nbytes}
@@ -32,13 +34,19 @@ def fingerprint(graph: Graph) -> bytes:
             }
         if isinstance(node, Call) and is_plain(node) and is_untouched(node):
             tensor = None if flags_of(node) is None else graph.recogniser.tensor(node)
-            return tensor and {
-                "$": "tensor",
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "device": tensor.device,
-                "grad": tensor.requires_grad,
-            }
+            if tensor is None:
+                return None
+            dtype, shape, device = tensor[:3]
+            alike = (dtype, shape, device, tensor.requires_grad)
+            if alike not in known:  # one term for all that are alike
+                known[alike] = {
+                    "$": "tensor",
+                    "dtype": dtype,
+                    "shape": list(shape),
+                    "device": device,
+                    "grad": tensor.requires_grad,
+                }
+            return known[alike]
         return None
 
     hashed = sha256()

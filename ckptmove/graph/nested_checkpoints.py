@@ -9,8 +9,8 @@ from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..torch_pickle.children import children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
-from .canonical import Composite, nodes_of
 from .draft import CheckpointGraph
+from .reach import Composite, nodes_of
 
 
 def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ..errors import UnsupportedError
 from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, Items, List, Node, Set, Text, Tuple
+from ..pickles.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES, Readable
 
 #: Bytes within a tree that are longer are a thing of their own.
@@ -29,7 +30,7 @@ def raised(node: Node, is_only_here: Callable[[List], bool]) -> Node:
     """
     if isinstance(node, bytes):
         return _held(node)
-    if not isinstance(node, Call):
+    if not isinstance(node, Call) or compact_form(node) is not None:
         return node
     items = node.args.items if isinstance(node.args, Tuple) else None
     filled = node.built or node.pairs or node.items

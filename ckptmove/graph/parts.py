@@ -20,9 +20,10 @@ from ..manifest.dtypes import BITS, CARRIERS, nbytes_of
 from ..pickles.nodes import Blob, Call, Node, Persistent
 from ..torch_pickle.values.strided import is_contiguous, reach_of
 from .array_order import Order
-from .canonical import data_of, flags_of, is_plain, is_untouched, nodes_of
+from .canonical import data_of, flags_of, is_plain, is_untouched
 from .draft import CheckpointGraph, StorageBytes, View
 from .edit.numpy_arrays import ArrayBytes
+from .reach import nodes_of
 
 _SHARED = ("keep", "duplicate", "error")
 _LARGEST_EXPANDED = 1 << 30  # bytes of a tensor that shows the same ones again and again

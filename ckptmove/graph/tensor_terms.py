@@ -25,12 +25,14 @@ from typing import Any, Protocol
 from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
+from ..pickles.plain_tensors import PlainTensor, compact_form
 from ..sources.source import MAX_NBYTES
 from ..torch_pickle.values.numpy_arrays import DTYPES, Array, array_of, content_of
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of
 from .array_order import Order, order_of
-from .canonical import Graph, is_plain, nodes_of
+from .canonical import Graph, is_plain
 from .parts import Parts
+from .reach import nodes_of
 
 _TENSOR = {"dtype", "shape", "stride", "offset", "conj", "neg", "device", "grad", "storage"}
 _ORDERS = ("fortran", "big_endian")
@@ -78,9 +80,8 @@ class Speller:
         return term
 
     def _tensor(self, node: Call) -> dict[str, Any]:
-        assert isinstance(node.args, Tuple)
-        items = node.args.items
-        storage = self.graph.ids[id(items[0])]
+        storage_node, requires_grad = _storage_and_grad(node)
+        storage = self.graph.ids[id(storage_node)]
         part, view = self.parts.shown[id(node)]
         dtype = view.dtype if view is not None else _dtype(node, storage.dtype)
         term: dict[str, Any] = {"$": "tensor", "of": part}
@@ -97,15 +98,26 @@ class Speller:
                     term[flag] = True
         if storage.location != "cpu":
             term["device"] = str(storage.location)
-        if items[4] is True:
+        if requires_grad is True:
             term["grad"] = True
         if storage.dtype != (dtype if dtype in TYPED else None):
             term["storage"] = storage.dtype or _UNTYPED
         return term
 
 
+def _storage_and_grad(node: Call) -> tuple[Node, Node]:
+    """The node of a plain tensor's storage, and whether it requires a gradient."""
+    form = compact_form(node)
+    if form is not None and isinstance(node, PlainTensor):
+        return node.storage, form.requires_grad
+    assert isinstance(node.args, Tuple)
+    return node.args.items[0], node.args.items[4]
+
+
 def _dtype(node: Call, dtype: str | None) -> str:
     """That of a plain tensor."""
+    if compact_form(node) is not None:
+        return dtype or "uint8"
     items = node.args.items if isinstance(node.args, Tuple) else []
     own = items[6] if node.qualname == "torch._utils._rebuild_tensor_v3" else None
     return getattr(own, "name", None) or dtype or "uint8"

@@ -6,7 +6,15 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from .nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
-from .plain_tensors import Form, PlainTensor, StorageReference, compact_form, is_compact, kind_of
+from .plain_tensors import (
+    Form,
+    PlainTensor,
+    StorageForm,
+    StorageReference,
+    compact_form,
+    is_compact,
+    kind_of,
+)
 from .rows import same_numbers
 from .walk import Pickle
 
@@ -77,7 +85,9 @@ class _Comparison:
         self.todo: list[tuple[Node, Node, str]] = []
         self.met: dict[int, Node] = {}  # old container → its counterpart
         self.met_new: dict[int, Node] = {}
-        self.forms: dict[int, Form] = {}  # those of old tensors → of their counterparts
+        self.forms: dict[
+            int, Form | StorageForm
+        ] = {}  # those of old tensors → of their counterparts
         self.alike: dict[int, Node] = {}  # text or bytes, which may be long → what it was last like
 
     def run(self) -> str | None:
@@ -132,11 +142,18 @@ class _Comparison:
             if not all(self.same(a, b, where) for a, b in pairs) or old.form[1:] != new.form[1:]:
                 return False
             self.forms[id(old.form)] = new.form
+        if self.forms.get(id(mine.form)) is not theirs.form:
+            pairs = zip(mine.form[:2], theirs.form[:2], strict=True)
+            if not all(self.same(a, b, where) for a, b in pairs):
+                return False
+            if mine.form.numel != theirs.form.numel:
+                return False
+            self.forms[id(mine.form)] = theirs.form
         return self.same_value(mine.key, theirs.key) and self.same_value(
             mine.location, theirs.location
         )
 
-    def same_value(self, old: Blob | Text | bytes, new: Node) -> bool:
+    def same_value(self, old: Blob | str | bytes, new: Node) -> bool:
         if isinstance(old, Blob) and isinstance(new, Blob):
             return (old.nbytes, old.content) == (new.nbytes, new.content)
         return new == (self.texts.get(old.at, old) if isinstance(old, Text) else old)

@@ -24,7 +24,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from .names import to_python2
 from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
-from .plain_tensors import PlainTensor, StorageReference
+from .plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
 from .rows import opcodes_of
 
 _BATCH = 1000  # what an APPENDS or SETITEMS adds at most
@@ -84,7 +84,7 @@ class _Emitter:
             Set: self.spell_set,
             Dict: self.spell_dict,
             Call: self.spell_call,
-            PlainTensor: self.spell_call,
+            PlainTensor: self.spell_tensor,
             StorageReference: self.spell_persistent,
         }
 
@@ -334,6 +334,57 @@ class _Emitter:
         if node.built:
             yield node.state
             self.out += b"b"
+
+    def spell_tensor(self, node: PlainTensor) -> Iterator[Node] | None:
+        """A plain tensor, at once where it is compact: what `spell_call` gives."""
+        form, storage = compact_form(node), node.storage
+        fresh = id(storage) not in self.slots and id(storage) not in self.resolved
+        if form is None or not (fresh and is_compact(storage)):
+            return self.spell_call(node)
+        assert isinstance(storage, StorageReference)
+        word, storage_class, numel = storage.form
+        self.recall(form.names.function)
+        self.out += b"(("
+        self.spell_text(word)
+        self.recall(storage_class)
+        self.spell_text(storage.key)
+        self.spell_text(storage.location)
+        self.push_int(numel)
+        self.out += b"t"
+        self.put()
+        self.out += b"Q"
+        self.resolved[id(storage)] = len(self.out)
+        self.push_int(form.offset)
+        self.spell_sizes(form.shape)
+        self.spell_sizes(form.stride)
+        self.spell_bool(form.requires_grad)
+        self.recall(form.names.hooks)
+        self.out += b")R"
+        self.put()
+        self.out += b"t"
+        self.put()
+        self.out += b"R"
+        self.slots[id(node)] = self.put()
+        return None
+
+    def recall(self, node: Global) -> None:
+        """A name that may have been written."""
+        if id(node) in self.slots:
+            self.get(self.slots[id(node)])
+        else:
+            self.spell_global(node)
+
+    def spell_sizes(self, sizes: tuple[int, ...]) -> None:
+        """A tuple of numbers that nobody else has."""
+        opcode = _TUPLES.get(len(sizes))
+        if not sizes:
+            self.out += b")"
+            return
+        self.out += b"" if opcode else b"("
+        for size in sizes:
+            self.push_int(size)
+        self.out += opcode or b"t"
+        self.put()
 
     def make(self, node: Call) -> Iterator[Node]:
         if node.opcode == "NEWOBJ_EX":

@@ -70,23 +70,27 @@ _AT = attrgetter("at")
 _TRUE, _MARK, _BINUNICODE, _LONG1 = 0x88, ord("("), ord("X"), 0x8A
 
 
+class StorageForm(NamedTuple):
+    """What the persistent ids of many storages have in common: all but key and location."""
+
+    word: Text
+    storage_class: Global
+    numel: int
+
+
 class Names(NamedTuple):
     """What the opcodes of many tensors recall."""
 
     function: Global
-    word: Text
-    storage_class: Global
     hooks: Global
     #: the empty tuple, of which a pickle has one
     nothing: Tuple
 
 
 class Form(NamedTuple):
-    """What many tensors have in common: all but the key of the storage, and memo slots."""
+    """What many tensors have in common: all but the storage, and memo slots."""
 
     names: Names
-    #: of the storage
-    numel: int
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -99,22 +103,28 @@ class StorageReference(Persistent):
     _pid: Node
     __slots__ = ("_pid", "form", "key", "location", "start")
 
-    def __init__(self, form: Form, key: Text, location: Text, at: int, start: int) -> None:
+    def __init__(
+        self, form: StorageForm, key: str, location: Text, at: int = 0, start: int = -1
+    ) -> None:
         self.form = form
         self.key = key
         self.location = location
         self.at = at
-        #: where the sequence starts in the pickle
+        #: where the sequence starts in the pickle, if it is of one
         self.start = start
         self._pid = None
+
+    def respell(self, form: StorageForm, key: str, location: Text) -> None:
+        """Have it be another storage, which is compact again."""
+        self.form, self.key, self.location, self._pid = form, key, location, None
 
     @property
     def pid(self) -> Node:
         """The persistent id."""
         if self._pid is None:
-            names = self.form.names
-            items: list[Node] = [names.word, names.storage_class, self.key, self.location]
-            self._pid = Tuple([*items, self.form.numel], self.at)
+            word, storage_class, numel = self.form
+            items: list[Node] = [word, storage_class, self.key, self.location, numel]
+            self._pid = Tuple(items, self.at)
         return self._pid
 
     @pid.setter
@@ -129,10 +139,15 @@ class PlainTensor(Call):
     _args: Node
     __slots__ = ("_args", "form", "storage")
 
-    def __init__(self, form: Form, storage: Persistent, at: int) -> None:
+    def __init__(self, form: Form, storage: Persistent, at: int = 0) -> None:
         super().__init__(form.names.function, None, "REDUCE", at)
         self.form = form
         self.storage = storage
+
+    def respell(self, form: Form, storage: Persistent) -> None:
+        """Have it be another tensor, which is compact again."""
+        self.form, self.storage, self._args = form, storage, None
+        self.function = form.names.function
 
     @property
     def args(self) -> Node:
@@ -181,6 +196,7 @@ class _Usual(NamedTuple):
     """What was found out of a sequence once; it holds as long as the GETs recall the same."""
 
     form: Form
+    storage: StorageForm
     #: what each GET recalls: slots, and the nodes there
     recalled: tuple[tuple[int, Node], ...]
     #: the location, if it is no GET
@@ -277,7 +293,8 @@ class TensorMachine(Machine):
         # From here on it is taken.
         place = usual.recalled[-1][1] if usual.location is None else usual.location
         here = Text(place, base + found.start(_LOCATION))  # type: ignore[arg-type] # it is text
-        storage = StorageReference(form, text, here, base + found.start(_PERSID), start)
+        at = base + found.start(_PERSID)
+        storage = StorageReference(usual.storage, text, here, at, start)
         tensor = PlainTensor(form, storage, base + found.start(_CALL))
         filled: list[Node] = [storage] * len(slots)
         if put:
@@ -287,7 +304,7 @@ class TensorMachine(Machine):
         if location_put:
             filled[1 if key_put else 0] = here
         memo.take(slots, filled)
-        self.shared_texts.add(form.names.word.at)
+        self.shared_texts.add(usual.storage.word.at)
         if key is None:
             self.shared_texts.add(text.at)
         self.persistents.append(storage)
@@ -297,7 +314,7 @@ class TensorMachine(Machine):
 
     def _usual(self, signature: Sequence[bytes]) -> _Usual | None:
         """What these parts of a sequence say, or None if that is not as usual."""
-        head, location, numel, shape, stride, hooks = signature
+        head, location, elements, shape, stride, hooks = signature
         gets = [_slot(each) for part in (head[2:], hooks[1:-2]) for each in _GETS.findall(part)]
         recalled = [(slot, self.memo.get(slot)) for slot in gets]
         place = None
@@ -319,15 +336,17 @@ class TensorMachine(Machine):
         first = _INTS.match(shape)
         assert first is not None
         sizes, strides = _sizes(shape[first.end() :]), _sizes(stride)
-        counts = _integer(numel), _integer(first[0])
+        counts = _integer(elements), _integer(first[0])
         if sizes is None or strides is None or len(sizes) != len(strides) or min(counts) < 0:
             return None
-        names = Names(self._rebuild, word, kind, self._hooks, self.empty_tuple)
-        form = Form(names, *counts, sizes, strides, hooks[0] == _TRUE)
+        numel, offset = counts
+        names = Names(self._rebuild, self._hooks, self.empty_tuple)
+        form = Form(names, offset, sizes, strides, hooks[0] == _TRUE)
         marked = (shape[first.end()] == _MARK) * len(sizes) + (stride[0] == _MARK) * len(strides)
         puts = 5 + (place is not None) + bool(sizes) + bool(strides)
         needed = (2, 2 + bool(sizes) + bool(strides), 1, 11 + marked)
-        return _Usual(form, tuple(recalled), place, puts * _LONG_PUT, needed)
+        storage = StorageForm(word, kind, numel)
+        return _Usual(form, storage, tuple(recalled), place, puts * _LONG_PUT, needed)
 
     def _has_room(self, counts: tuple[int, int, int, int], literal_key: bool) -> bool:
         """Count what the opcodes would, unless that comes near a limit."""

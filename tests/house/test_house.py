@@ -150,6 +150,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "graph.normalize",
+        "graph.reach",
         "graph.canonical",
         "graph.program_tensors",
         "graph.draft",

@@ -23,12 +23,13 @@ import zlib
 from collections.abc import Mapping
 
 from ...errors import UnsupportedError, WriteError
-from ...graph.canonical import nodes_of
 from ...graph.draft import CheckpointGraph, Pieces, StorageBytes
 from ...graph.fill import fill
+from ...graph.reach import nodes_of
 from ...manifest.other_records import RecordKind
 from ...pickles.emit import emit
-from ...pickles.nodes import Persistent, Tuple
+from ...pickles.nodes import Persistent
+from ...pickles.plain_tensors import StorageReference
 from ...plans.plan import CrcRange
 from ...reports.convert import Loss
 from ...sources.source import Readable
@@ -114,8 +115,8 @@ def _numbered(draft: CheckpointGraph) -> list[StorageBytes]:
     graph, stored = draft.graph, list[StorageBytes]()
     for node in nodes_of(graph.root):
         found = graph.ids.get(id(node))
-        if found is not None and isinstance(node, Persistent) and isinstance(node.pid, Tuple):
-            node.pid.items[2] = graph.text(str(len(stored)))
+        if found is not None and isinstance(node, StorageReference):
+            node.respell(node.form, str(len(stored)), node.location)
             stored.append(draft.stored[found.id])
         elif isinstance(node, Persistent):
             raise UnsupportedError("it refers to something outside the file that is not a storage")

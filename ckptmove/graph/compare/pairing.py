@@ -18,7 +18,6 @@ from ...pickles.terms import Term
 from ...reports.diff import Difference, Kind
 from ...torch_pickle.pickled_modules import attributes_of
 from ...torch_pickle.values.strided import Tensor
-from ..canonical import Composite
 from ..draft import CheckpointGraph
 from ..edges import (
     COMPOSITE,
@@ -33,6 +32,7 @@ from ..edges import (
     type_of,
     types_of,
 )
+from ..reach import Composite
 from .difference import Held, can_cast, regrouped, unlike
 from .excerpts import first_unlike, of_bytes, of_scalars
 from .places import Where

@@ -12,9 +12,10 @@ from ...pickles.terms import Term, to_terms
 from ...reports.diff import Kind
 from ...sources.source import Memory, Readable
 from ...torch_pickle.values.strided import Tensor
-from ..canonical import data_of, flags_of, held_by, is_plain, nodes_of
+from ..canonical import data_of, flags_of, is_plain
 from ..draft import CheckpointGraph, View
 from ..edges import COMPOSITE, bytes_of, type_of
+from ..reach import held_by, nodes_of
 from .difference import Held, Shown, is_left_out
 
 _LARGEST_TERM = 100  # nodes of a value that is told as a whole

@@ -29,7 +29,7 @@ from ...pickles.nodes import (
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.callables.allowlist import KNOWN
 from ...torch_pickle.callables.uses import NEVER_BARE, wrong_use
-from ..canonical import held_by, nodes_of
+from ..reach import held_by, nodes_of
 
 #: The name of an unknown callable that a node is, calls or holds as bytes; None if there is none.
 Judge = Callable[[Node], "str | None"]

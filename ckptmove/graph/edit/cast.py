@@ -15,9 +15,10 @@ from ...manifest.dtypes import ALIASES, BITS
 from ...manifest.manifest import Section, TensorEntry
 from ...pickles.nodes import Call, Node, Persistent, Tuple
 from ...torch_pickle.values.tensors import Recogniser
-from ..canonical import is_plain, nodes_of
+from ..canonical import is_plain
 from ..draft import CheckpointGraph
 from ..patterns import covers, unheard
+from ..reach import nodes_of
 
 #: A dtype: what torch calls it, with `torch.` or not, or anything that spells itself so.
 Dtype = object
@@ -156,6 +157,8 @@ def _retype(
     graph.retype(id, dtype, nbytes, stored.location)
     for call, tensor in found:
         assert tensor is not None
+        if graph.respell_compact(call, graph.storages[id], dtype):
+            continue
         assert isinstance(call.args, Tuple)
         items = call.args.items
         storage = items[0]

@@ -11,8 +11,8 @@ from ...pickles.nodes import Call, Global, List, Node, Set, Text, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.pickled_modules import is_module, state_of
 from ...torch_pickle.values.tensors import Recogniser
-from ..canonical import Composite, nodes_of
 from ..draft import CheckpointGraph
+from ..reach import Composite, nodes_of
 
 
 def flatten(draft: CheckpointGraph) -> list[str]:

@@ -106,16 +106,19 @@ def content_of(node: Node) -> Blob | None:
 
 def _said(node: Node) -> tuple[Node, Node, bool, Node] | None:
     """The shape, the dtype, whether it is in Fortran's order, and the bytes of an array."""
-    if not isinstance(node, Call) or not isinstance(node.args, Tuple) or node.pairs or node.items:
+    if not isinstance(node, Call) or node.pairs or node.items:
+        return None
+    named = node.qualname in _NAMES
+    if not (named or node.qualname in _BUFFERS) or not isinstance(node.args, Tuple):
         return None
     args = node.args.items
-    if node.qualname in _NAMES and isinstance(node.state, Tuple) and len(node.state.items) == 5:
+    if named and isinstance(node.state, Tuple) and len(node.state.items) == 5:
         cls = args[0] if args else None
         if not isinstance(cls, Global) or cls.qualname != "numpy.ndarray":
             return None
         _, shape, dtype, order, content = node.state.items
         return shape, dtype, order is True, content
-    if node.qualname in _BUFFERS and len(args) == 4 and not node.built:
+    if not named and len(args) == 4 and not node.built:
         content, dtype, shape, order = args
         return shape, dtype, order == "F", content
     return None

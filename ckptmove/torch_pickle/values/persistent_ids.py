@@ -75,7 +75,7 @@ def _names_class(node: Persistent) -> bool:
 
 def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> StorageId:
     if type(node) is StorageReference and is_compact(node):
-        dtype = STORAGE_CLASSES.get(node.form.names.storage_class.name)
+        dtype = STORAGE_CLASSES.get(node.form.storage_class.name)
         if dtype is not None:
             number, size = str(node.key), node.form.numel * storage_element_nbytes(dtype)
             return StorageId(folder + number, number, node.location, dtype, size, size)

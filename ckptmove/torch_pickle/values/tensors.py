@@ -41,10 +41,10 @@ def variable_of(node: Call) -> tuple[Node, Node, Node] | None:
 
     It was made of its data or of nothing, and given its state.
     """
-    args = node.args.items if isinstance(node.args, Tuple) else []
-    state = node.state.items if isinstance(node.state, Tuple) else []
     if node.qualname not in VARIABLES:
         return None
+    args = node.args.items if isinstance(node.args, Tuple) else []
+    state = node.state.items if isinstance(node.state, Tuple) else []
     if len(args) == 1 and len(state) == 3:
         return args[0], state[0], state[2]
     return (state[0], state[3], state[2]) if not args and len(state) == 5 else None
@@ -67,7 +67,7 @@ class Recogniser:
         if plain is not None and isinstance(node, PlainTensor):
             found = self._ids.get(id(node.storage))
             if found is not None and found.dtype is not None:
-                _, _, offset, shape, stride, requires_grad = plain
+                _, offset, shape, stride, requires_grad = plain
                 return tensor_at(found, shape, stride, offset, found.dtype, requires_grad)
         known = id(node)
         if known in self._known:

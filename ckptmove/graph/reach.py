@@ -1,0 +1,56 @@
+"""What the nodes of a graph hold, and all nodes that can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple
+from ..pickles.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
+
+Composite = Tuple | List | Set | Dict | Call | Persistent
+_COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent, PlainTensor, StorageReference}
+
+
+def nodes_of(
+    root: Node,
+    enter: Callable[[Composite], None] | None = None,
+    skip: Collection[int] = (),
+    met: set[int] | None = None,
+) -> Iterator[Composite]:
+    """Every composite node that can be reached, each once, in the order of a pickle.
+
+    `enter` is called with each before what it holds is looked at. `skip` has the `id()` of nodes
+    not to be looked into; it is asked after a node was given. `met` has the `id()` of nodes that
+    were reached before and are left out; the others are added.
+    """
+    met = set() if met is None else met
+    todo: list[Any] = [root] if type(root) in _COMPOSITE else []
+    while todo:
+        node = todo.pop()
+        known = id(node)
+        if known in met:
+            continue
+        met.add(known)
+        if enter is not None:
+            enter(node)
+        yield node
+        if known not in skip:
+            held = held_by(node)
+            todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
+
+
+def held_by(node: Composite) -> Sequence[Node]:
+    """Everything that a node holds; of a compact tensor, but its storage, and nothing of that."""
+    if type(node) is StorageReference and is_compact(node):
+        return ()
+    if isinstance(node, Call):
+        if type(node) is PlainTensor and compact_form(node) is not None:
+            return [node.storage]
+        if not node.items and not node.pairs:
+            return [node.function, node.args, node.kwargs, node.state]
+        pairs = [each for pair in node.pairs for each in pair]
+        return [node.function, node.args, node.kwargs, *node.items, *pairs, node.state]
+    if isinstance(node, Dict):
+        return [each for pair in node.pairs for each in pair]
+    return [node.pid] if isinstance(node, Persistent) else node.items

@@ -85,9 +85,8 @@ class _Comparison:
         self.todo: list[tuple[Node, Node, str]] = []
         self.met: dict[int, Node] = {}  # old container → its counterpart
         self.met_new: dict[int, Node] = {}
-        self.forms: dict[
-            int, Form | StorageForm
-        ] = {}  # those of old tensors → of their counterparts
+        # those of old tensors and storages → of their counterparts
+        self.forms: dict[int, Form | StorageForm] = {}
         self.alike: dict[int, Node] = {}  # text or bytes, which may be long → what it was last like
 
     def run(self) -> str | None:

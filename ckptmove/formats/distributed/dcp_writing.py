@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...errors import RefusedError, WriteError
-from ...graph.canonical import nodes_of
 from ...graph.draft import CheckpointGraph, Pieces
 from ...graph.fill import fill
 from ...graph.parts import check_expanded
+from ...graph.reach import nodes_of
 from ...manifest.dtypes import nbytes_of
 from ...pickles.emit import emit
 from ...pickles.nodes import List, Persistent

@@ -21,8 +21,9 @@ from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...phrases import plural
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
-from ..canonical import data_of, nodes_of
+from ..canonical import data_of
 from ..draft import CheckpointGraph
+from ..reach import nodes_of
 
 OptimizerIds = Literal["int", "name"]
 _STATE, _GROUPS, _PARAMS, _NAMES = "state", "param_groups", "params", "param_names"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ..api.options import Option, declare_options
 from ..errors import StrPath, UsageError
 from ..sources.known_objects import remembering
+from ..system.signals import HAS_TIMER, cores
 from ..writing.verify import Progress
 from .options import VerbName, absolute, from_root
 from .planning import plan_batch
@@ -191,6 +191,8 @@ def batch(
         raise UsageError("max-failures must be at least 1")
     if timeout is not None and not timeout > 0:
         raise UsageError("timeout must be more than 0 seconds")
+    if timeout is not None and not HAS_TIMER:
+        raise UsageError("timeout needs a timer, which this system lacks")
     if timeout is not None and executor is not None:
         raise UsageError("timeout cannot be combined with an executor")
     if ray is not None and (executor is not None or jobs is not None):
@@ -230,7 +232,7 @@ def batch(
         failing.pop_all()
     return Batch(
         plan,
-        jobs or _cores(),
+        jobs or cores(),
         executor,
         progress,
         cluster=cluster,
@@ -251,10 +253,3 @@ def _joined(address: str) -> Cluster:
     from .executors.ray_executor import Cluster  # only here: it takes a while to import
 
     return Cluster(address)
-
-
-def _cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

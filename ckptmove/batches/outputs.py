@@ -54,19 +54,23 @@ def bare_name(name: str) -> str:
 
 
 def clashes(
-    items: Iterable[Item], unopened: Iterable[Item], is_item: Callable[[Item], bool]
+    items: Iterable[Item],
+    unopened: Iterable[Item],
+    is_item: Callable[[Item], bool],
+    file_of: Callable[[str], str] = str,
 ) -> dict[str, str]:
     """The items that would get the name of another's output, or lie in it: with the other's name.
 
-    Of those that are `unopened`, only the ones that would clash are opened, by `is_item`.
+    Of those that are `unopened`, only the ones that would clash are opened, by `is_item`. Paths are
+    of one file where `file_of` gives the same.
     """
     items = list(items)
     ours = {item.name for item in items}
     made: dict[str, list[Item]] = {}
     for item in (*items, *unopened):
-        made.setdefault(item.output, []).append(item)
+        made.setdefault(file_of(item.output), []).append(item)
     for item in [item for group in made.values() for item in group[:1]]:
-        above = os.path.dirname(item.output)
+        above = os.path.dirname(file_of(item.output))
         while above and above != os.path.dirname(above):
             if above in made:
                 made[above].append(item)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from ..phrases import plural
 from ..reports.batch import BatchPlan
 from ..reports.batch_items import Entry, Item, Task
 from ..sources import place_of
-from ..writing.execute import FICLONE
+from ..system.files import shares_blocks
 from ..writing.final_name import NO_ROOM, failure_of
 from .discovery import dedupe_hard_links, discover, is_item
 from .fingerprints import is_done, is_ours, key_of, request_of
@@ -97,7 +96,9 @@ def plan_batch(
     clash = dict[str, str]()
     if dst is not None:
         unopened = [item._replace(output=named(item)) for item in found.unopened]
-        clash = clashes(items, unopened, partial(is_item, wanted=wanted))
+        clash = clashes(
+            items, unopened, partial(is_item, wanted=wanted), tree_at(os.fspath(dst)).file_of()
+        )
     tasks, done = list[Task](), list[Item]()
     tree = tree_at(root or "")
     asked = list(_tasks(verb, items, ledger, options, request, verify=verify, timeout=timeout))
@@ -237,17 +238,7 @@ def _check_outputs_fit(
 def _shares_blocks(source: str, dst: str) -> bool:
     """Whether files of one can share their blocks with those of the other; tried without names."""
     folder = existing_parent(dst)
-    opened = list[int]()
     try:
-        if os.stat(source).st_dev != os.stat(folder).st_dev:
-            return False
-        for _ in range(2):
-            opened.append(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600))
-        os.write(opened[0], bytes(1 << 16))
-        fcntl.ioctl(opened[1], FICLONE, opened[0])
-    except (OSError, AttributeError):  # O_TMPFILE is Linux's
+        return os.stat(source).st_dev == os.stat(folder).st_dev and shares_blocks(folder)
+    except OSError:
         return False
-    finally:
-        for fd in opened:
-            os.close(fd)
-    return True

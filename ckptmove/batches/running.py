@@ -19,7 +19,7 @@ from ..phrases import plural
 from ..reports.batch import BatchPlan, BatchReport
 from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of
 from ..reports.batch_table import InspectedItem
-from ..writing.final_name import sync_folder
+from ..system.files import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .executors.process_pool import WorkerDied, Workers
@@ -319,7 +319,7 @@ class _Run:
     def _named(self, result: Result) -> dict[str, str]:
         """The digests of a result, by names in the destination."""
         root = (self._plan.destination or "").rstrip("/")
-        base = (result.output or "")[len(root) :].lstrip("/")
+        base = (result.output or "")[len(root) :].replace(os.sep, "/").lstrip("/")
         return {"/".join(filter(None, (base, name))): each for name, each in result.digests.items()}
 
     def _give_up(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import NoReturn
 import click
 
 from ..errors import CkptmoveError, CorruptError, UsageError
+from ..system.signals import ENDING, end_by
 from ..version import __version__
 from .streams import Signalled, take_streams
 
@@ -123,9 +123,9 @@ def run(args: list[str]) -> int:
 
         return _say(CorruptError(NO_MEMORY))
     except (KeyboardInterrupt, click.Abort):
-        return _die(signal.SIGINT)
+        return end_by(signal.SIGINT)
     except Signalled as error:
-        return _die(error.number)
+        return end_by(error.number)
     except Exception as error:
         if "-v" in args or "--verbose" in args:
             raise
@@ -142,9 +142,8 @@ def _signals() -> Iterator[None]:
         raise Signalled(number)
 
     handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: unwind,
-        signal.SIGHUP: unwind,
+        number: signal.default_int_handler if number == signal.SIGINT else unwind
+        for number in ENDING
     }
     before = {
         number: signal.signal(number, handler)
@@ -156,13 +155,6 @@ def _signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _die(number: int) -> int:
-    """End as the signal would have ended us, quietly."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    return 128 + number
 
 
 def _help_of(context: click.Context | None) -> str:

@@ -14,6 +14,7 @@ from typing import IO
 from ..errors import WriteError
 from ..reports.batch_items import Result
 from ..reports.batch_log import log_line, manifest_lines
+from ..system.files import sync
 from ..version import __version__
 
 
@@ -34,7 +35,7 @@ class Log:
         if path is not None:
             try:
                 torn = _is_torn(Path(path))
-                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 until we end
+                self._file = Path(path).open("a", encoding="utf-8", newline="\n")  # noqa: SIM115 until we end
                 if torn:
                     self._file.write("\n")
             except OSError as error:
@@ -86,10 +87,12 @@ def write_manifest(path: str, digests: Mapping[str, str]) -> None:
     beside = f"{path}.{os.getpid()}.tmp"
     try:
         try:
-            with Path(beside).open("w", encoding="utf-8", errors="surrogateescape") as file:
+            with Path(beside).open(
+                "w", encoding="utf-8", errors="surrogateescape", newline="\n"
+            ) as file:
                 file.writelines(manifest_lines(digests))
                 file.flush()
-                os.fsync(file.fileno())
+                sync(file.fileno())
             Path(beside).replace(path)
         finally:
             Path(beside).unlink(missing_ok=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from typing import IO, NoReturn
 
 from ..errors import WriteError
+from ..system.signals import PIPE
 
 
 class Signalled(BaseException):
@@ -59,7 +59,7 @@ class _Result(_Remarks):
         """Say it as an error of ours, or end as a broken pipe does."""
         super().failed(error)
         if isinstance(error, BrokenPipeError):
-            raise Signalled(signal.SIGPIPE) from None
+            raise Signalled(PIPE) from None
         raise WriteError(f"output failed: {error.strerror}") from error
 
 

@@ -20,6 +20,7 @@ from ..errors import CorruptError, InputError, UnsupportedError
 from ..manifest.dtypes import BITS, nbytes_of, storage_element_nbytes
 from ..plans.plan import Gather
 from ..sources.source import Source
+from ..system.files import mapped
 
 _READ_NBYTES = 1 << 20  # at once: what stays in a processor's cache until it is cast
 _PICKED_NBYTES = 8 << 20  # at once: each chunk of a transposed view goes over all of its region
@@ -155,12 +156,8 @@ def _region(source: Source | None, gather: Gather, unit: int) -> torch.Tensor:
     at, nbytes = gather.source_at, gather.source_nbytes
     before = at % mmap.ALLOCATIONGRANULARITY if source is not None else at
     try:
-        held = gather.content or mmap.mmap(
-            -1 if source is None else source.mappable(at, nbytes),
-            before + nbytes,
-            mmap.MAP_PRIVATE,
-            mmap.PROT_READ,
-            offset=at - before,
+        held = gather.content or mapped(
+            -1 if source is None else source.mappable(at, nbytes), before + nbytes, at - before
         )
     except OSError as error:
         raise InputError(

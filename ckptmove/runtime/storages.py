@@ -6,8 +6,6 @@ Source: torch/serialization.py (`_get_restore_location`, `_load`); torch/_utils.
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -21,6 +19,7 @@ from ..graph.draft import StorageBytes
 from ..manifest.dtypes import storage_element_nbytes
 from ..sources.joined import Joined
 from ..sources.source import Piece, Source
+from ..system.files import mapped
 
 #: What torch.load takes: a device, a mapping of tags, a function, or None.
 MapLocation = Any
@@ -104,8 +103,6 @@ class Restoring:
 
 
 _LARGEST_ALIGNMENT = 8  # bytes, of any number
-# Pages that could be written to count as memory, of which there may be less than the file has.
-_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class Storages:
@@ -176,12 +173,7 @@ class Storages:
 def _whole(source: Source) -> Any:
     """The file, mapped so that writing changes memory only."""
     try:
-        pages = mmap.mmap(
-            source.mappable(0, 0),
-            source.nbytes,
-            mmap.MAP_PRIVATE | _NORESERVE,
-            mmap.PROT_READ | mmap.PROT_WRITE,
-        )
+        pages = mapped(source.mappable(0, 0), source.nbytes, written=True)
     except (OSError, ValueError) as error:
         raise InputError(f"can't be mapped: {error}", path=source.path) from error
     return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()

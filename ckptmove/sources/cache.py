@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..errors import InputError
+from ..system.files import write_some
 
 _MOST = 64 << 20  # bytes
 _START, _END = itemgetter(0), itemgetter(1)
@@ -107,7 +108,7 @@ class SparseCopy:
         start = at
         try:
             while view:
-                done = os.pwrite(self.fd, view, at)
+                done = write_some(self.fd, view, at)
                 view, at = view[done:], at + done
         except OSError as error:
             raise InputError(f"can't be copied here: {error.strerror}", path=self._path) from error

@@ -14,6 +14,8 @@ from enum import Enum
 from typing import ClassVar, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, StrPath, UnsupportedError
+from ..system.files import WINDOWS
+from ..system.names import why_no_name, without_slash
 from .source import File, Source
 from .urls import is_url, looks_like_url
 
@@ -147,13 +149,15 @@ class LocalPlace(Place):
 
     @property
     def name(self) -> str:
-        return os.path.basename(self.path.rstrip("/"))
+        return os.path.basename(without_slash(self.path))
 
     @property
     def parent(self) -> LocalPlace:
         return LocalPlace(os.path.dirname(self.path))
 
     def child(self, name: str) -> LocalPlace:
+        if WINDOWS and (why := why_no_name(name)):
+            raise UnsupportedError(f"holds {name!r}, which {why}", path=self.path)
         return LocalPlace(os.path.join(self.path, name))
 
     def absolute(self) -> str:

@@ -15,6 +15,7 @@ from traceback import clear_frames
 from typing import NamedTuple, Protocol, TypeVar
 
 from ..errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
+from ..system import files
 
 #: The most that is read into memory at once and as a whole, in bytes.
 MAX_NBYTES = 512 << 20
@@ -243,7 +244,7 @@ class File(Source):
         """Open a regular file; a symbolic link is followed, and a FIFO does not block."""
         path = os.fspath(path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(path, files.READ | files.AT_ONCE)
         except OSError as error:
             raise InputError(f"can't be read: {error.strerror}", path=path) from error
         except ValueError as error:
@@ -270,7 +271,7 @@ class File(Source):
         parts = []
         while nbytes:
             try:
-                part = os.pread(self.fd, nbytes, start)
+                part = files.read_at(self.fd, nbytes, start)
             except OSError as error:
                 raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
             if not part:
@@ -285,7 +286,7 @@ class File(Source):
         left = memoryview(buffer)
         while left:
             try:
-                nbytes = os.preadv(self.fd, [left], start)
+                nbytes = files.read_into(self.fd, left, start)
             except OSError as error:
                 raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
             if not nbytes:
@@ -313,7 +314,7 @@ class File(Source):
     @property
     def allocated_nbytes(self) -> int:
         """As `Source.allocated_nbytes`, on disk."""
-        return self._stat.st_blocks * 512
+        return files.allocated_nbytes(self._stat)
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """As `Source.data_ranges`, if the file system tells.
@@ -325,8 +326,7 @@ class File(Source):
             since, data, hole = self._seen
             if not since <= at < hole:
                 try:
-                    data = os.lseek(self.fd, at, os.SEEK_DATA)
-                    hole = os.lseek(self.fd, data, os.SEEK_HOLE)
+                    data, hole = files.data_range(self.fd, at)
                 except OSError as error:
                     if error.errno != errno.ENXIO:
                         yield at, end

@@ -25,6 +25,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from .. import errors
+from ..system.files import NO_LINK
+from ..system.signals import KILL
 from .sandbox import guard
 
 _MOST_SAID = 1 << 16  # bytes of what the process said last
@@ -160,7 +162,7 @@ def _flatten(folder: str) -> None:
         todo = _folders(top)
         for name in todo:  # which grows
             os.chmod(name, 0o700, dir_fd=top)
-            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=top)
+            inner = os.open(name, os.O_RDONLY | NO_LINK, dir_fd=top)
             try:
                 for each in _folders(inner):
                     todo.append(secrets.token_hex())  # a name that nobody can have taken
@@ -226,7 +228,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
         return
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, KILL):
         try:
             os.killpg(process.pid, number)
             until = time.monotonic() + _GRACE

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 
 from ..errors import CorruptError
 from ..plans.plan import Copy
 from ..sources.source import File, Source
+from ..system import files
+from ..system.files import NOT_HERE
 
-#: What a file system says that can't do a thing at all.
-NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
-_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _STRIDE = 64 << 20  # bytes handed to the kernel at once
 _BUFFER = 1 << 20  # bytes read at once
 _COMPARED = 1 << 17  # bytes read back at once: more than a processor's cache holds is slower
@@ -25,7 +22,7 @@ class Copier:
     def __init__(self, sources: Sequence[Source], fd: int) -> None:
         self.sources = sources
         self.fd = fd
-        self.method = "kernel" if hasattr(os, "copy_file_range") else "read"
+        self.method = "kernel" if files.COPIES else "read"
 
     def copy(self, copy: Copy) -> Iterator[int]:
         """Copy one extent; gives again and again how much of it is done."""
@@ -65,13 +62,13 @@ class Copier:
     def _move(self, source: File, start: int, nbytes: int, at: int) -> int:
         if self.method == "kernel":
             try:
-                return os.copy_file_range(source.fd, self.fd, nbytes, start, at)
+                return files.copy_range(source.fd, self.fd, nbytes, start, at)
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
                 self.method = "read"
-        data = os.pread(source.fd, min(nbytes, _BUFFER), start)
-        return os.pwrite(self.fd, data, at)
+        data = files.read_at(source.fd, min(nbytes, _BUFFER), start)
+        return files.write_some(self.fd, data, at)
 
 
 def start_writeback(fd: int, at: int, nbytes: int) -> None:
@@ -81,26 +78,14 @@ def start_writeback(fd: int, at: int, nbytes: int) -> None:
     would do it too, but drops what has reached the disk before it was verified.
     """
     if nbytes >= _BUFFER:
-        _sync_file_range()(fd, at, nbytes, _SYNC_FILE_RANGE_WRITE)
-
-
-@cache
-def _sync_file_range() -> Callable[[int, int, int, int], int]:
-    try:
-        import ctypes  # which not every Python has, and takes a while
-
-        call = ctypes.CDLL(None).sync_file_range
-    except (ImportError, OSError, AttributeError, TypeError):
-        return lambda *_: 0
-    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call
+        files.start_sync(fd, at, nbytes)
 
 
 def write_at(fd: int, at: int, data: bytes | memoryview) -> None:
     """Write all of it at an offset, however little is taken at once."""
     view = memoryview(data)
     while view:
-        taken = os.pwrite(fd, view, at)
+        taken = files.write_some(fd, view, at)
         view, at = view[taken:], at + taken
 
 
@@ -108,7 +93,7 @@ def read_at(fd: int, at: int, nbytes: int) -> bytes:
     """The bytes at an offset; fewer where the file ends."""
     parts = []
     while nbytes:
-        part = os.pread(fd, nbytes, at)
+        part = files.read_at(fd, nbytes, at)
         if not part:
             break
         parts.append(part)
@@ -132,7 +117,7 @@ def holds_at(fd: int, at: int, data: bytes | memoryview) -> bool:
         if len(part) < len(buffer):
             del buffer[len(part) :]
         # that a bytearray stands first makes it one memcmp; two views are compared by element
-        if os.preadv(fd, [buffer], at) != len(part) or buffer != part:
+        if files.read_into(fd, buffer, at) != len(part) or buffer != part:
             return False
         at += len(part)
     return True

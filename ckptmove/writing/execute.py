@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import heapq
 import os
 from collections import deque
@@ -13,23 +12,23 @@ from typing import TypeVar
 from ..errors import UnsupportedError, WriteError
 from ..plans.plan import Copy, Gather, Plan
 from ..sources.source import File, Source
+from ..system.files import READ_WRITE, OpenFolder, clone, free_nbytes, sync
 from .copy import Copier, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from
 from .verify import Progress, Verifier
 
-FICLONE = 0x40049409  # linux/fs.h
 _Self = TypeVar("_Self", bound="PlanFile")
 
 
 class PlanFile:
     """A file in the making. Used as a context, it is closed at the end."""
 
-    def __init__(self, name: str, folder: int, path: str, sources: Sequence[Source]) -> None:
+    def __init__(self, name: str, folder: OpenFolder, path: str, sources: Sequence[Source]) -> None:
         """Create the file as `name` in the open directory `folder`; messages name `path`."""
         self.path = path
         self.sources = sources
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL
-        self.fd = os.open(name, flags, mode_from(sources) | 0o200, dir_fd=folder)
+        flags = READ_WRITE | os.O_CREAT | os.O_EXCL
+        self.fd = folder.open(name, flags, mode_from(sources) | 0o200)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -62,7 +61,8 @@ class PlanFile:
             if self._reflink(plan):
                 crcs = self._carry_out(plan, None, report)
             else:
-                check_free_space(os.fstatvfs(self.fd), [plan], self.sources, self.path)
+                free = free_nbytes(os.path.dirname(self.path) or ".", self.fd)
+                check_free_space(free, [plan], self.sources, self.path)
                 os.ftruncate(self.fd, plan.nbytes)
                 copier = Copier(self.sources, self.fd)
                 crcs = self._carry_out(plan, copier, report)
@@ -70,7 +70,7 @@ class PlanFile:
             if plan.seal is not None:
                 for write in plan.seal(crcs):
                     put(self.fd, *write)
-                os.fsync(self.fd)
+                sync(self.fd)
             report(plan.nbytes - report.nbytes)
         except OSError as error:
             raise failure_of(error, self.path) from error
@@ -90,7 +90,7 @@ class PlanFile:
                 verifier.written(min(end, writes[0].at) if writes else end)
                 report(verifier.take_done())
             assert not writes, "the plan writes beyond its end"
-            os.fsync(self.fd)
+            sync(self.fd)
             verifier.finish(report)
         return verifier.crcs
 
@@ -100,11 +100,7 @@ class PlanFile:
         source = self.sources[plan.copies[0].source]
         if source.nbytes != plan.nbytes or not isinstance(source, File):
             return False
-        try:
-            fcntl.ioctl(self.fd, FICLONE, source.fd)
-        except OSError:
-            return False
-        return True
+        return clone(source.fd, self.fd)
 
     def _fill(self, plan: Plan, copier: Copier, report: ProgressCounter) -> Iterator[int]:
         """Copy and gather; gives again and again up to where all is there, but for writes."""

@@ -14,6 +14,8 @@ from operator import and_
 from ..errors import RefusedError, StrPath, WriteError
 from ..plans.plan import Plan
 from ..sources.source import Source
+from ..system.files import OpenFolder, free_nbytes
+from ..system.names import why_no_name, without_slash
 
 HIDDEN = ".ckptmove-tmp"  # what a name ends with until the final one is taken
 NO_ROOM = "not enough free space"
@@ -31,19 +33,15 @@ class FinalName:
         folder, self.name = os.path.split(path)
         try:
             #: the open directory
-            self.folder = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.folder = OpenFolder(folder)
         except OSError as error:
             raise failure_of(error, path) from error
         self.hidden = hidden_name(self.name)  #: its name until then, beside it
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename within the directory."""
-        os.rename(old, new, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-
     def sync(self) -> None:
         """Put the names on disk. When it raises WriteError, the file has its name already."""
         try:
-            os.fsync(self.folder)
+            self.folder.sync()
         except OSError as error:
             raise WriteError(
                 f"is complete and in place, but may not survive a power failure: {error.strerror}",
@@ -60,9 +58,7 @@ class FinalName:
 
     def close(self) -> None:
         """Close the directory."""
-        folder, self.folder = self.folder, -1
-        if folder >= 0:
-            os.close(folder)
+        self.folder.close()
 
 
 @contextlib.contextmanager
@@ -77,15 +73,6 @@ def syncing_later() -> Iterator[set[str]]:
         yield folders
     finally:
         _later.reset(token)
-
-
-def sync_folder(path: str) -> None:
-    """Put the names in a directory on disk, or raise OSError."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def hidden_name(name: str) -> str:
@@ -114,7 +101,11 @@ def mode_of(path: str, sources: Sequence[Source]) -> int | None:
 
     Raises RefusedError if its directory is missing, or if it is one of the sources.
     """
-    folder = os.path.dirname(path) or "."
+    folder, name = os.path.split(path)
+    folder = folder or "."
+    why = why_no_name(name) if name not in ("", ".", "..") and "\0" not in name else ""
+    if why:
+        raise RefusedError(f"the name of the destination {why}", path=path)
     try:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -152,26 +143,20 @@ def check_room(
 ) -> None:
     """Raises RefusedError if nothing can be created there, or if the plans do not fit."""
     path = os.fspath(destination)
-    folder = os.path.dirname(path.rstrip("/")) or "."
+    folder = os.path.dirname(without_slash(path)) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RefusedError("can't be written: no file can be created in the directory", path=path)
-    check_free_space(os.statvfs(folder), plans, sources, path, besides)
-
-
-def free_nbytes(room: os.statvfs_result) -> int:
-    """How many bytes this user may still write to a file system."""
-    return room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree)
+    check_free_space(free_nbytes(folder), plans, sources, path, besides)
 
 
 def check_free_space(
-    room: os.statvfs_result,
+    free: int,
     plans: Iterable[Plan],
     sources: Sequence[Source],
     path: str,
     besides: int = 0,
 ) -> None:
     """Raises RefusedError if what the plans make can't fit: holes take no room, if they stay."""
-    free = free_nbytes(room)
     whole = gathered = 0
     for plan in plans:
         whole += plan.nbytes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ..errors import StrPath, WriteError
 from ..sources.source import Source
-from .copy import NOT_HERE
+from ..system.files import RENAMES_OPEN
 from .execute import PlanFile
 from .final_name import FinalName, check_file, exists_error, failure_of
 
@@ -39,10 +39,13 @@ class LocalFile(PlanFile):
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self._name.hidden, dir_fd=self._name.folder)
+            self._name.folder.unlink(self._name.hidden)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.committed:
+            if not RENAMES_OPEN:
+                with contextlib.suppress(OSError):
+                    super().close()
             self._remove()
         super().__exit__(kind, error, trace)
 
@@ -56,31 +59,15 @@ class LocalFile(PlanFile):
     def commit(self) -> None:
         """Give the file its name. Raises RefusedError if the name was taken meanwhile."""
         try:
+            if not RENAMES_OPEN:
+                super().close()
             if self.force:
-                self._rename()
+                self._name.folder.replace(self._name.hidden, self._name.name)
             else:
-                self._link()
+                self._name.folder.take_name(self._name.hidden, self._name.name)
+            self.committed = True
         except OSError as error:
             if error.errno == errno.EEXIST:
                 raise exists_error(self.path) from error
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
         self._name.sync_in_time()
-
-    def _rename(self) -> None:
-        self._name.rename(self._name.hidden, self._name.name)
-        self.committed = True
-
-    def _link(self) -> None:
-        """Give the file its final name only if that name is free, which a rename cannot ensure."""
-        hidden, name, folder = (self._name.hidden, self._name.name, self._name.folder)
-        try:
-            os.link(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
-            if error.errno not in NOT_HERE:
-                raise
-            if os.path.lexists(self.path):
-                raise FileExistsError(errno.EEXIST, "exists") from error
-            self._rename()
-            return
-        os.unlink(hidden, dir_fd=folder)
-        self.committed = True

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from ..errors import RefusedError, StrPath, WriteError
 from ..sources.source import Source
+from ..system.files import RENAMES_OPEN
+from ..system.names import why_no_name, without_slash
 from .execute import PlanFile
 from .final_name import FinalName, exists_error, failure_of, hidden_name, mode_from, mode_of
 
@@ -29,7 +31,7 @@ class LocalFolder:
     def __init__(self, destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
         """Create the directory under a temporary name. Raises as `check_folder`."""
         check_folder(destination, sources, force=force)
-        self.path = _without_slash(destination)  #: what it will be
+        self.path = without_slash(os.fspath(destination))  #: what it will be
         self.sources = sources
         self.force = force
         self._name = FinalName(self.path)
@@ -49,7 +51,7 @@ class LocalFolder:
 
     def _mkdir(self, name: str) -> None:
         mode = mode_from(self.sources)
-        os.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700, dir_fd=self._name.folder)
+        self._name.folder.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700)
 
     def _remove(self, name: str) -> None:
         shutil.rmtree(os.path.join(self._beside, name), ignore_errors=True)
@@ -77,7 +79,7 @@ class LocalFolder:
             self._remove(self._aside)
             return
         try:
-            self._name.rename(self._aside, self._name.name)
+            self._name.folder.rename(self._aside, self._name.name)
         except OSError as failed:
             raise WriteError(
                 f"{error}; restoring the old folder failed too: {failed.strerror}",
@@ -108,10 +110,10 @@ class LocalFolder:
             raise failure_of(error, os.path.join(self.path, name)) from error
 
     def _parts(self, name: str) -> list[str]:
-        parts = name.split("/")
-        if not {"", ".", ".."}.isdisjoint(parts):
-            raise RefusedError(f"{name!r} is not a valid file name", path=self.path)
-        return parts
+        why = "" if "\0" in name else why_no_name(name)  # which the system refuses
+        if why:
+            raise RefusedError(f"{name!r} is not a valid file name: it {why}", path=self.path)
+        return name.split("/")
 
     def _made(self, parts: Sequence[str]) -> str:
         """Where a directory in it is; it is made unless it was."""
@@ -129,7 +131,10 @@ class LocalFolder:
         """Give the directory its name. Raises RefusedError if the name was taken meanwhile."""
         try:
             for folder in reversed(self._folders):
-                self._sync(folder)
+                self._name.folder.sync_inside(folder)
+            if not RENAMES_OPEN:
+                for file in self._files:
+                    file.close()
             self._take_name()
         except OSError as error:
             if error.errno in _TAKEN:
@@ -139,28 +144,30 @@ class LocalFolder:
         if self._has(self._aside):
             self._remove(self._aside)
 
-    def _sync(self, name: str) -> None:
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._name.folder)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
     def _take_name(self) -> None:
         """Rename, which also takes the place of an empty directory, and of nothing else."""
         hidden, name = self._name.hidden, self._name.name
         try:
-            self._name.rename(hidden, name)
+            self._name.folder.rename(hidden, name)
         except OSError as error:
-            if not self.force or error.errno not in _NOT_EMPTY:
+            if error.errno not in _NOT_EMPTY:
                 raise
-            self._name.rename(name, self._aside)
-            self._name.rename(hidden, name)
+            if RENAMES_OPEN or not self._remove_empty():  # Windows takes no name from anything
+                if not self.force:
+                    raise
+                self._name.folder.rename(name, self._aside)
+            self._name.folder.rename(hidden, name)
+
+    def _remove_empty(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._name.folder.rmdir(self._name.name)
+            return True
+        return False
 
 
 def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool) -> None:
     """Raises RefusedError if the directory must not be written, before anything is."""
-    path = _without_slash(destination)
+    path = without_slash(os.fspath(destination))
     if os.path.basename(path) in ("", ".", ".."):
         raise RefusedError("the destination is not a valid name for a directory", path=path)
     mode = mode_of(path, sources)
@@ -177,8 +184,3 @@ def check_folder(destination: StrPath, sources: Sequence[Source], *, force: bool
         raise failure_of(error, path) from error
     if taken and not force:
         raise exists_error(path)
-
-
-def _without_slash(path: StrPath) -> str:
-    path = os.fspath(path)
-    return path.rstrip("/") or path

@@ -7,7 +7,6 @@ are verified by the code that writes them; they are read here only where a check
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
 from bisect import bisect_right
@@ -17,6 +16,7 @@ from queue import SimpleQueue
 from ..errors import CorruptError, WriteError
 from ..plans.plan import Check, Checksum, CrcRange, Plan
 from ..sources.source import File, Source
+from ..system.files import read_into
 
 #: Called with how many bytes were copied and verified since the last call.
 Progress = Callable[[int], object]
@@ -123,7 +123,7 @@ class Verifier:
         for at in range(start, end, _BUFFER):
             view = memoryview(self._buffer)[: min(_BUFFER, end - at)]
             self._wait_for(at + len(view))
-            if os.preadv(self._fd, [view], at) != len(view):
+            if read_into(self._fd, view, at) != len(view):
                 raise self._lost("the written bytes can't be read back")
             self._measured.add(at, view)
             yield at, view
@@ -134,7 +134,7 @@ class Verifier:
         for piece in source.pieces(start, nbytes):
             if isinstance(piece.source, File):
                 other = memoryview(self._other)[: piece.nbytes]
-                if os.preadv(piece.source.fd, [other], piece.at) != piece.nbytes:
+                if read_into(piece.source.fd, other, piece.at) != piece.nbytes:
                     why = "the file shrank while it was read"
                     raise CorruptError(why, path=piece.source.path)
                 if piece.nbytes == _BUFFER:  # two views are compared by element

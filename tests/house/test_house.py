@@ -38,6 +38,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "plans",
     ),
     (
+        "system.files",
+        "system.signals",
+        "system.locks",
+        "system.names",
+        "system",
         "sources.budget",
         "sources.source",
         "sources.joined",

@@ -25,11 +25,12 @@ from contextvars import copy_context
 from types import FrameType
 from typing import IO, Any, NamedTuple, NoReturn
 
+from ...system.files import WINDOWS
+from ...system.signals import ENDING, KILL, ask_to_end, own_group
 from ..run_item import LISTENER
 
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE = 30.0  # seconds to clean up before a worker is killed
 _BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
 #: Called in some thread with the task, and how many bytes of it were done since.
@@ -43,7 +44,7 @@ class WorkerDied(Exception):
         super().__init__(code)
         self.code = code  #: how, as `subprocess` has it: a signal is negative
         #: what may be wrong, or None
-        self.hint = "perhaps the machine ran out of memory" if code == -signal.SIGKILL else None
+        self.hint = "perhaps the machine ran out of memory" if code == -KILL else None
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -99,7 +100,7 @@ class Workers(Executor):
             running = list(self._running)
         self._cancel()
         for process in running:
-            process.terminate()
+            _ask_to_end(process)
         until = time.monotonic() + _GRACE
         for process in running:
             try:
@@ -145,7 +146,7 @@ class Workers(Executor):
                 [sys.executable, "-c", code],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for us to pass on
+                **own_group(),  # Ctrl-C is for us to pass on
             )
             self._running.add(process)
         return process
@@ -177,6 +178,15 @@ class Workers(Executor):
         with self._lock:
             self._running.discard(process)
         return code
+
+
+def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+    if WINDOWS:  # where a signal kills: a worker whose pipe closes unwinds what it does
+        with contextlib.suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+    else:
+        process.terminate()
 
 
 class _Job(NamedTuple):
@@ -220,7 +230,7 @@ def serve() -> None:
     os.close(nothing)
     os.dup2(2, 1)
     ending = _Ending()
-    for number in _SIGNALS:
+    for number in ENDING:
         signal.signal(number, ending)
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(given, calls), daemon=True).start()
@@ -241,7 +251,7 @@ class _Ending:
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
         if not self._doing:
             os._exit(0)
-        for each in _SIGNALS:
+        for each in ENDING:
             signal.signal(each, signal.SIG_DFL)  # a second one is immediate
         raise _Ended
 
@@ -261,7 +271,7 @@ def _listen(given: IO[bytes], calls: queue.SimpleQueue[bytes | None]) -> None:
         while True:
             calls.put(_take(given))
     calls.put(None)
-    os.kill(os.getpid(), signal.SIGTERM)
+    ask_to_end()
 
 
 def _perform(data: bytes, told: IO[bytes]) -> None:

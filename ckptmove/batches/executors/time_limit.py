@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
+
+from ...system.signals import timer
 
 _AGAIN = 10.0  # seconds
 
@@ -31,8 +32,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         fired.append(number)
         raise TimedOut
 
-    before = signal.signal(signal.SIGALRM, fire)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    stop = timer(seconds, _AGAIN, fire)
     try:
         yield
     except Exception as error:  # Python makes others of what is raised while a class is made
@@ -40,5 +40,4 @@ def time_limit(seconds: float | None) -> Iterator[None]:
             raise TimedOut from error
         raise
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        stop()

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import stat
-import struct
 import threading
 import time
 import zlib
@@ -30,15 +28,15 @@ from typing import IO, Any, ClassVar
 
 from ...errors import RefusedError
 from ...reports.batch_items import Entry
+from ...system.files import AT_ONCE, NO_LINK, READ, READ_WRITE, read_at, sync
+from ...system.locks import close, lock_byte
 from ...writing.final_name import failure_of
 
-_LOCK = struct.Struct("hh4xqqi4x")  # struct flock of Linux, 64 bits
 _PIECE = 1 << 20
 _LONGEST_LINE = 1 << 16  # bytes; six for each of the longest path
 MOST_NBYTES = 256 << 20  # bytes in all
 _PATIENCE = 0.05  # seconds between two looks at a lock
 _TAIL = 1 << 62  # the byte that is locked while a line is added; items' are below
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class FileLedger:
@@ -67,12 +65,12 @@ class FileLedger:
 
     def _read(self) -> None:
         try:
-            fd = self._open(os.O_RDONLY)
+            fd = self._open(READ)
         except FileNotFoundError:
             return
         except OSError as error:
             raise failure_of(error, self.path) from error
-        with open(fd, "rb", buffering=_PIECE) as file:
+        with _closing(fd), open(fd, "rb", buffering=_PIECE, closefd=False) as file:
             about = os.fstat(fd)
             which = (about.st_dev, about.st_ino)
             if about.st_size < self._at or self._file not in ((-1, -1), which):
@@ -104,7 +102,9 @@ class FileLedger:
     def _open(self, flags: int) -> int:
         """Open the ledger. Raises RefusedError unless it is a regular file without other names."""
         try:
-            fd = os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            if not NO_LINK and os.path.islink(self.path):
+                raise self._trap()
+            fd = os.open(self.path, flags | NO_LINK | AT_ONCE, 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise self._trap() from error
@@ -125,18 +125,16 @@ class FileLedger:
     def add(self, entry: Entry, *, synced: bool = False) -> None:
         """As `Ledger.add`: a line, which may be torn after an OSError."""
         line = json.dumps({key: value for key, value in entry._asdict().items() if value}) + "\n"
-        fd = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        try:
+        fd = self._open(READ_WRITE | os.O_APPEND | os.O_CREAT)
+        with _closing(fd):
             _lock(fd, _TAIL, wait=True)
             size = os.fstat(fd).st_size
-            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            torn = size > 0 and read_at(fd, 1, size - 1) != b"\n"
             data = (b"\n" if torn else b"") + line.encode()
             if os.write(fd, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if synced:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+                sync(fd)
 
     def add_all(self, entries: Iterable[Entry]) -> None:
         """As `Ledger.add_all`."""
@@ -147,13 +145,11 @@ class FileLedger:
     def lock(self, name: str, *, patient: bool) -> Iterator[bool]:
         """As `Ledger.lock`."""
         try:
-            fd = self._open(os.O_RDWR | os.O_CREAT)
+            fd = self._open(READ_WRITE | os.O_CREAT)
         except OSError as error:
             raise failure_of(error, self.path) from error
-        try:
+        with _closing(fd):
             yield _lock(fd, _byte_of(name), wait=patient)
-        finally:
-            os.close(fd)
 
 
 def _byte_of(name: str) -> int:
@@ -162,23 +158,21 @@ def _byte_of(name: str) -> int:
 
 
 def _lock(fd: int, at: int, *, wait: bool) -> bool:
-    """Lock a byte; of two descriptors of one process only one can have it, if the system knows."""
-    while True:
-        try:
-            if hasattr(fcntl, "F_OFD_SETLK"):
-                request = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
-            else:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
-            return True
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return True  # a file system without: whoever comes second finds what is done
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+    """Lock a byte. Without locks everybody gets it: whoever comes second finds what is done."""
+    while not lock_byte(fd, at):
         if not wait:
             return False
         time.sleep(_PATIENCE if at != _TAIL else 0.001)
+    return True
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    """Close a descriptor of the ledger at the end, and only the locks that it has."""
+    try:
+        yield
+    finally:
+        close(fd)
 
 
 def entry_of(line: bytes) -> Entry | None:

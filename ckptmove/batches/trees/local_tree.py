@@ -17,8 +17,17 @@ from ...errors import RefusedError
 from ...reports.batch_items import Item
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry
-from ...writing.final_name import HIDDEN, failure_of, free_nbytes, hidden_name, is_hidden
-from ...writing.in_place.locked_file import is_open_for_writing
+from ...system.files import (
+    AT_ONCE,
+    NO_LINK,
+    READ,
+    allocated_nbytes,
+    free_nbytes,
+    is_read_only,
+)
+from ...system.locks import is_open_for_writing
+from ...system.names import folds_case, one_case, without_slash
+from ...writing.final_name import HIDDEN, failure_of, hidden_name, is_hidden
 from .ledger import FileLedger
 from .tree import LEDGER, Ledger, Tree, is_own_name
 
@@ -54,7 +63,7 @@ class LocalTree(Tree):
     def sums(self, *, digests: bool) -> tuple[int, dict[str, str]]:
         crc32, found = 0, dict[str, str]()
         for each in self.files():
-            name, sha256 = each.path[len(self.path) :], hashlib.sha256()
+            name, sha256 = each.path[len(self.path) :].replace(os.sep, "/"), hashlib.sha256()
             crc32 = zlib.crc32(os.fsencode(name), crc32)
             with place_of(each.path).open() as source:
                 for _, data in source.chunks(0, source.nbytes):
@@ -68,7 +77,7 @@ class LocalTree(Tree):
     def copied_nbytes(self, nbytes: int) -> int:
         """As `Tree.copied_nbytes`, or raise OSError."""
         files = [each.path for each in self.files()]
-        return min(nbytes, sum(os.stat(each).st_blocks for each in files) * 512)
+        return min(nbytes, sum(allocated_nbytes(os.stat(each)) for each in files))
 
     def check_root(self) -> None:
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
@@ -92,10 +101,9 @@ class LocalTree(Tree):
     def free_nbytes(self) -> int | None:
         try:
             self._check_writable()
-            room = os.statvfs(existing_parent(self.path))
+            return free_nbytes(existing_parent(self.path))
         except OSError as error:
             raise failure_of(error, self.path) from error
-        return free_nbytes(room)
 
     def _check_writable(self) -> None:
         """Raises OSError if nothing new can be in the folder."""
@@ -103,9 +111,11 @@ class LocalTree(Tree):
         if not os.path.isdir(existing):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), existing)
         if not os.access(existing, os.W_OK | os.X_OK):
-            read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
-            number = errno.EROFS if read_only else errno.EACCES
+            number = errno.EROFS if is_read_only(existing) else errno.EACCES
             raise OSError(number, os.strerror(number), existing)
+
+    def file_of(self) -> Callable[[str], str]:
+        return one_case if folds_case(existing_parent(self.path)) else str
 
     def is_taken(self) -> bool:
         if os.path.isdir(self.path) and not os.path.islink(self.path):
@@ -122,7 +132,7 @@ class LocalTree(Tree):
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[str]:
-        folder, name = os.path.split(self.path.rstrip("/"))
+        folder, name = os.path.split(without_slash(self.path))
         hidden = os.path.join(folder, hidden_name(name))
         try:
             os.mkdir(hidden, 0o700)
@@ -193,7 +203,7 @@ def _clear(hidden: str, output: str) -> None:
 
 
 def _is_written(path: str) -> bool:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(path, READ | NO_LINK | AT_ONCE)
     try:
         return is_open_for_writing(fd)
     finally:

@@ -167,6 +167,10 @@ class Tree(ABC):
     def free_nbytes(self) -> int | None:
         """The bytes that are free where the folder is, or will be; None if there is no limit."""
 
+    def file_of(self) -> Callable[[str], str]:
+        """What gives the same for paths below it that are one file, though they differ."""
+        return str
+
     @abstractmethod
     def is_taken(self) -> bool:
         """Whether something is there that would have to be replaced."""

@@ -25,9 +25,11 @@ import signal
 import struct
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...system.files import READ
 from . import system_calls
 
 #: What the process ends by, if the filter of system calls ends it.
@@ -83,8 +85,7 @@ def enclose(folder: str) -> tuple[str, ...]:
 def _limit() -> None:
     """Write no core and no endless file; and be the first to go when memory is short."""
     with contextlib.suppress(ImportError):
-        import resource
-
+        resource: Any = import_module("resource")  # which Windows lacks
         for kind, most in (
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_FSIZE, _MOST_WRITTEN),
@@ -128,7 +129,7 @@ def _restrict_files(syscall: Any, folder: str) -> bool:
 
 def _allow(syscall: Any, rules: int, path: str, access: int) -> None:
     with contextlib.suppress(OSError):
-        place = os.open(path, getattr(os, "O_PATH", 0) | os.O_CLOEXEC)
+        place = os.open(path, READ | getattr(os, "O_PATH", 0))
         try:
             syscall(_ADD_RULE, rules, _BENEATH, struct.pack("=Qi", access, place), 0)
         finally:

@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from ...errors import CkptmoveError, CorruptError, RefusedError, WriteError
 from ...plans.plan import Plan
 from ...sources.source import File
+from ...system.files import sync
+from ...system.locks import is_locked, is_open_for_writing
 from ..copy import write_at
 from ..final_name import failure_of
 from .folder_journal import folder_journal
@@ -24,9 +26,8 @@ from .locked_file import (
     LockedFile,
     LockedFolder,
     busy_error,
+    check_system,
     is_held_here,
-    is_locked,
-    is_open_for_writing,
 )
 
 _INSIST = "--force changes it anyway"
@@ -71,7 +72,7 @@ class FileChange:
         """Make the changes, sync them and read them back. Raises OSError or WriteError."""
         for change in self.journal.changes:
             write_at(self.held.fd, change.at, change.new)
-        os.fsync(self.held.fd)
+        sync(self.held.fd)
         for change in self.journal.changes:
             self.held.check(change.at, change.new)
 
@@ -119,11 +120,11 @@ class Journaled:
         """Remove the journal: the change is done, and can't be undone any more."""
         self._committing = True
         try:
-            os.unlink(held.journal, dir_fd=held.folder)
+            held.folder.unlink(held.journal)
         except OSError as error:
             raise WriteError(f"committing failed: {error.strerror}", path=self.path) from error
         try:
-            os.fsync(held.folder)
+            held.folder.sync()
         except OSError as error:
             raise WriteError(
                 "is changed and verified, but a power failure may undo the change: "
@@ -256,6 +257,7 @@ def check_folder_in_place(
 def check_in_place(source: File, plan: Plan, *, force: bool) -> None:
     """Raises RefusedError if the file can't or mustn't be changed in place, before anything is."""
     path = source.path
+    check_system(path)
     if plan.method != "patch":
         raise RefusedError(
             "can't be changed in place: the new device tags do not fit into the "

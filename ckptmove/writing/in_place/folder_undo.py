@@ -8,13 +8,16 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from ...errors import CorruptError, InputError, UnsupportedError
+from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ...reports.recover import Recovered
+from ...system.files import AT_ONCE, NO_LINK, READ, user
 from ..copy import read_at
 from ..final_name import failure_of
 from .folder_journal import FOLDER_JOURNAL, journals_in, names_in
 from .journal import UNFINISHED, Change, Read
 from .locked_file import PATIENCE, LockedFile, LockedFolder, may_change
+
+_IN_USE = (OSError, InputError, RefusedError)
 
 
 def undo_in_folder(folder: str) -> Recovered:
@@ -26,7 +29,7 @@ def undo_in_folder(folder: str) -> Recovered:
     journal = os.path.join(folder, FOLDER_JOURNAL)
     if not os.path.lexists(journal):
         if os.path.lexists(journal + UNFINISHED):
-            with contextlib.suppress(OSError, InputError), LockedFolder(folder) as held:
+            with contextlib.suppress(*_IN_USE), LockedFolder(folder) as held:
                 if held.locked:
                     held.remove_unfinished()
         return Recovered(folder, "nothing")
@@ -123,13 +126,12 @@ def _is_owned_by(path: str, user: int) -> bool:
 
 def _is_of(folder: str, name: str) -> bool:
     try:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(os.path.join(folder, FOLDER_JOURNAL), flags)
+        fd = os.open(os.path.join(folder, FOLDER_JOURNAL), READ | AT_ONCE | NO_LINK)
     except OSError:  # gone meanwhile, or none of ours
         return False
     try:
         about = os.fstat(fd)
-        ours = about.st_uid in (0, os.geteuid())
+        ours = about.st_uid in (0, user())
         if not ours and not _is_owned_by(os.path.join(folder, name), about.st_uid):
             return False  # a trap, which nobody undoes
         return stat.S_ISREG(about.st_mode) and name in names_in(

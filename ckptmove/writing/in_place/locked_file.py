@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import signal
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
-from ...errors import InputError, WriteError
+from ...errors import InputError, RefusedError, WriteError
+from ...system.files import AT_ONCE, READ, READ_WRITE, WRITE, OpenFolder, sync, user
+from ...system.locks import LOCKS_FILES, lock_file
 from ..copy import read_at, write_at
 from .journal import HEAD_NBYTES, SUFFIX, UNFINISHED, Change, Read, check_head, journal_name
 
@@ -24,14 +24,12 @@ _held_here: dict[int, tuple[int, int, int]] = {}
 PATIENCE = 1.0  # seconds to wait for who is changing or undoing: it takes a fraction of one
 _LEASE = 1.0  # seconds until who leases the file is not just looking who else has it open
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
-
 
 class Locked:
     """A file or folder that is locked, and its journal, which is a file in the open `folder`."""
 
     path: str
-    folder: int
+    folder: OpenFolder
     fd: int
     journal: str
 
@@ -43,10 +41,11 @@ class Locked:
 
     def close(self) -> None:
         """Give it back."""
-        for fd in {self.fd, self.folder}:
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+        with contextlib.suppress(OSError):
+            if self.fd not in (-1, self.folder.fd):
+                os.close(self.fd)
+        with contextlib.suppress(OSError):
+            self.folder.close()
         _held_here.pop(id(self), None)
 
     def _lock(self, patience: float) -> bool:
@@ -55,17 +54,12 @@ class Locked:
         while True:
             here = is_held_here(self.fd, self)
             try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+                return lock_file(self.fd)
             except BlockingIOError as error:
                 if time.monotonic() >= until:
                     here = here or is_held_here(self.fd, self)  # gone since, or come since
                     raise busy_error(self.path, here=here) from error
                 time.sleep(0.01)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                return False
 
     def has_journal(self) -> bool:
         """Whether there is one."""
@@ -73,7 +67,7 @@ class Locked:
 
     def _has(self, name: str) -> bool:
         try:
-            os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+            self.folder.stat(name)
         except FileNotFoundError:
             return False
         return True
@@ -84,18 +78,17 @@ class Locked:
 
     def write_journal(self, data: bytes) -> None:
         """Have it on disk, and only then under its name; or raise OSError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self._unfinished, flags, 0o600, dir_fd=self.folder)
+        fd = self.folder.open(self._unfinished, WRITE | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             write_at(fd, 0, data)
-            os.fsync(fd)
+            sync(fd)
         finally:
             os.close(fd)
         if self.has_journal():  # where there are no locks, somebody else's
             self.remove_unfinished()
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        os.rename(self._unfinished, self.journal, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-        os.fsync(self.folder)
+        self.folder.rename(self._unfinished, self.journal)
+        self.folder.sync()
 
     @contextlib.contextmanager
     def _opened_journal(self, owners: Collection[int]) -> Iterator[tuple[int, int] | None]:
@@ -104,14 +97,13 @@ class Locked:
         Raises InputError if it belongs to another user than these and us, as a trap would.
         """
         try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            fd = os.open(self.journal, flags, dir_fd=self.folder)
+            fd = self.folder.open(self.journal, READ | AT_ONCE)
         except FileNotFoundError:
             yield None
             return
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid(), *owners):
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, user(), *owners):
                 raise InputError(self._foreign, path=self.path)
             yield fd, found.st_size
         finally:
@@ -124,13 +116,13 @@ class Locked:
         """Say that what is locked is what it is to be, for good."""
         self.remove_unfinished()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.journal, dir_fd=self.folder)
-        os.fsync(self.folder)
+            self.folder.unlink(self.journal)
+        self.folder.sync()
 
     def remove_unfinished(self) -> None:
         """Remove what was to become the journal of a change that was not begun then."""
         if self._has(self._unfinished):
-            os.unlink(self._unfinished, dir_fd=self.folder)
+            self.folder.unlink(self._unfinished)
 
 
 class LockedFile(Locked):
@@ -141,12 +133,11 @@ class LockedFile(Locked):
         folder, self.name = os.path.split(os.path.realpath(path))
         self.path = path
         self.journal = journal_name(self.name)
-        self.folder = self.fd = -1
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        check_system(path)
+        self.fd, self.folder = -1, OpenFolder(folder)
         try:
-            self.folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            _held_here[id(self)] = _key(os.stat(self.name, dir_fd=self.folder))
-            self.fd = self._open(flags)
+            _held_here[id(self)] = _key(self.folder.stat(self.name))
+            self.fd = self._open(READ_WRITE | AT_ONCE)
             self.locked = self._lock(patience)
         except BaseException:
             self.close()
@@ -157,7 +148,7 @@ class LockedFile(Locked):
         until = time.monotonic() + _LEASE
         while True:
             try:
-                return os.open(self.name, flags, dir_fd=self.folder)
+                return self.folder.open(self.name, flags)
             except BlockingIOError:
                 if time.monotonic() >= until:
                     raise
@@ -190,7 +181,7 @@ class LockedFile(Locked):
         changes = list(changes)
         for change in changes:
             write_at(self.fd, change.at, change.old)
-        os.fsync(self.fd)
+        sync(self.fd)
         for change in changes:
             self.check(change.at, change.old)
 
@@ -203,9 +194,12 @@ class LockedFolder(Locked):
     def __init__(self, path: str, patience: float = 0.0) -> None:
         """Open and lock it. Raises InputError if it is not free after `patience` seconds."""
         self.path, self.journal = path, SUFFIX
-        self.folder = self.fd = -1
+        check_system(path)
+        self.folder = OpenFolder(path)
+        if self.folder.fd is None:
+            raise _unable(path, "has no locks on folders")
+        self.fd = self.folder.fd
         try:
-            self.folder = self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             _held_here[id(self)] = _key(os.fstat(self.fd))
             self.locked = self._lock(patience)
         except BaseException:
@@ -228,7 +222,7 @@ class LockedFolder(Locked):
 
 def may_change(owner: int, file: os.stat_result) -> bool:
     """Whether the journal of this user may change a file: else it could be a trap for another."""
-    return owner in (0, os.geteuid(), file.st_uid)
+    return owner in (0, user(), file.st_uid)
 
 
 def busy_error(path: str, *, here: bool) -> InputError:
@@ -247,28 +241,15 @@ def _key(found: os.stat_result) -> tuple[int, int, int]:
     return os.getpid(), found.st_dev, found.st_ino  # a fork holds what its parent does, no more
 
 
-def is_locked(fd: int) -> bool:
-    """Whether another process has locked the file."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+def check_system(path: str) -> None:
+    """Raises RefusedError where nothing can be changed in place, nor undone, as on Windows."""
+    if not LOCKS_FILES:
+        raise _unable(path, "has no locks on files")
 
 
-def is_open_for_writing(fd: int) -> bool:
-    """Whether anybody has the file open for writing, if the system can tell.
-
-    Linux leases a file for reading only where nobody has. The lease is given back at once; who
-    opens the file in that instant would have us killed by SIGIO, hence a signal that is ignored.
-    """
-    if not hasattr(fcntl, "F_SETLEASE"):
-        return False
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN
-    return False
+def _unable(path: str, why: str) -> RefusedError:
+    return RefusedError(
+        f"can't be changed in place on this system, which {why}",
+        path=path,
+        hint="without --in-place, ckptmove writes a relocated copy",
+    )

@@ -70,7 +70,7 @@ def _undo(held: LockedFile) -> Recovered:
 
 
 def _remove_unfinished(path: str) -> None:
-    with contextlib.suppress(OSError, InputError), LockedFile(path) as held:
+    with contextlib.suppress(OSError, InputError, RefusedError), LockedFile(path) as held:
         if held.locked:
             held.remove_unfinished()
 

@@ -1,0 +1,321 @@
+"""Files and folders by their descriptors, also where a system lacks such a call.
+
+Linux has all of these calls. macOS lacks `copy_file_range` and an `fsync` that waits for the disk;
+Windows lacks reading at an offset, open folders, private mappings as POSIX knows them, and renaming
+what is open. The docs of Python's `os` and `mmap` say which call is where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+WINDOWS = sys.platform == "win32"
+#: Whether a file, or a folder with files, can be renamed and removed while the file is open.
+RENAMES_OPEN = not WINDOWS
+#: Of every descriptor: what we start does not inherit it, and no byte becomes another.
+_ALWAYS: int = getattr(os, "O_CLOEXEC", getattr(os, "O_NOINHERIT", 0)) | getattr(os, "O_BINARY", 0)
+READ = os.O_RDONLY | _ALWAYS
+READ_WRITE = os.O_RDWR | _ALWAYS
+WRITE = os.O_WRONLY | _ALWAYS
+#: A FIFO does not block who opens it.
+AT_ONCE: int = getattr(os, "O_NONBLOCK", 0)
+#: A link is not followed. Where that is 0, look first, as `OpenFolder` does.
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
+_FOLDER: int = getattr(os, "O_DIRECTORY", 0)
+_FICLONE = 0x40049409  # linux/fs.h
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+#: Descriptors have one position, also duplicates of them: who moves it holds this.
+_position = threading.Lock()
+
+
+def optional_module(name: str) -> Any:
+    """A module of the standard library, or None where the system lacks it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+# -- reading and writing at an offset --------------------------------------------------------------
+
+
+def read_at(fd: int, nbytes: int, at: int) -> bytes:
+    """As `os.pread`: fewer bytes at the end of the file, or when a signal comes."""
+    if hasattr(os, "pread"):
+        data: bytes = os.pread(fd, nbytes, at)
+        return data
+    with _position:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.read(fd, nbytes)
+
+
+def read_into(fd: int, buffer: bytearray | memoryview, at: int) -> int:
+    """Read into a buffer as `os.preadv` does; gives how many bytes came."""
+    if hasattr(os, "preadv"):
+        nbytes: int = os.preadv(fd, [buffer], at)
+        return nbytes
+    view = memoryview(buffer)
+    done = 0
+    while done < len(view):
+        part = read_at(fd, len(view) - done, at + done)
+        if not part:
+            break
+        view[done : done + len(part)] = part
+        done += len(part)
+    return done
+
+
+def write_some(fd: int, data: bytes | memoryview, at: int) -> int:
+    """As `os.pwrite`: gives how many bytes were taken."""
+    if hasattr(os, "pwrite"):
+        taken: int = os.pwrite(fd, data, at)
+        return taken
+    with _position:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.write(fd, data)
+
+
+#: Whether the kernel can copy from one file to another.
+COPIES: bool = hasattr(os, "copy_file_range")
+
+
+def copy_range(source: int, to: int, nbytes: int, start: int, at: int) -> int:
+    """As `os.copy_file_range`; OSError where the system has none."""
+    if hasattr(os, "copy_file_range"):
+        copied: int = os.copy_file_range(source, to, nbytes, start, at)
+        return copied
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def clone(source: int, to: int) -> bool:
+    """Have an empty file share the blocks of another, if the file system can."""
+    fcntl = optional_module("fcntl")
+    if not hasattr(fcntl, "ioctl") or sys.platform != "linux":
+        return False
+    try:
+        fcntl.ioctl(to, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def shares_blocks(folder: str) -> bool:
+    """Whether files in a folder can share blocks; tried without names."""
+    opened = list[int]()
+    try:
+        for _ in range(2):
+            flags: int = getattr(os, "O_TMPFILE")  # noqa: B009 it is Linux's
+            opened.append(os.open(folder, READ_WRITE | flags, 0o600))
+        os.write(opened[0], bytes(1 << 16))
+        return clone(*opened)
+    except (OSError, AttributeError):
+        return False
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+# -- what is on disk -------------------------------------------------------------------------------
+
+
+def sync(fd: int) -> None:
+    """Have what was written on disk, as `os.fsync` does.
+
+    On macOS that leaves it in the cache of the disk, but F_FULLFSYNC does not; network file
+    systems there lack it. On Windows it is FlushFileBuffers, for files open for writing.
+    """
+    fcntl = optional_module("fcntl")
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
+
+
+def start_sync(fd: int, at: int, nbytes: int) -> None:
+    """Have the disk begin with a range. Where there is no such call, nothing depends on it."""
+    _sync_file_range()(fd, at, nbytes, _SYNC_FILE_RANGE_WRITE)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int]:
+    try:
+        import ctypes  # which not every Python has, and takes a while
+
+        call = ctypes.CDLL(None).sync_file_range
+    except (ImportError, OSError, AttributeError, TypeError):
+        return lambda *_: 0
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
+
+
+def data_range(fd: int, at: int) -> tuple[int, int]:
+    """The next bytes from an offset on that are no hole; OSError where nobody knows.
+
+    ENXIO says that only a hole is left.
+    """
+    whence: tuple[int | None, int | None]
+    whence = getattr(os, "SEEK_DATA", None), getattr(os, "SEEK_HOLE", None)
+    if whence[0] is not None and whence[1] is not None:
+        data = os.lseek(fd, at, whence[0])
+        return data, os.lseek(fd, data, whence[1])
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def allocated_nbytes(about: os.stat_result) -> int:
+    """The bytes that a file takes on disk: its size, where the system does not tell."""
+    blocks: int | None = getattr(about, "st_blocks", None)
+    return about.st_size if blocks is None else blocks * 512
+
+
+def free_nbytes(path: str, fd: int | None = None) -> int:
+    """How many bytes this user may still write to the file system of a file or folder."""
+    if not hasattr(os, "statvfs"):
+        return shutil.disk_usage(path).free
+    room = os.statvfs(path if fd is None else fd)
+    return int(room.f_frsize * (room.f_bavail if user() else room.f_bfree))
+
+
+def is_read_only(path: str) -> bool:
+    """Whether a file system is mounted for reading, if the system tells."""
+    if not hasattr(os, "statvfs"):
+        return False
+    return bool(os.statvfs(path).f_flag & getattr(os, "ST_RDONLY", 0))
+
+
+def user() -> int:
+    """The number of the user; 0 where users have none, as files then say too."""
+    return int(os.geteuid()) if hasattr(os, "geteuid") else 0
+
+
+# -- mappings --------------------------------------------------------------------------------------
+
+# Pages that could be written to count as memory, of which there may be less than the file has.
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+
+def mapped(fd: int, nbytes: int, at: int = 0, *, written: bool = False) -> mmap.mmap:
+    """A part of a file in memory. To write to it, if it is to be `written`, changes no file."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        pages: Any = mmap
+        flags = pages.MAP_PRIVATE | (_NORESERVE if written else 0)
+        protection = pages.PROT_READ | (pages.PROT_WRITE if written else 0)
+        return mmap.mmap(fd, nbytes, flags, protection, offset=at)
+    access = mmap.ACCESS_COPY if written else mmap.ACCESS_READ
+    return mmap.mmap(fd, nbytes, access=access, offset=at)
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+class OpenFolder:
+    """A folder that is held open against renaming, where the system can; else its path is kept."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError if it can't be opened."""
+        self.fd: int | None = None
+        self._path = os.path.abspath(path or ".")
+        called = {os.open, os.mkdir, os.rename, os.stat, os.unlink}
+        if _FOLDER and called <= os.supports_dir_fd:
+            self.fd = os.open(path or ".", READ | _FOLDER)
+        elif not os.path.isdir(self._path):
+            os.stat(self._path)
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+    def _at(self, name: str) -> str:
+        return name if self.fd is not None else os.path.join(self._path, name)
+
+    def open(self, name: str, flags: int, mode: int = 0o777) -> int:
+        """As `os.open`; a link is an OSError."""
+        if not NO_LINK and os.path.islink(self._at(name)):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return os.open(self._at(name), flags | NO_LINK, mode, dir_fd=self.fd)
+
+    def stat(self, name: str) -> os.stat_result:
+        """As `os.lstat`."""
+        return os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False)
+
+    def mkdir(self, name: str, mode: int) -> None:
+        """As `os.mkdir`."""
+        os.mkdir(self._at(name), mode, dir_fd=self.fd)
+
+    def rmdir(self, name: str) -> None:
+        """As `os.rmdir`."""
+        os.rmdir(self._at(name), dir_fd=self.fd)
+
+    def unlink(self, name: str) -> None:
+        """As `os.unlink`."""
+        os.unlink(self._at(name), dir_fd=self.fd)
+
+    def replace(self, old: str, new: str) -> None:
+        """As `os.replace`: a file that has the name loses it."""
+        os.replace(self._at(old), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """As `os.rename`: on POSIX it replaces; on Windows it fails if the name is taken."""
+        os.rename(self._at(old), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def take_name(self, old: str, new: str) -> None:
+        """Give a file another name that nothing has; FileExistsError if something has.
+
+        By a hard link, or by a rename that never replaces. Where neither is, it is looked whether
+        something has the name, just before.
+        """
+        unable: OSError | None = None
+        if hasattr(os, "link"):
+            try:
+                os.link(self._at(old), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+                unable = error
+            else:
+                self.unlink(old)
+                return
+        with contextlib.suppress(FileNotFoundError):
+            self.stat(new)
+            raise FileExistsError(errno.EEXIST, "exists") from unable
+        self.rename(old, new)
+
+    def sync(self) -> None:
+        """Have the names in it on disk, where a folder can be synced: Windows does not say when."""
+        if self.fd is not None:
+            sync(self.fd)
+
+    def sync_inside(self, name: str) -> None:
+        """Likewise of a folder in it."""
+        if self.fd is not None:
+            inner = os.open(name, READ | _FOLDER, dir_fd=self.fd)
+            try:
+                sync(inner)
+            finally:
+                os.close(inner)
+
+    def close(self) -> None:
+        """Close it."""
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+#: What a file system says that can't do a thing at all.
+NOT_HERE = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ENOTTY}
+
+
+def sync_folder(path: str) -> None:
+    """Put the names in a folder on disk, or raise OSError."""
+    folder = OpenFolder(path)
+    try:
+        folder.sync()
+    finally:
+        folder.close()

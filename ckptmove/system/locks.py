@@ -1,0 +1,158 @@
+"""Locks on files and on bytes of files, which end with the process.
+
+Of a whole file, for a change in place: `flock`, which Windows lacks. Of one byte: where there are
+locks of open files (Linux) or of handles (Windows), of two descriptors of one process only one can
+have it. Elsewhere, as on macOS, a lock is the process's, and lost as soon as the process closes any
+descriptor of the file; there, this process keeps a list of its own, and closes descriptors late.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import struct
+import sys
+import threading
+from typing import Any
+
+from .files import optional_module
+
+_fcntl: Any = optional_module("fcntl")
+_msvcrt: Any = optional_module("msvcrt")
+_STRUCT_FLOCK = struct.Struct("hh4xqqi4x")  # of Linux, 64 bits
+_ON_WINDOWS = (1 << 29, (1 << 31) - 2)  # bytes that any CRT can lock, beyond what is read
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+_TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
+
+#: Whether files can be locked here for a change in place.
+LOCKS_FILES: bool = hasattr(_fcntl, "flock")
+
+
+# -- of a whole file -------------------------------------------------------------------------------
+
+
+def lock_file(fd: int) -> bool:
+    """Lock a file; whether its file system has locks. BlockingIOError if somebody has it."""
+    if not LOCKS_FILES:
+        return False
+    try:
+        _fcntl.flock(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in {*_NO_LOCKS, errno.EBADF}:
+            raise
+        return False
+    return True
+
+
+def is_locked(fd: int) -> bool:
+    """Whether another process has locked the file."""
+    try:
+        if lock_file(fd):
+            _fcntl.flock(fd, _fcntl.LOCK_UN)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+def is_open_for_writing(fd: int) -> bool:
+    """Whether anybody has the file open for writing, if the system can tell.
+
+    Linux leases a file for reading only where nobody has. The lease is given back at once; who
+    opens the file in that instant would have us killed by SIGIO, hence a signal that is ignored.
+    """
+    if not hasattr(_fcntl, "F_SETLEASE") or not hasattr(signal, "SIGURG"):
+        return False
+    try:
+        _fcntl.fcntl(fd, _fcntl.F_SETSIG, signal.SIGURG)
+        _fcntl.fcntl(fd, _fcntl.F_SETLEASE, _fcntl.F_RDLCK)
+        _fcntl.fcntl(fd, _fcntl.F_SETLEASE, _fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    return False
+
+
+# -- of a byte -------------------------------------------------------------------------------------
+
+
+def lock_byte(fd: int, at: int) -> bool:
+    """Lock a byte of a file, until the descriptor is closed by `close`; False if another has it.
+
+    Where the file system has no locks, everybody gets it.
+    """
+    try:
+        if _fcntl is None:
+            return _lock_of_handle(fd, at)
+        if hasattr(_fcntl, "F_OFD_SETLK") and sys.platform == "linux" and sys.maxsize > 1 << 32:
+            request = _STRUCT_FLOCK.pack(_fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+            _fcntl.fcntl(fd, _fcntl.F_OFD_SETLK, request)
+            return True
+        return _OF_PROCESS.lock(fd, at)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return True
+        if error.errno in _TAKEN:
+            return False
+        raise
+
+
+def close(fd: int) -> None:
+    """Close a descriptor of a file of which bytes are locked, and with it what it has locked."""
+    _OF_PROCESS.close(fd)
+
+
+def _lock_of_handle(fd: int, at: int) -> bool:
+    """On Windows. Others can't read what is locked, so it is a byte beyond any ledger."""
+    if _msvcrt is None:
+        return True
+    start, end = _ON_WINDOWS
+    os.lseek(fd, start + at % (end - start), os.SEEK_SET)
+    _msvcrt.locking(fd, _msvcrt.LK_NBLCK, 1)
+    return True
+
+
+class _LocksOfProcess:
+    """Locks that belong to a process: which descriptor of it has which byte of which file."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._bytes: dict[tuple[int, int], dict[int, int]] = {}  # file → byte → descriptor
+        self._late: dict[tuple[int, int], list[int]] = {}  # file → descriptors to be closed
+
+    def lock(self, fd: int, at: int) -> bool:
+        """As `lock_byte`; raises OSError if another process has it."""
+        with self._guard:
+            locked = self._bytes.setdefault(_file(fd), {})
+            if at in locked:
+                return False
+            _fcntl.lockf(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB, 1, at)
+            locked[at] = fd
+            return True
+
+    def close(self, fd: int) -> None:
+        """Close it once no other descriptor has a lock on the file."""
+        if not self._bytes:
+            os.close(fd)
+            return
+        with self._guard:
+            key = _file(fd)
+            locked = self._bytes.get(key, {})
+            for at in [at for at, owner in locked.items() if owner == fd]:
+                _fcntl.lockf(fd, _fcntl.LOCK_UN, 1, at)
+                del locked[at]
+            late = self._late.setdefault(key, [])
+            late.append(fd)
+            if not locked:
+                self._bytes.pop(key, None)
+                for each in self._late.pop(key):
+                    os.close(each)
+
+
+def _file(fd: int) -> tuple[int, int]:
+    about = os.fstat(fd)
+    return about.st_dev, about.st_ino
+
+
+_OF_PROCESS = _LocksOfProcess()

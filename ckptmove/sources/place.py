@@ -156,7 +156,7 @@ class LocalPlace(Place):
         return LocalPlace(os.path.dirname(self.path))
 
     def child(self, name: str) -> LocalPlace:
-        if WINDOWS and (why := why_no_name(name)):
+        if WINDOWS and name and (why := why_no_name(name)):
             raise UnsupportedError(f"holds {name!r}, which {why}", path=self.path)
         return LocalPlace(os.path.join(self.path, name))
 

@@ -508,7 +508,7 @@ def landing() -> list[Path]:
 
 def test_the_landing_stays_clear() -> None:
     """Who enters sees all at a glance; a new module goes into the room of its trade."""
-    assert len(landing()) <= 24
+    assert len(landing()) <= 26
 
 
 def test_no_room_is_called_as_a_public_name() -> None:

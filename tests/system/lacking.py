@@ -184,7 +184,8 @@ def outcomes(folder: Path, out: Path) -> dict[str, str]:
     wrote("saved.safetensors")
     diff = ckptmove.diff(run, out / "moved.pt", ignore_devices=True)
     found["diff"] = str(diff).splitlines()[0].replace(str(out), "")
-    found["validate"] = str(ckptmove.validate(out / "moved.pt", against=run).ok)
+    checked = ckptmove.validate(out / "moved.pt", against=run)
+    found["validate"] = "True" if checked.ok else str(checked)
     with ThreadPoolExecutor(4) as executor:
         batch = ckptmove.batch("convert", folder / "tree", out / "tree", executor=executor)
         found["batch"] = repr(sorted((each.name, each.outcome, each.reason) for each in batch))

@@ -38,7 +38,7 @@ from .options import (
     declare_options,
 )
 from .strict import refuse_unknown
-from .target import PlannedPart, Target, target_of
+from .target import PlannedPart, Target, beside, target_of
 
 _WITHOUT_STRICT = "without --strict it is converted all the same"
 
@@ -47,7 +47,7 @@ _WITHOUT_STRICT = "without --strict it is converted all the same"
 @formats.uncollected()
 def convert(
     src: StrPath,
-    dst: StrPath,
+    dst: StrPath | None = None,
     *,
     select: Annotated[
         str | Iterable[str],
@@ -167,15 +167,17 @@ def convert(
     Args:
         src: the checkpoint; it is not changed. It may be a file, an index of several files, or a
             model folder (also a Trainer checkpoint), of which the weights are converted.
-        dst: the new checkpoint. It appears complete and verified, or not at all. It is a folder if
-            it ends with a slash, is an existing folder, or if `max_shard_size` is given. From
-            folder to folder, every checkpoint is converted, however deep: weights get the names
-            that libraries load, and what else torch saved keeps all of its tree, as in
-            `optimizer.pt.safetensors`. Options about names and dtypes speak of the weights. Those
-            that select a part, and presets, leave the rest of a training out. `config.json` gets
-            the dtype of the weights. The other files are copied: links to files are followed,
-            links to folders are skipped with a warning. In an object store (a URL), the files of a
-            folder appear one by one after all are verified, the index last.
+        dst: the new checkpoint. It appears complete and verified, or not at all. Without it, the
+            new file is beside the source: `run.safetensors` for `run.pt`, `run.pt` for
+            `run.safetensors`; folders need one. It is a folder if it ends with a slash, is an
+            existing folder, or if `max_shard_size` is given. From folder to folder, every
+            checkpoint is converted, however deep: weights get the names that libraries load, and
+            what else torch saved keeps all of its tree, as in `optimizer.pt.safetensors`. Options
+            about names and dtypes speak of the weights. Those that select a part, and presets,
+            leave the rest of a training out. `config.json` gets the dtype of the weights. The other
+            files are copied: links to files are followed, links to folders are skipped with a
+            warning. In an object store (a URL), the files of a folder appear one by one after all
+            are verified, the index last.
         progress: a function that is called with the number of bytes copied and verified since the
             last call.
 
@@ -209,6 +211,9 @@ def convert(
     )
     place = place_of(src)
     from_folder = place.is_folder()
+    if dst is None:
+        single = not from_folder and max_shard_size is None and ranks is None
+        dst = beside(place, format, single=single)
     target = target_of(
         dst, format, max_shard_size=max_shard_size, ranks=ranks, from_folder=from_folder
     )

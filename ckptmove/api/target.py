@@ -17,6 +17,7 @@ from ..formats.distributed.dcp import is_of_dcp
 from ..formats.folders.weight_names import is_weights, stem_for, usual_name
 from ..formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
 from ..sources import place_of
+from ..sources.place import Place
 from ..sources.source import Source
 from ..writing import StagedFolder, destination_of
 from ..writing.verify import Progress
@@ -167,6 +168,23 @@ def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:
         writing.check(written)
     except InputError as error:
         raise WriteError(f"what was written can't be read: {error}", path=error.path) from error
+
+
+def beside(source: Place, format: str | None, *, single: bool) -> str:
+    """The default destination of a file: `run.pt` → `run.safetensors`, and back.
+
+    Raises UsageError unless a `single` file is to become another.
+    """
+    name = PurePath(source.name)
+    suffixes = {each.name: each.suffixes[0] for each in formats.WRITABLE if each.suffixes}
+    usual, other, *_ = suffixes.values()
+    if format is not None:
+        usual = suffixes.get(format, "")
+    elif name.suffix.lower() == usual:
+        usual = other
+    if not single or not usual or name.suffix == ".json":
+        raise UsageError("the destination is missing", hint="ckptmove convert SRC DST")
+    return source.parent.child(name.stem + usual).path
 
 
 def target_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..api.convert import convert as convert_checkpoint
-from ..errors import UsageError
 from .output import Output, destination_argument, needs_source, source_argument, verb_command
 
 
@@ -16,7 +15,8 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     Nothing in the file is executed. In safetensors, the tensors of a model keep the names that the
     model gives them. Everything else (optimizer settings, epochs, objects, which tensors share
     memory) goes as text into the header, so that you can convert back to the same checkpoint. SRC
-    is not changed. DST appears complete and verified, or not at all.
+    is not changed. DST appears complete and verified, or not at all; without it, run.pt becomes
+    run.safetensors beside it, and run.safetensors becomes run.pt.
 
     SRC may be a folder, or an index of several files: they are read as one checkpoint. From folder
     to folder, every checkpoint is converted by itself, also in subfolders: weights get the names
@@ -35,7 +35,7 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
                          --rename 's/^((module|_orig_mod)\\.)+|\\b_orig_mod\\.//g'
 
     \b
-    ckptmove convert run.pt run.safetensors
+    ckptmove convert run.pt
     ckptmove convert run.safetensors again.pt
     ckptmove convert run.pt model.safetensors --preset hf --weights ema
     ckptmove convert run.pt shards/ --select model --dtype bf16 --max-shard-size 5GB
@@ -46,8 +46,6 @@ def convert(src: str | None, dst: str | None, output: Output, **options: Any) ->
     ckptmove convert smaller/ again/ --format torch-zip
     """
     path = needs_source(src)
-    if dst is None:
-        raise UsageError("the destination is missing", hint="ckptmove convert SRC DST")
     with output.progress_bar("convert", path, shown=not options["dry_run"]) as progress:
         report = convert_checkpoint(path, dst, progress=progress, **options)
     output.show(report, path)

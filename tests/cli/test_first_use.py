@@ -83,3 +83,32 @@ def test_there_is_completion(shell: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert "relocate" in completed.stdout
     assert "convert" not in completed.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [((), "run.safetensors"), (("--format", "torch-zip"), "run.pt"), (("--bare",), None)],
+)
+def test_convert_without_a_destination_writes_beside(
+    options: tuple[str, ...], written: str | None, tmp_path: Path, run_cli: RunCli
+) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    torch.save({"w": torch.arange(3.0)}, folder / "run.bin")
+    said = run_cli("convert", "runs/run.bin", *options, exit=0)
+    name = written or "run.safetensors"
+    assert f"wrote runs/{name} as " in said.stdout + said.stderr
+    again = run_cli("convert", "runs/run.bin", *options, exit=4)
+    assert "the destination exists" in again.stderr
+    if name.endswith(".safetensors"):
+        run_cli("convert", f"runs/{name}", exit=0)
+        assert torch.equal(torch.load(folder / "run.pt")["w"], torch.arange(3.0))
+    assert "the destination is missing" in run_cli("convert", "runs", exit=2).stderr
+    same = run_cli(
+        "convert",
+        f"runs/{name}",
+        "--format",
+        options[1] if written == "run.pt" else "safetensors",
+        exit=4,
+    )
+    assert "the destination is the source itself" in same.stderr

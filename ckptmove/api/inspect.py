@@ -31,6 +31,9 @@ def inspect(
             "DEVICE",
         ),
     ] = None,
+    chunks: Annotated[
+        bool, Option("List the chunks of a distributed checkpoint: where, and in which file.")
+    ] = False,
     follow_links: FollowLinks = False,
 ) -> FileManifest:
     """List every tensor of a checkpoint; nothing is executed, and no tensor is read.
@@ -51,7 +54,8 @@ def inspect(
     with formats.opened(path, follow_links=follow_links) as found:
         manifest = found.manifest
         found.check_unchanged()
-        manifest = replace(manifest, fetched=found.fetched)
+        parts = tuple(found.container.chunks(manifest.tensors)) if chunks else ()
+        manifest = replace(manifest, fetched=found.fetched, chunks=parts)
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:

@@ -26,6 +26,7 @@ def inspect(
     tree: bool,
     select: tuple[str, ...],
     require: str | None,
+    chunks: bool,
     follow_links: bool,
     output: Output,
 ) -> None:
@@ -41,11 +42,17 @@ def inspect(
     path = needs_source(src)
     if sum((tensors, tree, output.as_json)) > 1:
         raise UsageError("--tensors, --tree and --json cannot be used together")
+    if chunks and (tensors or tree):
+        raise UsageError("--chunks cannot be used with --tensors or --tree")
     device = None if require is None else parse(require)
-    whole = inspect_checkpoint(path, follow_links=follow_links)
+    whole = inspect_checkpoint(path, chunks=chunks, follow_links=follow_links)
     manifest = whole.select(select) if select else whole
     if (tree or tensors) and not output.quiet:
         emit(text_of(views.tree(whole, select) if tree else views.tensors(manifest)))
+        output.write_page(manifest, path)
+        output.warn(path, manifest.remarks())
+    elif chunks and not (output.quiet or output.as_json):
+        emit(text_of(views.chunks(manifest)))
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     else:

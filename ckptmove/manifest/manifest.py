@@ -190,6 +190,26 @@ class Total(NamedTuple):
     nbytes: int = 0
 
 
+class Chunk(NamedTuple):
+    """A part of a tensor that a rank has saved.
+
+    Attributes:
+        name: of the tensor.
+        offsets: where it starts in the tensor, in each dimension.
+        sizes: how many elements it has in each.
+        file: the file that it is in.
+        rank: the rank that wrote the file, if its name tells.
+        nbytes: its size.
+    """
+
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    rank: int | None
+    nbytes: int
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Manifest(Report):
     """Everything that is known about a checkpoint, or a model in memory, without reading a tensor.
@@ -208,6 +228,7 @@ class Manifest(Report):
         metadata: the metadata of safetensors, text by key.
         divisions: how a distributed checkpoint divides its tensors into chunks, by their names:
             `rows/4`, `2×2`, `one copy, rank 2`.
+        chunks: those chunks, where they lie in their tensors and in which file, if asked for.
         aliases: containers that are listed before under another path.
         globals: every name that unpickling would import.
         unknown_callables: the names among these that neither belong to torch nor are known to be
@@ -235,6 +256,7 @@ class Manifest(Report):
     records: tuple[OtherRecord, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     divisions: Mapping[str, str] = field(default_factory=dict)
+    chunks: tuple[Chunk, ...] = ()
     aliases: tuple[Alias, ...] = ()
     globals: tuple[str, ...] = ()
     unknown_callables: tuple[str, ...] = ()
@@ -262,12 +284,13 @@ class Manifest(Report):
             return any(fnmatchcase(name, glob) for glob in globs)
 
         tensors = tuple(e for e in self.tensors if chosen(e.name) or str(e.section) in globs)
-        used = {entry.storage for entry in tensors}
+        used, names = {entry.storage for entry in tensors}, {entry.name for entry in tensors}
         return replace(
             self,
             tensors=tensors,
             storages={key: each for key, each in self.storages.items() if key in used},
             values_naming_devices=tuple(v for v in self.values_naming_devices if chosen(v.name)),
+            chunks=tuple(each for each in self.chunks if each.name in names),
         )
 
     # -- totals --------------------------------------------------------------------------------

@@ -204,6 +204,21 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
     yield Table(rows, head, right=(5,))
 
 
+def chunks(manifest: Manifest) -> Iterator[Block]:
+    """The chunks of every tensor, a line each."""
+    yield manifest.verdict
+    divisions, before, rows = manifest.divisions, "", list[tuple[str, ...]]()
+    for each in manifest.chunks:
+        first = each.name != before
+        name, how = (each.name, divisions.get(each.name, "")) if first else ("", "")
+        rows.append((name, how, shape(each.offsets), shape(each.sizes), each.file))
+        before = each.name
+    if not rows:
+        yield "nothing of it is saved in chunks"
+        return
+    yield Table(rows, ("tensor", "divided", "offsets", "sizes", "file"))
+
+
 def tensor_columns(manifest: Manifest) -> Columns:
     """Every tensor, for a page that draws their bytes; those that tensors share count once."""
     entries = manifest.tensors

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
-from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
+from ..manifest.manifest import Chunk, NamedDevice, Role, Section, Storage, TensorEntry
 from ..manifest.other_records import HeldRecord
 from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
@@ -169,6 +169,10 @@ class Container:
     def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
         """How tensors are divided into chunks, by their names; none where nothing is."""
         return {}
+
+    def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
+        """The chunks of tensors, in their order; none where nothing is divided."""
+        return iter(())
 
     def is_known(self, name: Global) -> bool:
         """Whether a name that a pickle imports is known to be harmless, in its right use."""

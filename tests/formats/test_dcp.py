@@ -108,6 +108,25 @@ def test_inspect_tells_how_each_is_divided(folder: Path, run_cli: RunCli) -> Non
     assert "chunks: " in run_cli("inspect", folder, exit=0).stdout
 
 
+def test_inspect_lists_the_chunks(folder: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    found = ckptmove.inspect(folder, chunks=True, select="model.[rc]*")
+    told = [(each.name, each.offsets, each.sizes) for each in found.chunks]
+    assert told == [
+        (name, *box) for name in ("model.rows", "model.columns") for box in sorted(BOXES[name])
+    ]
+    assert {each.rank for each in found.chunks} == {0}
+    for each in found.chunks:
+        assert (folder / each.file).stat().st_size > each.nbytes > 0
+    assert found.to_json()["chunks"][0]["offsets"] == [0, 0]
+    assert not ckptmove.inspect(folder).chunks
+    lines = run_cli("inspect", folder, "--chunks", exit=0).stdout.splitlines()
+    assert next(each for each in lines if "model.rows" in each).split()[1] == "rows/3"
+    assert sum(".distcp" in each for each in lines) == 14  # nothing of an empty one
+    run_cli("inspect", folder, "--chunks", "--tree", exit=2)
+    torch.save({"t": torch.ones(2)}, tmp_path / "a.pt")
+    assert "in chunks" in run_cli("inspect", tmp_path / "a.pt", "--chunks", exit=0).stdout
+
+
 def test_weights_for_hugging_face(folder: Path, tmp_path: Path) -> None:
     ckptmove.convert(folder, tmp_path / "hf", preset="hf")
     assert set(load_file(tmp_path / "hf" / "model.safetensors")) == set(state()["model"])
@@ -317,6 +336,18 @@ def test_files_that_are_not_as_saved(folder: Path) -> None:
     (folder / ".metadata.tmp").touch()
     with pytest.raises(CorruptError, match="a later save into it did not finish"):
         ckptmove.inspect(folder)
+
+
+def test_what_may_be_of_two_saves_is_told(folder: Path) -> None:
+    file = next(folder.glob("*.distcp"))
+    with file.open("ab") as opened:
+        opened.write(b"of a longer save")
+    assert any(f"16 bytes of {file.name} are in no" in e for e in ckptmove.inspect(folder).warnings)
+    os.truncate(file, file.stat().st_size - 16)
+    assert not ckptmove.inspect(folder).warnings
+    os.utime(folder / ".metadata", (1, 1))
+    (warning,) = ckptmove.inspect(folder).warnings
+    assert warning.startswith(".metadata is older than __0_")
 
 
 class Payload:

@@ -21,7 +21,7 @@ from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.canonical import Graph
 from ...graph.draft import CheckpointGraph
 from ...manifest.dtypes import BITS, nbytes_of
-from ...manifest.manifest import Extent, Section, Storage, TensorEntry
+from ...manifest.manifest import Chunk, Extent, Section, Storage, TensorEntry
 from ...pickles.nodes import Global, Node
 from ...plans.plan import Plan, Proof
 from ...reports.convert import Loss
@@ -48,6 +48,8 @@ from .tree import tree_of
 
 _OF_RANK = re.compile(r"__(\d+)\.metadata")
 _ITEMS = ".distcp"
+_LONGEST_RANK = 9  # digits
+_MOST_SECONDS = 60  # by which a copy of `.metadata` may be older than the rest
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _NO_RANK = "copy the files of all ranks into one folder"
 _KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
@@ -270,25 +272,59 @@ class DcpContainer(PartsContainer):
             if each.storage in self._chunks
         }
 
+    def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
+        for each in tensors:
+            width = BITS[each.dtype] // 8
+            for box, lies in self._chunks.get(each.storage or "", {}).items():
+                where = lies.file, _rank(lies.file)
+                yield Chunk(each.name, box.offsets, box.sizes, *where, box.numel * width)
+
     def _division(self, name: str) -> str:
         """How a tensor is divided, or which rank has saved it."""
         chunks = self._chunks[name]
         if len(chunks) > 1:
             return division_of(self.saved.tensors[name].shape, list(chunks))
-        ranks = [match[1] for lies in chunks.values() if (match := _OF_ITEMS.match(lies.file))]
-        return f"one copy, rank {ranks[0]}" if ranks else "one copy"
+        ranks = [_rank(lies.file) for lies in chunks.values()]
+        return f"one copy, rank {ranks[0]}" if ranks and ranks[0] is not None else "one copy"
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise no_devices(self.source.path)
 
     def _warn_of_others(self, probe: Probe) -> None:
-        """Tell of files that no item lies in: an earlier save into the same folder had them."""
+        """Tell of what another save may have left in the folder: files, bytes, `.metadata`."""
         stale = [
             name for name in probe.entries if name.endswith(_ITEMS) and name not in self._files
         ]
         if stale:
             more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
             self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
+        used = dict.fromkeys(self._files, 0)
+        for _, lies in self.saved.items():
+            used[lies.file] += lies.nbytes
+        for name, file in self._files.items():
+            rest = file.nbytes - used[name]
+            if rest:  # torch leaves none
+                self.warnings.append(f"{rest:,} bytes of {name} are in no item: of another save?")
+        self._warn_of_times(probe)
+
+    def _warn_of_times(self, probe: Probe) -> None:
+        """Tell of metadata that is older than what it is about, since it is written last."""
+        if METADATA not in probe.entries:
+            return
+        written = probe.entries[METADATA].mtime
+        times = {name: probe.entries[name].mtime for name in self._files if name in probe.entries}
+        newest = max(times, key=times.__getitem__, default="")
+        if written and newest and times[newest] > written + _MOST_SECONDS:
+            self.warnings.append(
+                f".metadata is older than {newest}: if that is not because of how they were "
+                "copied, a later save did not finish"
+            )
+
+
+def _rank(name: str) -> int | None:
+    """The rank that wrote a file, as its name tells."""
+    found = _OF_ITEMS.match(name)
+    return None if found is None or len(found[1]) > _LONGEST_RANK else int(found[1])
 
 
 def is_of_dcp(name: str) -> bool:

@@ -372,7 +372,7 @@ def test_a_kill_or_a_full_disk_at_any_call(source: Path, tmp_path: Path) -> None
     names = (*WRITING, "mkdir", "mkdirat", "rmdir")
     calls: list[Call] = [
         each
-        for each in few(calls_of(convert, source, tmp_path / "log", names))
+        for each in few(calls_of(convert, source, tmp_path / "log", names), 2)
         if each.name != "openat" or "O_CREAT" in each.text
     ]
     whole = contents(place / "out")

@@ -34,7 +34,7 @@ def plan_conversion(
             or the result is far larger than its source, and there is no `force`.
     """
     graph.losses += format.losses(graph, options)
-    _check_losses(graph.losses, drops)
+    check_losses(graph.losses, drops)
     source, most = _limit(graph)
     if not force:
         options = options._replace(most_nbytes=most)
@@ -74,7 +74,7 @@ def refused_losses(losses: Sequence[Loss], drops: Sequence[str]) -> list[Loss]:
     return [loss for loss in losses if not any(covers(each, loss.name) for each in drops)]
 
 
-def _check_losses(losses: Sequence[Loss], drops: Sequence[str]) -> None:
+def check_losses(losses: Sequence[Loss], drops: Sequence[str]) -> None:
     """Raises RefusedError if something would be lost that no pattern allows."""
     refused = refused_losses(losses, drops)
     if refused:

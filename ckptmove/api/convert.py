@@ -39,6 +39,7 @@ from .options import (
 )
 from .strict import refuse_unknown
 from .target import PlannedPart, Target, beside, target_of
+from .weight_copies import copies_in, losses_of_copies, true_notes
 
 _WITHOUT_STRICT = "without --strict it is converted all the same"
 
@@ -273,6 +274,11 @@ def _convert_to_file(
             packed = pack(found, follow_links=options.follow_links)
         graph = found.draft(nested=edits.narrow)
         _tell_of_folder(graph, packed, edits, target)
+        copies = copies_in(found)
+        if copies and not dry_run:  # which reads no tensors
+            folder = graph.path if found.folder is None else found.folder.path
+            graph.losses += losses_of_copies(folder, copies, follow_links=options.follow_links)
+            graph.warnings[:] = true_notes(graph.warnings)
         changes = edits.apply(graph)
         plan = plan_conversion(
             graph,

@@ -16,7 +16,7 @@ from ..errors import CkptmoveError, RefusedError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.training_folder import TrainingFolder
-from ..formats.folders.weight_names import INDEX
+from ..formats.folders.weight_names import INDEX, NOT_COMPARED
 from ..formats.writing import WriteOptions
 from ..graph.draft import CheckpointGraph
 from ..manifest.manifest import Section, TensorEntry
@@ -26,12 +26,13 @@ from ..sources import place_of
 from ..sources.place import Place
 from ..writing.verify import Progress
 from .configuration import CONFIGURATION, main_dtype, with_dtype
-from .conversion import plan_conversion, refused_losses
+from .conversion import check_losses, plan_conversion, refused_losses
 from .edits import Changes, Edits
 from .folder_files import CheckpointFile, Companion, FolderFiles, check_apart, files_of
 from .strict import refuse_unknown, refuse_unknown_in
 from .target import PlannedPart, Target
 from .trust import TrustedPlan
+from .weight_copies import losses_of_copies
 
 _SAFE = ".safetensors"
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
@@ -91,6 +92,7 @@ def convert_folder(
     with ExitStack() as stack:
         conversion = _FolderConversion(src, target, edits, options, files, warnings)
         conversion.plan(stack)
+        conversion.compare_copies(dry_run=dry_run)
         companions = conversion.companions()
         parts = [part.planned for part in conversion.parts]
         if dry_run:
@@ -121,6 +123,7 @@ class _FolderConversion:
         self.parts = list[Part]()
         self.pickles = list(files.pickles)
         self.left_out = list[str]()
+        self.copies = list[Loss]()  # weights in another form, that hold something else
         self.nbytes = 0
         self._kept = list[Companion]()  # checkpoints that stay as they are
 
@@ -162,6 +165,31 @@ class _FolderConversion:
             draft.release()
         if not self.parts:
             raise RefusedError("nothing of it is selected", path=self.path)
+
+    def compare_copies(self, *, dry_run: bool) -> None:
+        """Compare weights in other forms with those that are used; a dry run reads no tensors.
+
+        Raises RefusedError if some differ, and nobody allows to drop them.
+        """
+        if not dry_run:
+            follow = self.options.follow_links
+            self.copies = list(losses_of_copies(self.path, self.files.copies, follow_links=follow))
+            try:
+                check_losses(self.copies, self.options.drops)
+            except RefusedError as error:
+                error.about(self.path)
+                name = refused_losses(self.copies, self.options.drops)[0].name
+                error.hint = f"--keep-files '{name}' copies it as it is; {error.hint}"
+                raise
+        other = {loss.name for loss in self.copies}
+        for used, copies in self.files.copies:
+            same = [each for each in copies if each not in other]
+            if same:
+                what = (
+                    f"should hold the same{NOT_COMPARED}" if dry_run else "holds the same tensors"
+                )
+                more = f" and {len(same) - 1:,} more" if len(same) > 1 else ""
+                self.warnings.append(f"{used} is used as the weights; {same[0]}{more} {what}")
 
     def _where_names_count(self, hint: str | None) -> str | None:
         """A hint for names that are none of weights, but may be those of an optimizer."""
@@ -320,10 +348,13 @@ class _FolderConversion:
                 *(about(part, name) for part in parts for name in part.changes.left_out),
             ),
             weights=weights[0] if len(weights) == 1 else None,
-            dropped=tuple(
-                loss._replace(name=about(part, loss.name))
-                for part in parts
-                for loss in part.plan.dropped
+            dropped=(
+                *self.copies,
+                *(
+                    loss._replace(name=about(part, loss.name))
+                    for part in parts
+                    for loss in part.plan.dropped
+                ),
             ),
             shared=_joined(
                 {about(part, a): b for a, b in part.plan.weights.shared.items()} for part in parts

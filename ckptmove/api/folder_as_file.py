@@ -41,6 +41,7 @@ from .edits import Edits
 from .folder_files import Companion
 from .target import PlannedPart, Target
 from .trust import TrustedPlan
+from .weight_copies import used_name
 
 _MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
 _LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
@@ -69,7 +70,7 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
     place, format = place_of(folder.path), _form_of(found.format)
     start = f"{folder.path.rstrip('/')}/"
     own = {each.path.removeprefix(start) for each in found.sources}
-    name = next((each for each in own if each.endswith(INDEX)), min(own)).removesuffix(INDEX)
+    name = used_name(found, folder.path).removesuffix(INDEX)
     if format is None or not is_name(name):
         return None
     left_out = list(folder.copies)

@@ -108,6 +108,8 @@ class FolderFiles(NamedTuple):
     checkpoints: list[CheckpointFile]
     companions: list[Companion]
     pickles: list[Loss]  #: companions that are pickles, and why they are not converted
+    #: weights that are used, each with files that should hold the same, and are none of these
+    copies: list[tuple[str, list[str]]]
 
 
 def files_of(
@@ -128,10 +130,10 @@ def files_of(
     kept |= {each for each in files if not divided.isdisjoint(folders_above(each))}
     sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
     sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))
-    sorting.take_weights(warnings)
+    sorting.take_weights()
     sorting.take_others()
     rest = [files[name] for name in files if name not in sorting.taken]
-    return FolderFiles(sorted(sorting.checkpoints), rest, sorting.pickles)
+    return FolderFiles(sorted(sorting.checkpoints), rest, sorting.pickles, sorting.copies)
 
 
 def all_files(
@@ -171,9 +173,10 @@ class _Sorting:
         self.files = files
         self.checkpoints = list[CheckpointFile]()
         self.pickles = list[Loss]()
+        self.copies = list[tuple[str, list[str]]]()
         self.taken = set[str]()  # names of files that are not copied
 
-    def take_weights(self, warnings: list[str]) -> None:
+    def take_weights(self) -> None:
         """Take what has the usual name of weights."""
         below: dict[str, list[str]] = {}
         for name in self.files:
@@ -183,14 +186,11 @@ class _Sorting:
         for folder, names in below.items():
             for found in weights_among(names):
                 whole = self._take(folder + found.name, is_weights=True)
-                copies = [each for each in found.others if folder + each not in whole.files]
+                others = [folder + each for each in found.others]
+                copies = [each for each in others if each not in whole.files]
                 if copies:
-                    more = f" and {len(copies) - 1:,} more" if len(copies) > 1 else ""
-                    warnings.append(
-                        f"{folder}{found.name} is used as the weights; {folder}{copies[0]}{more} "
-                        "seems to hold the same weights"
-                    )
-                    self.taken.update(folder + each for each in copies)
+                    self.copies.append((whole.name, copies))
+                    self.taken.update(copies)
 
     def take_others(self) -> None:
         """Take the other checkpoints, by their content, and list pickles that are none."""

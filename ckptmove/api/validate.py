@@ -25,9 +25,10 @@ from ..sources import place_of
 from ..sources.downloads import Downloads
 from ..writing.verify import Progress
 from .against import compare
-from .folder_checks import FolderChecks, check_folder, true_notes
+from .folder_checks import FolderChecks, check_folder
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown
+from .weight_copies import true_notes
 
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"

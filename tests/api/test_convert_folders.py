@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptmove
@@ -225,3 +226,61 @@ def test_two_files_of_one_name_are_refused_until_one_is_kept(tmp_path: Path) -> 
     assert no.value.hint == "--keep-files 'optimizer.bin' copies that as it is"
     convert(source, f"{tmp_path}/out/", keep_files="optimizer.bin")
     assert {"optimizer.bin", "optimizer.bin.safetensors"} <= files(tmp_path / "out")
+
+
+# -- weights in two forms -----------------------------------------------------------------------
+
+
+def two_forms(folder: Path, *, same: bool, sharded: bool = False) -> Path:
+    """A model as safetensors and as a file of torch, or two with an index."""
+    state = {f"w{n}": torch.arange(9.0) + n for n in range(3)}
+    folder.mkdir()
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text("{}")
+    state = state if same else {**state, "w1": torch.zeros(9)}
+    if not sharded:
+        torch.save(state, folder / "pytorch_model.bin")
+        return folder
+    names = [f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)]
+    torch.save({"w0": state["w0"]}, folder / names[0])
+    torch.save({"w1": state["w1"], "w2": state["w2"]}, folder / names[1])
+    where = {"w0": names[0], "w1": names[1], "w2": names[1]}
+    index = {"metadata": {"total_size": 108}, "weight_map": where}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize("dst", ["out/", "one.pt", "one.safetensors"])
+@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "an index"])
+def test_weights_in_another_form_are_compared_before_they_are_left_out(
+    dst: str, sharded: bool, tmp_path: Path
+) -> None:
+    right = two_forms(tmp_path / "right", same=True, sharded=sharded)
+    report = convert(right, f"{tmp_path}/right-{dst}")
+    assert report.dropped == ()
+    assert not any("not compared" in each for each in report.warnings)
+    wrong = two_forms(tmp_path / "wrong", same=False, sharded=sharded)
+    name = "pytorch_model.bin.index.json" if sharded else "pytorch_model.bin"
+    with pytest.raises(RefusedError) as raised:
+        convert(wrong, f"{tmp_path}/{dst}")
+    assert f"{name}, which holds other tensors than model.safetensors: w1 (" in str(raised.value)
+    assert f"--drop '{name}'" in str(raised.value.hint)
+    assert not (tmp_path / dst).exists()
+    assert convert(wrong, f"{tmp_path}/{dst}", drop=name).dropped[0].name == name
+    convert(wrong, f"{tmp_path}/again-{dst}", dry_run=True)
+
+
+def test_weights_in_another_form_may_be_kept(tmp_path: Path, run_cli: RunCli) -> None:
+    two_forms(tmp_path / "in", same=False)
+    done = run_cli("convert", "in", "out/", exit=4)
+    assert "--keep-files 'pytorch_model.bin' copies it as it is" in done.stderr
+    run_cli("convert", "in", "out/", "--keep-files", "pytorch_model.bin", exit=0)
+    kept = (tmp_path / "out" / "pytorch_model.bin").read_bytes()
+    assert kept == (tmp_path / "in" / "pytorch_model.bin").read_bytes()
+
+
+def test_parts_without_an_index_can_not_be_compared(tmp_path: Path) -> None:
+    source = two_forms(tmp_path / "in", same=True, sharded=True)
+    (source / "pytorch_model.bin.index.json").unlink()
+    with pytest.raises(RefusedError, match="no index names it"):
+        convert(source, tmp_path / "out")

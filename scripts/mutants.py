@@ -82,16 +82,14 @@ MUTANTS = (
         "writing/copy.py",
         "        view, at = view[taken:], at + taken\n",
         "        view, at = view[len(view) :], at + taken\n",
-        "tests/writing/test_staged_file_faults.py tests/writing/test_staged_file_disks.py "
-        "tests/writing/test_staged_file.py",
+        "tests/writing/test_copy.py",
     ),
     Mutant(
         "short copy ignored",
         "writing/copy.py",
         "                at += moved\n",
         "                at = min(end, at + _STRIDE)\n",
-        "tests/writing/test_staged_file_faults.py tests/writing/test_staged_file_disks.py "
-        "tests/writing/test_staged_file.py",
+        "tests/writing/test_copy.py",
     ),
     Mutant(
         "existing file replaced without --force",

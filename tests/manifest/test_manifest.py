@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
-from ckptmove import Manifest, inspect
+from ckptmove import CorruptError, Manifest, inspect
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
-from tests.making.checkpoints import MAKERS, kept_on_cpu, save
+from tests.making.checkpoints import MAKERS, kept_on_cpu, rezip, save
 from tests.oracles.census import children
 from tests.oracles.readers import load, pid_locations, storage_records
 
@@ -288,3 +288,26 @@ def test_json_is_as_designed(name: str, tmp_path: Path) -> None:
         assert entry["name"] == (".".join(keys) or "(root)") or None in entry["path"]
     for value in said["values_naming_devices"]:
         assert set(value) >= {"path", "value"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        torch.ones(3),
+        torch.ones(3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.nn.Buffer(torch.ones(3)),
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+        torch.ones(3, dtype=torch.uint16),  # which names its dtype
+        {"several": [torch.ones(3), torch.zeros(3)]},
+    ],
+    ids=["plain", "grad", "parameter", "buffer", "quantized", "v3", "several"],
+)
+def test_a_tensor_that_reaches_outside_its_storage_is_refused(made: Any, tmp_path: Path) -> None:
+    """Its size is one more than was saved; its storage is as it was."""
+    path, bad = save(tmp_path / "made.pt", made), tmp_path / "bad.pt"
+    assert inspect(path).tensors
+    size = b"K\3\x85"  # (3,)
+    rezip(path, bad, lambda _: False, lambda data: data.replace(size, b"K\4\x85"))
+    with pytest.raises(CorruptError, match="a tensor reaches outside its storage"):
+        inspect(bad)

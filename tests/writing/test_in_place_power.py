@@ -42,7 +42,11 @@ class Scene:
             os.close(fd)
 
     def after_the_cut(self) -> tuple[bytes, bool]:
-        """The file as it is recovered after a power cut now, and whether there was a journal."""
+        """The file as it is recovered after a power cut now, and whether there was a journal.
+
+        Its bytes are on the disk, the worst that can be: of a name only what was synced is.
+        """
+        self.disk.write_back(self.path)
         with self.disk.after_the_cut() as found:
             had = bool(journals(found))
             ckptmove.inspect(found / "in.pt")

@@ -232,6 +232,37 @@ class LocalPlace(Place):
             )
 
 
+def walk(
+    root: str, unreadable: Callable[[OSError], object] = lambda _: None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`: each folder, the names of those in it, and of files; however deep they are.
+
+    That of Python 3.11 and older calls itself for each level. Links to folders are not followed;
+    `unreadable` is called with the error of a folder that can't be listed.
+    """
+    todo = [root]
+    while todo:
+        folder = todo.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except OSError as error:
+            unreadable(error)
+            continue
+        folders = [each.name for each in entries if _is_folder(each)]
+        inside = set(folders)
+        yield folder, folders, [each.name for each in entries if each.name not in inside]
+        links = {each.name for each in entries if each.is_symlink()}
+        todo += (os.path.join(folder, each) for each in reversed(folders) if each not in links)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link that leads to itself
+        return False
+
+
 def folders_above(name: str) -> Iterator[str]:
     """The folders that an entry is in, by their names in the same folder, the innermost first."""
     while name := name.rpartition("/")[0]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from ..plans.plan import Plan
+from ..sources.place import walk
 from ..sources.source import Source
 from .final_name import check_file, check_room
 from .staged_file import LocalFile
@@ -115,7 +116,7 @@ class LocalDestination(Destination):
 
     def names_below(self) -> list[str]:
         found = list[str]()
-        for folder, _, names in os.walk(self.path):
+        for folder, _, names in walk(self.path):
             found += [os.path.relpath(os.path.join(folder, name), self.path) for name in names]
         return sorted(found)
 

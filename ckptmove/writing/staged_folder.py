@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from ..system.files import RENAMES_OPEN
 from ..system.names import why_no_name, without_slash
 from .execute import PlanFile
 from .final_name import FinalName, exists_error, failure_of, hidden_name, mode_from, mode_of
+from .removal import remove_tree
 
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 _TAKEN = {*_NOT_EMPTY, errno.ENOTDIR}
@@ -54,7 +54,7 @@ class LocalFolder:
         self._name.folder.mkdir(name, mode | (mode & 0o444) >> 2 | 0o700)
 
     def _remove(self, name: str) -> None:
-        shutil.rmtree(os.path.join(self._beside, name), ignore_errors=True)
+        remove_tree(os.path.join(self._beside, name))
 
     def _has(self, name: str) -> bool:
         return os.path.lexists(os.path.join(self._beside, name))

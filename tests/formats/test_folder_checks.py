@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -256,6 +259,26 @@ def test_an_adapter_is_no_copy_of_the_model(tmp_path: Path) -> None:
     save_file({"lora": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
     assert not faults(tmp_path)
     assert not any("compared" in each for each in inspect(tmp_path).warnings)
+
+
+# Limits
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_too_many_files_are_one_line_with_what_to_do(sharded: bool, tmp_path: Path) -> None:
+    for n in range(1, 101):
+        name = f"model-{n:05}-of-00100.safetensors" if sharded else f"x{n}.safetensors"
+        save_file({f"w{n}": torch.ones(1)}, tmp_path / name)
+    if sharded:
+        where = {f"w{n}": f"model-{n:05}-of-00100.safetensors" for n in range(1, 101)}
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": where}))
+    command = [sys.executable, "-m", "ckptmove", "inspect", str(tmp_path)]
+    line = f"ulimit -n 64; exec {shlex.join(command)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "its 100 files can't all be opened at the same time (ulimit -n 264)" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 # Devices

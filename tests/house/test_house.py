@@ -246,6 +246,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "writing.copy",
         "writing.verify",
         "writing.final_name",
+        "writing.removal",
         "writing.execute",
         "writing.staged_file",
         "writing.staged_folder",

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ from typing import TypeVar
 from ...errors import RefusedError
 from ...reports.batch_items import Item
 from ...sources import place_of
-from ...sources.place import EntryKind, FolderEntry
+from ...sources.place import EntryKind, FolderEntry, walk
 from ...system.files import (
     AT_ONCE,
     NO_LINK,
@@ -28,6 +27,7 @@ from ...system.files import (
 from ...system.locks import is_open_for_writing
 from ...system.names import folds_case, one_case, without_slash
 from ...writing.final_name import HIDDEN, failure_of, hidden_name, is_hidden
+from ...writing.removal import remove_tree
 from .ledger import FileLedger
 from .tree import LEDGER, Ledger, Tree, is_own_name
 
@@ -138,7 +138,7 @@ class LocalTree(Tree):
             os.mkdir(hidden, 0o700)
             yield os.path.join(hidden, name)
         finally:
-            shutil.rmtree(hidden, ignore_errors=True)
+            remove_tree(hidden)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
         left = _leftovers(self.path)
@@ -166,7 +166,7 @@ def existing_parent(path: str) -> str:
 def _leftovers(folder: str) -> list[str]:
     """The temporary files and folders that are in a folder, however deep."""
     found = list[str]()
-    for inside, folders, names in os.walk(folder):
+    for inside, folders, names in walk(folder):
         hidden = [name for name in folders if name.endswith(HIDDEN)]
         found += [os.path.join(inside, name) for name in (*names, *hidden) if name.endswith(HIDDEN)]
         folders[:] = [name for name in folders if name not in hidden]
@@ -197,7 +197,7 @@ def _clear(hidden: str, output: str) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.lstat(hidden).st_mode):
             if os.path.lexists(output):
-                shutil.rmtree(hidden)
+                remove_tree(hidden)
         elif not _is_written(hidden):
             os.unlink(hidden)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ...errors import UnsupportedError
+from ...errors import InputError, UnsupportedError
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
+
+_FEW = 64  # files that a process has open besides
 
 
 class PartsContainer(Container):
@@ -52,6 +55,16 @@ class PartsContainer(Container):
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise UnsupportedError("consists of several files", hint="relocate each file separately")
+
+
+def check_open_at_once(error: InputError, count: int) -> None:
+    """Raise a clearer InputError if it was the number of open files, of `count` to be opened."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        raise InputError(
+            f"its {count:,} files can't all be opened at the same time",
+            hint=f"ulimit -n {2 * count + _FEW}",
+        ) from error
 
 
 def number_files(part: Container, first: int) -> None:

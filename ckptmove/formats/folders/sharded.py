@@ -40,12 +40,11 @@ from ..safetensors.header import LONGEST, Entry, read_json, shown
 from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
-from .parts import PartsContainer, number_files
+from .parts import PartsContainer, check_open_at_once, number_files
 from .weight_names import INDEXES
 
 #: What its files may be.
 _PARTS: tuple[PickledFormat, ...] = (TorchZip(), TorchLegacy(), SafetensorsFile(), PlainPickle())
-_FEW = 64  # files that a process has open besides
 _LONGEST_NAME = 255  # bytes of a file's name
 _SEPARATORS = frozenset("/\\\0")
 _NBYTES_OF_QUOTE = 10  # an entry has four in 40 bytes at least: a name, and that of a file
@@ -156,11 +155,7 @@ def _open(probe: Probe, name: str, count: int) -> Probe:
             why = f"its file {shown(name)} is missing"
             salvage = f"ckptmove salvage {probe.path} DST keeps the rest"
             raise InputError(why, hint=f"download it again, or {salvage}") from error
-        if number in (errno.EMFILE, errno.ENFILE):
-            raise InputError(
-                f"its {count:,} files can't all be opened at the same time",
-                hint=f"ulimit -n {2 * count + _FEW}",
-            ) from error
+        check_open_at_once(error, count)
         raise
 
 

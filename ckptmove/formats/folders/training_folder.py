@@ -27,7 +27,7 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
-from ...errors import UnsupportedError
+from ...errors import InputError, UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
@@ -42,7 +42,7 @@ from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import Layout, Said, has_components, is_several, layout_of, says, stem_of
 from .missing_files import MissingFile, missing_files
-from .parts import PartsContainer, number_files
+from .parts import PartsContainer, check_open_at_once, number_files
 from .weight_names import INDEX, INDEXES, NOT_COMPARED, same_weights, shard_name
 
 #: What files are called that are checkpoints, whatever they hold.
@@ -284,7 +284,11 @@ def _read(
 ) -> Checkpoint | None:
     """Read a part; None if it can't be, which is noted."""
     probe.session.begin_file(name)
-    found = probe.open_folder(name) if is_folder else probe.open(name)
+    try:
+        found = probe.open_folder(name) if is_folder else probe.open(name)
+    except InputError as error:
+        check_open_at_once(error, len(probe.entries_below))
+        raise
     try:
         return probe.read_from(found)
     except UnsupportedError as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ...errors import CorruptError, InputError, RefusedError, StrPath, WriteError
 from ...reports.recover import Recovered
 from ...sources import place_of
+from ...sources.place import walk
 from ..final_name import failure_of
 from .folder_journal import FOLDER_JOURNAL
 from .folder_undo import journaled_folder, undo_in_folder
@@ -103,7 +104,7 @@ def journaled_files(root: str) -> Iterator[str]:
     def unreadable(error: OSError) -> None:
         raise InputError(f"can't be read: {error.strerror}", path=error.filename)
 
-    for folder, folders, names in os.walk(root, onerror=unreadable):
+    for folder, folders, names in walk(root, unreadable):
         folders.sort()
         if not {FOLDER_JOURNAL, FOLDER_JOURNAL + UNFINISHED}.isdisjoint(names):
             yield folder

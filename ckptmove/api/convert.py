@@ -25,6 +25,8 @@ from .edits import PRESETS, Edits, texts
 from .folder_as_file import PackedFolder, pack, tell_sections, unpack
 from .options import (
     BARE,
+    OF_WHICH_WEIGHTS,
+    OF_ZERO,
     DryRun,
     FollowLinks,
     ForceLarger,
@@ -35,6 +37,7 @@ from .options import (
     Ranks,
     Shared,
     Strict,
+    Weights,
     declare_options,
 )
 from .strict import refuse_unknown
@@ -75,11 +78,8 @@ def convert(
         Option("Write only the entry with this name, as the top of the new checkpoint.", "NAME"),
     ] = None,
     weights: Annotated[
-        Literal["model", "ema"] | None,
-        Option(
-            "Write only the state dict of one model, or its averaged weights (EMA, SWA) under the "
-            "names that the model uses."
-        ),
+        Weights | None,
+        Option(f"Write {OF_WHICH_WEIGHTS}"),
     ] = None,
     preset: Annotated[
         str | None,
@@ -240,7 +240,10 @@ def convert(
     if again is not None:
         report = again
     else:
-        report = _convert_to_file(src, target, edits, how, dry_run=dry_run, progress=progress)
+        of_zero = weights if weights in OF_ZERO else None
+        report = _convert_to_file(
+            src, target, edits, how, of_zero=of_zero, dry_run=dry_run, progress=progress
+        )
     return replace(report, seconds=time.monotonic() - started)
 
 
@@ -262,11 +265,12 @@ def _convert_to_file(
     edits: Edits,
     options: FolderOptions,
     *,
+    of_zero: str | None,
     dry_run: bool,
     progress: Progress | None,
 ) -> ConvertReport:
     """Write all of a checkpoint as one, even if that is several files."""
-    with formats.opened(src, follow_links=options.follow_links) as found:
+    with formats.opened(src, follow_links=options.follow_links, weights=of_zero) as found:
         if options.strict:
             refuse_unknown(found.manifest, otherwise=options.otherwise)
         packed = None

@@ -67,8 +67,7 @@ class Part(NamedTuple):
 
 def holds_parts(folder: Place) -> bool:
     """Whether the checkpoints in a folder are whole by themselves, and not files of one."""
-    names = [each.name for each in folder.entries()]
-    found = formats.folder_format(folder.path, names)
+    found = formats.folder_format(folder.path, folder.entries())
     return found is None or isinstance(found, (ModelFolder, TrainingFolder))
 
 

@@ -15,11 +15,12 @@ from ..graph.edit.numpy_arrays import tensors_for_arrays
 from ..graph.edit.optimizer_ids import OptimizerIds, call_parameters
 from ..graph.edit.subtree import rename_keys, renaming, state_dicts
 from ..graph.patterns import covers, unheard
-from ..manifest.manifest import Role, TensorEntry
+from ..manifest.manifest import Role, Section, TensorEntry
 from ..phrases import join_names, plural
 from ..placement.place import Kept, place
 from ..placement.rules import Device, Rules, rules_of
 from ..torch_pickle.values.tensors import Recogniser
+from .options import OF_ZERO
 
 _SECTIONS_OF_WEIGHTS = frozenset(("model", "ema"))
 #: What DistributedDataParallel and torch.compile put into names.
@@ -89,6 +90,8 @@ class Edits(NamedTuple):
         if root is None and weights is None:  # who names weights need not name their place
             root = added.get("root")
         weights = added.get("weights") if weights is None else weights
+        if weights in OF_ZERO:  # the format gives those alone
+            weights = Section.MODEL.value
         if weights is not None:
             section_asked(weights)
         strip = added.get("strip_prefix") if strip_prefix is None else strip_prefix

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
+from ..formats.distributed.divided_folders import divided_folders
 from ..formats.folders.weight_names import INDEX, weights_among
 from ..formats.pickle import PlainPickle
 from ..plans.plan import Copy, Plan, Write
@@ -26,11 +27,7 @@ _MOST = 100_000  # files, and folders
 #: Files that are called so are checkpoints, or damaged.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
-#: In a folder that torch.distributed.checkpoint wrote.
-_DIVIDED = "/.metadata"
-_WHY_DIVIDED = (
-    "is a checkpoint of torch.distributed.checkpoint, which has to be converted by itself"
-)
+_WHY_DIVIDED = "is a checkpoint that ranks wrote together, which has to be converted by itself"
 _PROGRAM = "is a program, which stays a pickle"
 #: Formats that may run something where they are loaded, and why they are not converted.
 _PICKLES = {
@@ -126,7 +123,7 @@ def files_of(
     """
     files, place = all_files(folder, warnings, follow_links=follow_links), place_of(folder)
     kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
-    divided = {name.removesuffix(_DIVIDED) for name in files if name.endswith(_DIVIDED)} - kept
+    divided = divided_folders(files) - {name.rpartition("/")[0] for name in kept}
     kept |= {each for each in files if not divided.isdisjoint(folders_above(each))}
     sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
     sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from .. import formats
 from ..errors import StrPath
 from ..formats.loading import object_in
-from .options import FollowLinks, Option, declare_options
+from .options import OF_WHICH_WEIGHTS, OF_ZERO, FollowLinks, Option, Weights, declare_options
 from .strict import refuse_unknown
 
 _WITHOUT_STRICT = "without strict what they would make stays an Opaque, and load() runs nothing"
@@ -24,11 +24,8 @@ def load(
         Option("Load only entries whose name matches GLOB, and everything below them.", "GLOB"),
     ] = (),
     weights: Annotated[
-        Literal["model", "ema"] | None,
-        Option(
-            "Load only the state dict of one model, or its averaged weights (EMA, SWA) under the "
-            "names that the model uses."
-        ),
+        Weights | None,
+        Option(f"Load {OF_WHICH_WEIGHTS}"),
     ] = None,
     strict: Annotated[
         bool,
@@ -67,7 +64,10 @@ def load(
 
     patterns = (select,) if isinstance(select, str) else tuple(select)
     restoring = Restoring(map_location)
-    with formats.uncollected(), formats.opened(path, follow_links=follow_links) as found:
+    of_zero = weights if weights in OF_ZERO else None
+    asked = weights if of_zero is None else "model"
+    opened = formats.opened(path, follow_links=follow_links, weights=of_zero)
+    with formats.uncollected(), opened as found:
         if strict:
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
-        return object_in(found, restoring, select=patterns, weights=weights, strict=strict)
+        return object_in(found, restoring, select=patterns, weights=asked, strict=strict)

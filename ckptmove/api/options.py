@@ -203,6 +203,14 @@ def _fill(text: str, first: str = "", others: str = "") -> str:
 Strict = Annotated[
     bool, Option("Refuse files that name callables not known to be harmless.", group="Safety")
 ]
+#: Of ZeRO, the weights of the optimizer and those of the model are two copies.
+OF_ZERO = ("master", "module")
+Weights = Literal["model", "ema", "master", "module"]
+OF_WHICH_WEIGHTS = (
+    "only the state dict of one model; or its averaged weights (EMA, SWA) under the names that the "
+    "model uses; or from ZeRO, the weights that its optimizer has in float32 (master), or those in "
+    "the dtype that the model trained with (module)."
+)
 FollowLinks = Annotated[
     bool, Option("Follow symbolic links that lead out of a model folder.", group="Safety")
 ]

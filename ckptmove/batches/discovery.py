@@ -71,7 +71,7 @@ class _Folder:
     @cached_property
     def format(self) -> formats.Format | None:
         """The format of the folder, if its files make it one checkpoint."""
-        return formats.folder_format(self.path, [each.name for each in self.files])
+        return formats.folder_format(self.path, self.files)
 
     def takes(self, below: _Folder) -> bool:
         """Whether a folder below it belongs to it, whatever is in that."""

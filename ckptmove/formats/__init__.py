@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-from ..errors import InputError, StrPath, UnsupportedError
+from ..errors import InputError, RefusedError, StrPath, UnsupportedError
 from ..sources import place_of
 from ..sources.place import FolderEntry
 from ..sources.source import Readable
@@ -22,6 +22,7 @@ from .bundle import ZipBundle
 from .checkpoint import Checkpoint
 from .diagnosis import explain
 from .distributed.dcp import Dcp, no_devices
+from .distributed.deepspeed import DeepSpeed
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
@@ -60,6 +61,7 @@ __all__ = [
 #: The first that recognizes something reads it.
 FORMATS: tuple[Format, ...] = (
     Dcp(),
+    DeepSpeed(),
     TrainingFolder(),
     ModelFolder(),
     Sharded(),
@@ -87,21 +89,34 @@ _NESTED = [each for each in FORMATS if isinstance(each, PickledFormat) and each.
 
 @contextlib.contextmanager
 def opened(
-    path: StrPath, *, follow_links: bool = False, only_weights: bool = False
+    path: StrPath,
+    *,
+    follow_links: bool = False,
+    only_weights: bool = False,
+    weights: str | None = None,
 ) -> Iterator[Checkpoint]:
     """Open a checkpoint of any format, or an index with its files, or a folder, for a `with` block.
 
     Changes in place that were interrupted are undone first, in all its files. Links in the folder,
     or beside the index, may lead out of it only with `follow_links`. `only_weights`: of a folder
-    with more in it than the weights of a model, read only these.
+    with more in it than the weights of a model, read only these. `weights`: those of ZeRO that are
+    wanted, `master` or `module`; RefusedError if it has no such two.
     """
     read = partial(read_probe, only_weights=only_weights)
     with ExitStack() as stack:
         opener = Opener(stack, read, follow_links=follow_links)
-        probe = opener.probe(path, new_session())
+        session = new_session()
+        session.weights = weights
+        probe = opener.probe(path, session)
         with _explaining(probe):
             with uncollected():
                 checkpoint = read(probe)
+            if weights is not None and not session.has_two_weights:
+                raise RefusedError(
+                    f"it has no {weights} weights beside others: it is no checkpoint of ZeRO",
+                    path=probe.path,
+                    hint="--weights model",
+                )
             checkpoint.notes = opener.notes
             yield checkpoint
 
@@ -164,14 +179,12 @@ def sniffed(source: Readable) -> Sniffed | None:
     return None
 
 
-def folder_format(path: str, files: Collection[str]) -> Format | None:
-    """The format of a folder with files of these names, which makes it one checkpoint.
+def folder_format(path: str, entries: Iterable[FolderEntry]) -> Format | None:
+    """The format of a folder with these entries, which makes it one checkpoint.
 
     It may be one that is refused, where none of the files is a checkpoint of its own.
     """
-    place = place_of(path)
-    entries = [FolderEntry(name, place.child(name).path) for name in files]
-    probe = Probe.folder(place, entries, new_session())
+    probe = Probe.folder(place_of(path), entries, new_session())
     return next((format for format in (*FORMATS, StrangeFolder()) if format.sniff(probe)), None)
 
 

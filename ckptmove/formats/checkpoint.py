@@ -17,7 +17,7 @@ from ..manifest.paths import Path
 from ..pickles.compare import difference
 from ..pickles.nodes import Call, Node
 from ..placement.place import Moves
-from ..plans.plan import Plan
+from ..plans.plan import Plan, Proof
 from ..reports.convert import Loss
 from ..sources.source import MAX_NBYTES, FetchStats, Readable, Source
 from ..torch_pickle.listing import Contents, contents_of
@@ -345,8 +345,15 @@ def stored_bytes(container: Container, storage: Storage) -> StorageBytes:
         start=0 if storage.extent is None else storage.extent.start,
         crc32=container.crc32(storage.id),
         big_endian=container.big_endian,
-        proofs=container.proofs(storage.id),
+        proofs=_proofs(container, storage),
     )
+
+
+def _proofs(container: Container, storage: Storage) -> Sequence[Proof]:
+    """The checksums of a storage's parts, by the numbers that its files have among all."""
+    proofs = container.proofs(storage.id)
+    first = 0 if storage.extent is None else storage.extent.source
+    return [each._replace(source=first + each.source) for each in proofs] if first else proofs
 
 
 def _parts_cut(graph: Graph) -> Iterator[str]:

@@ -25,6 +25,9 @@ class ReadSession:
         self.budget = Budget()
         self._streams = count()
         self._containers = count()
+        #: which weights of ZeRO are wanted: `master` or `module`; None leaves it to the format
+        self.weights: str | None = None
+        self.has_two_weights = False  #: whether there were such to choose from
         self.unread = 0  #: how many checkpoints within bytes could not be read
         self._base = ""
         self._depth = 0

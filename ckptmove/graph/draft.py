@@ -157,10 +157,11 @@ class Pieces:
             if each.crc32 and each.content is None
         ]
         proofs = [*self._apart, *(proof for each in partly for proof in each.proofs)]
-        return found + [
+        apart = (
             SourceChecksum(each.source_at, each.nbytes, each.crc32, each.name, each.source)
             for each in proofs
-        ]
+        )
+        return [*found, *dict.fromkeys(apart)]  # what one is of may have parts of many storages
 
 
 class _Graph(Container):

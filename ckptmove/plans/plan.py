@@ -75,7 +75,7 @@ class Proof(NamedTuple):
     nbytes: int
     crc32: int
     name: str  #: for the message
-    source: int  #: which of the sources, and where there
+    source: int  #: which of the sources, counted from that of the storage; and where there
     source_at: int
     #: where the same bytes lie in the storage; None if they do not follow each other there
     at: int | None = None

@@ -34,9 +34,9 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_batch_names_each_and_converts_none_of_its_files(tree: Path, tmp_path: Path) -> None:
     found = {each.name: each for each in ckptmove.batch("convert", tree, tmp_path / "out")}
-    refused = {name: each.reason for name, each in found.items() if each.outcome == "refused"}
+    refused = {name: each.reason for name, each in found.items() if each.outcome != "done"}
     assert set(refused) == {"ds/global_step2", "hf"}
-    assert "DeepSpeed in parts" in refused["ds/global_step2"]
+    assert "is not what DeepSpeed saves" in refused["ds/global_step2"]
     assert "one of each rank" in refused["hf"]
     written = {name for name in contents(tmp_path / "out") if not name.startswith(".")}
     assert written == {"plain.safetensors", "run/step-10/model.safetensors"}
@@ -45,8 +45,7 @@ def test_a_batch_names_each_and_converts_none_of_its_files(tree: Path, tmp_path:
 def test_a_batch_of_single_files_tells_of_them(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
     shutil.rmtree(tree / "hf")
     done = run_cli("batch", "relocate", tree, tmp_path / "out", "--to", "cpu", exit=0)
-    for name in ("run/step-10", "ds/global_step2"):
-        assert f"{name} is one checkpoint in many files" in done.stdout + done.stderr
+    assert "ds/global_step2 is one checkpoint in many files" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["run/step-10", "hf", "ds/global_step2"])

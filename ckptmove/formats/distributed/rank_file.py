@@ -115,7 +115,7 @@ class Sums:
                 key = storage, _start(proof)
                 if key not in self._proved and not self._are_whole(key, proof):
                     yield _of_source(proof)
-        yield from map(_of_source, self._apart)
+        yield from dict.fromkeys(map(_of_source, self._apart))
 
     def _are_whole(self, key: tuple[str, int], proof: Proof) -> bool:
         """Whether what is measured is all that a proof is of, each byte once or more."""

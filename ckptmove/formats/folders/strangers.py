@@ -28,17 +28,7 @@ _STRANGERS: tuple[Stranger, ...] = (
         "use an earlier checkpoint, or copy .metadata from the machine that wrote it",
         is_one=True,
     ),
-    Stranger(
-        r"(bf16_|fp16_)?zero_pp_rank_\d+_.*",
-        "a checkpoint of DeepSpeed in parts, one of each rank",
-        "its script zero_to_fp32.py converts it to one file",
-        is_one=True,
-    ),
-    Stranger(
-        r"mp_rank_\d+_model_states\.pt|global_step\d+",
-        "a checkpoint of DeepSpeed",
-        "its script zero_to_fp32.py converts it to one file",
-    ),
+    Stranger(r"mp_rank_\d+_model_states\.pt", "a checkpoint of DeepSpeed"),
     Stranger(
         r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors",
         "a checkpoint of torch.distributed.checkpoint in files of safetensors, one of each rank",

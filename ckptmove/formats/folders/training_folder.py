@@ -12,7 +12,8 @@ The tree has an entry for each part, so the tensors are called `model.lm_head.we
 `optimizer.state.0.exp_avg`. What a part is called follows from the name of its file: `layouts` says
 what libraries call their files, and any other is called by its name without the suffix. If two
 would have one name, the second keeps that of its file: `pytorch_model`, for one, where
-`model.safetensors` is `model` already. A subfolder of torch.distributed.checkpoint is a part.
+`model.safetensors` is `model` already. A subfolder of torch.distributed.checkpoint, or
+of DeepSpeed, is a part.
 
 Folders within it that are checkpoints of their own (`checkpoint-600/`) are no part of it. Files
 that are called like checkpoints, but are none that can be read, are told.
@@ -38,6 +39,7 @@ from ...sources.source import Memory, Source
 from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
+from ..distributed.divided_folders import divided_folders
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import Layout, Said, has_components, is_several, layout_of, says, stem_of
@@ -52,7 +54,6 @@ LIKE_CHECKPOINTS = (
 )
 #: Folders within a folder that are checkpoints of their own.
 _OWN = re.compile(r"(checkpoint|step|epoch)[-_]\d+")
-_DISTRIBUTED = "/.metadata"
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
 
@@ -325,11 +326,11 @@ class _Files:
         #: Folders that are checkpoints of their own.
         self.own = sorted({own for name in names for own in _own(name)})
         apart = set(self.own)
-        #: Folders that torch.distributed.checkpoint wrote.
+        #: Folders that ranks wrote together.
         self.folders = {
-            name.removesuffix(_DISTRIBUTED)
-            for name in names
-            if name.endswith(_DISTRIBUTED) and apart.isdisjoint(folders_above(name))
+            name
+            for name in divided_folders(names)
+            if apart.isdisjoint((name, *folders_above(name)))
         }
         self.parts: list[str] = sorted(self.folders)
         self.others: list[FolderEntry] = []

@@ -1,0 +1,26 @@
+"""Find the folders within a folder whose files are parts of one checkpoint, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .rank_files import RankFiles
+
+_METADATA = ".metadata"
+
+
+def divided_folders(names: Iterable[str]) -> set[str]:
+    """The folders that ranks wrote together, of those that files lie in; `names` have `/`.
+
+    That are those of torch.distributed.checkpoint, and of DeepSpeed.
+    """
+    inside: dict[str, list[str]] = {}
+    for name in names:
+        folder, slash, own = name.rpartition("/")
+        if slash and own:
+            inside.setdefault(folder, []).append(own)
+    return {
+        folder
+        for folder, own in inside.items()
+        if _METADATA in own or RankFiles.among(own).are_there
+    }

@@ -1,0 +1,129 @@
+"""The files of a checkpoint of DeepSpeed, by their names.
+
+    mp_rank_00_model_states.pt                          the model; with stage 0 all there is
+    zero_pp_rank_R_mp_rank_00_optim_states.pt           what rank R has of the weights and optimizer
+    bf16_zero_pp_rank_R_…, fp16_zero_pp_rank_R_…        the same
+    zero_pp_rank_R_mp_rank_00_model_states.pt           the model, with stage 3: of each rank
+    mp_rank_01_…                                        a part of the model: of tensor parallelism,
+                                                        or a stage of a pipeline
+    layer_03-model_states.pt                            a layer of a pipeline
+    layer_0_expert_2_mp_rank_00_model_states.pt         an expert, and
+    expp_rank_0_mp_rank_00_optim_states.pt              its optimizer
+
+Source: deepspeed/runtime/engine.py, `_get_ckpt_name` and those around it (DeepSpeed 0.19).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ...errors import CorruptError, InputError, UnsupportedError
+from ...phrases import join_names
+
+_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_optim_states\.pt")
+_MODEL_OF_RANK = re.compile(r"zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_model_states\.pt")
+_MODEL = re.compile(r"mp_rank_(\d{1,9})_model_states\.pt")
+_LAYER = re.compile(r"layer_\d+-model_(?:\d+-model_)?states\.pt")
+_EXPERT = re.compile(r"layer_-?\d+_expert_.+_states\.pt|expp_rank_\d+_.+_states\.pt")
+_MOST_NAMED = 5
+_ALL_RANKS = "copy the files of all ranks into one folder"
+
+
+@dataclass
+class RankFiles:
+    """The files of one checkpoint: what is of a rank by its number."""
+
+    model: dict[int, str] = field(default_factory=dict)
+    optimizer: dict[int, str] = field(default_factory=dict)
+    #: whether each rank has a file of the model
+    is_divided: bool = False
+    #: the numbers of parts of the model
+    parts: set[int] = field(default_factory=set)
+    layers: list[str] = field(default_factory=list)
+    experts: list[str] = field(default_factory=list)
+    #: those of which there should be but one
+    doubled: list[str] = field(default_factory=list)
+
+    @classmethod
+    def among(cls, names: Collection[str]) -> RankFiles:
+        """Those among the names of a folder."""
+        found = cls()
+        whole: dict[int, str] = {}
+        for name in sorted(names):
+            if match := _OF_RANK.fullmatch(name):
+                found._add(found.optimizer, int(match[1]), int(match[2]), name)
+            elif match := _MODEL_OF_RANK.fullmatch(name):
+                found.is_divided = True
+                found._add(found.model, int(match[1]), int(match[2]), name)
+            elif match := _MODEL.fullmatch(name):
+                found._add(whole, 0, int(match[1]), name)
+            elif _LAYER.fullmatch(name):
+                found.layers.append(name)
+            elif _EXPERT.fullmatch(name):
+                found.experts.append(name)
+        if found.model:
+            found.doubled += whole.values()
+        found.model = found.model or whole
+        return found
+
+    def _add(self, files: dict[int, str], rank: int, part: int, name: str) -> None:
+        self.parts.add(part)
+        if part == 0 and files.setdefault(rank, name) != name:
+            self.doubled.append(name)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether they are more than one file that has all of a model."""
+        several = self.optimizer or self.is_divided or self.layers or self.experts
+        return bool(several) or len(self.parts) > 1
+
+    @property
+    def names(self) -> list[str]:
+        """Those of one part of the model, by rank."""
+        return [files[rank] for files in (self.model, self.optimizer) for rank in sorted(files)]
+
+    def check_kind(self) -> None:
+        """Raises InputError if they are of two saves, or no rule is known to merge them by."""
+        if self.doubled:
+            raise CorruptError(f"has {self.doubled[0]} beside another such file: of two saves")
+        if self.experts:
+            raise UnsupportedError(
+                f"holds experts of a mixture (such as {self.experts[0]}), which are not merged: "
+                "each rank's part of them has a layout of its own"
+            )
+        if self.layers:
+            raise UnsupportedError(
+                f"holds a pipeline (such as {self.layers[0]}), whose stages are not merged"
+            )
+        if len(self.parts) > 1:
+            raise UnsupportedError(
+                f"holds {len(self.parts):,} parts of a model (mp_rank_00 and more): how tensor "
+                "parallelism divided each weight is known to the model's code alone"
+            )
+
+    def check_ranks(self, world: int) -> None:
+        """Raises InputError unless there is just one file of each rank, of so many."""
+        for files in (self.model, self.optimizer) if self.is_divided else (self.optimizer,):
+            _check_ranks(files, world)
+        if not self.model:
+            raise InputError("its file 'mp_rank_00_model_states.pt' is missing", hint=_ALL_RANKS)
+
+
+def _check_ranks(files: Mapping[int, str], world: int) -> None:
+    beyond = [rank for rank in files if rank >= world]
+    if beyond:
+        raise CorruptError(
+            f"has a file of rank {beyond[0]}, but was saved by {world:,} ranks: of two saves"
+        )
+    if len(files) < world:
+        missing = [str(rank) for rank in range(min(world, 2 * len(files) + 8)) if rank not in files]
+        some = next(iter(files.values()), "zero_pp_rank_…_optim_states.pt")
+        kind = "model" if some.endswith("_model_states.pt") else "optim"
+        count = world - len(files)
+        raise InputError(
+            f"the {kind} states of {count:,} of its {world:,} ranks are missing: rank "
+            f"{join_names(missing, _MOST_NAMED)}",
+            hint=_ALL_RANKS,
+        )

@@ -118,14 +118,14 @@ class _Fitting:
         found: _Coins = {3: [], 2: [], 1: []}
         for at in (*self.scan.ints, *self.scan.gets, *self.scan.puts):
             code = self.data[at]
-            if code not in (BININT, BININT2, LONG_BINGET, LONG_BINPUT) or self.covered(at):
+            if code not in (BININT, BININT2, LONG_BINGET, LONG_BINPUT):
                 continue
             value = self.scan.argument(at)
             if code == BININT2:
                 spare = 1 if value < 1 << 8 else 0
             else:
                 spare = 3 if value < 1 << 8 else 2 if code == BININT and value < 1 << 16 else 0
-            if spare:
+            if spare and not self.covered(at):
                 found[spare].append(at)
         return found
 

@@ -37,20 +37,22 @@ class Scan:
         self.numbered = False
         counting = bytes([MEMOIZE]) in data  # if that is an opcode and not text, slots are counted
         filled: set[int] = set()
+        puts, put_slots, gets, get_slots = self.puts, self.put_slots, self.gets, self.get_slots
         position = 0
         while True:
             code = data[position]
-            end = end_of(data, position)
+            width = WIDTHS[code]
+            end = position + width if width > 0 else end_of(data, position)
             if code in PUTS:
                 slot = len(filled) if code == MEMOIZE else self.argument(position)
                 if counting:
                     filled.add(slot)
                 self.numbered |= code == MEMOIZE
-                self.puts.append(position)
-                self.put_slots.append(slot)
+                puts.append(position)
+                put_slots.append(slot)
             elif code in _GETS:
-                self.gets.append(position)
-                self.get_slots.append(self.argument(position))
+                gets.append(position)
+                get_slots.append(self.argument(position))
             elif code in _INTS:
                 self.ints.append(position)
             elif code == FRAME:
@@ -61,9 +63,11 @@ class Scan:
 
     def argument(self, at: int) -> int:
         """The number that follows the opcode at `at`."""
-        if self.data[at] in (PUT, GET):
-            return int(self.data[at + 1 : end_of(self.data, at)])
-        return int.from_bytes(self.data[at + 1 : end_of(self.data, at)], "little")
+        data = self.data
+        width = WIDTHS[data[at]]
+        if width == LINES:  # PUT, GET
+            return int(data[at + 1 : end_of(data, at)])
+        return data[at + 1] if width == 2 else int.from_bytes(data[at + 1 : at + width], "little")
 
 
 def end_of(data: bytes, at: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
@@ -378,38 +378,45 @@ def _any_between(sorted_offsets: list[int], start: int, end: int) -> bool:
 class Whole(NamedTuple):
     """What the containers of a checkpoint hold together."""
 
-    streams: list[Stream]
+    streams: Sequence[Stream]
     #: what nodes say: persistent ids of storages, and calls that load a storage from bytes
-    ids: dict[int, StorageId]
-    storages: dict[str, Storage]
+    ids: Mapping[int, StorageId]
+    storages: Mapping[str, Storage]
     #: `id()` of a node → what is saved in the bytes it stands for, and under which path
-    grafts: dict[int, list[tuple[Path, Node]]]
+    grafts: Mapping[int, list[tuple[Path, Node]]]
     #: what each persistent id of a tensor says
-    tensors: dict[int, TensorId]
+    tensors: Mapping[int, TensorId]
 
 
 def whole(container: Container) -> Whole:
     """A container, and all that is nested in it."""
-    found = Whole([], {}, {}, {}, {})
-    for each in container.everything():
-        found.streams.extend(each.streams)
-        found.ids.update(each.ids)
-        found.tensors.update(each.tensors)
-        found.storages.update(each.storages)
+    all_of_it = list(container.everything())
+    if len(all_of_it) == 1:  # which may hold very many storages: no copies are made
+        return Whole(container.streams, container.ids, container.storages, {}, container.tensors)
+    streams: list[Stream] = []
+    ids: dict[int, StorageId] = {}
+    storages: dict[str, Storage] = {}
+    tensors: dict[int, TensorId] = {}
+    grafts: dict[int, list[tuple[Path, Node]]] = {}
+    for each in all_of_it:
+        streams.extend(each.streams)
+        ids.update(each.ids)
+        tensors.update(each.tensors)
+        storages.update(each.storages)
         for stream in each.streams:
             for nested in stream.nested:
-                found.grafts[id(nested.maker)] = nested.container.roots
-    for stream in found.streams:
+                grafts[id(nested.maker)] = nested.container.roots
+    for stream in streams:
         for call in stream.calls_of(LOADER):
-            graft = found.grafts.get(id(loaded_from(call)))
+            graft = grafts.get(id(loaded_from(call)))
             if graft is not None:
                 if call.built or call.pairs or call.items:
                     raise CorruptError("a storage is changed after it was loaded from bytes")
-                found.grafts[id(call)] = graft
+                grafts[id(call)] = graft
                 root = graft[0][1]
-                if id(root) in found.ids:
-                    found.ids[id(call)] = found.ids[id(root)]
-    return found
+                if id(root) in ids:
+                    ids[id(call)] = ids[id(root)]
+    return Whole(streams, ids, storages, grafts, tensors)
 
 
 def loaded_from(call: Call) -> Node:

@@ -14,6 +14,7 @@ Source: torch/serialization.py (`persistent_id`, `persistent_load`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from sys import intern
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
@@ -77,7 +78,7 @@ def _storage_id(node: Persistent, folder: str, longest: int, numbered: bool) -> 
     if type(node) is StorageReference and is_compact(node):
         dtype = STORAGE_CLASSES.get(node.form.storage_class.name)
         if dtype is not None:
-            number, size = str(node.key), node.form.numel * storage_element_nbytes(dtype)
+            number, size = node.key, node.form.numel * storage_element_nbytes(dtype)
             return StorageId(folder + number, number, node.location, dtype, size, size)
     items = node.pid.items if isinstance(node.pid, Tuple) else []
     if not 5 <= len(items) <= longest or items[0] != "storage":
@@ -151,7 +152,7 @@ def storages_of(
         # torch saves and loads an empty storage under as many dtypes as look at it
         if several and not retyped and first.whole_nbytes:
             raise CorruptError(f"the storage {first.key!r} is listed with several dtypes")
-        lies, location = extent(first), str(first.location)
+        lies, location = extent(first), intern(str(first.location))
         nbytes = first.whole_nbytes if lies is None else lies.nbytes
         dtype = None if several else first.dtype
         storages[name] = Storage(name, location, nbytes, dtype, lies)

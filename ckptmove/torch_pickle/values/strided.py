@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
+from sys import intern
 from typing import NamedTuple
 
 from ...errors import CorruptError
@@ -65,7 +66,7 @@ def tensor_at(
     return Tensor(
         dtype=dtype,
         shape=shape,
-        device=str(storage.location),
+        device=intern(str(storage.location)),
         nbytes=nbytes_of(numel, dtype),
         stride=stride,
         offset=offset + storage.view_at,

@@ -80,7 +80,7 @@ class Graph:
         self.within: dict[int, Node] = {}
         self._at = 0
         self._locations: dict[str, Text] = {}
-        self._forms: dict[tuple[object, ...], Form] = {}
+        self._forms: dict[str, Form] = {}
         self._recogniser: Recogniser | None = None
 
     @property
@@ -143,9 +143,10 @@ class Graph:
         self, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
     ) -> Form:
         """What tensors have in common that look alike: there is one of each."""
-        known = (offset, shape, stride, requires_grad)
+        alike = (offset, shape, stride, requires_grad)
+        known = str(alike)  # as text: sizes can be chosen to have all one hash
         if known not in self._forms:
-            self._forms[known] = Form(_names(), *known)
+            self._forms[known] = Form(_names(), *alike)
         return self._forms[known]
 
     def respell_compact(self, node: Call, storage: Persistent, dtype: str) -> bool:

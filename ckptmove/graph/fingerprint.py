@@ -19,7 +19,7 @@ def fingerprint(graph: Graph) -> bytes:
     """The hash of a graph as terms, with each plain tensor by its dtype, shape and device alone."""
     from hashlib import sha256  # here, since only conversions need it
 
-    known: dict[tuple[object, ...], dict[str, Any]] = {}
+    known: dict[str, dict[str, Any]] = {}
 
     def leaf(node: Node) -> dict[str, Any] | None:
         if isinstance(node, Blob):
@@ -37,7 +37,8 @@ def fingerprint(graph: Graph) -> bytes:
             if tensor is None:
                 return None
             dtype, shape, device = tensor[:3]
-            alike = (dtype, shape, device, tensor.requires_grad)
+            # As text: sizes can be chosen to have all one hash.
+            alike = str((dtype, shape, device, tensor.requires_grad))
             if alike not in known:  # one term for all that are alike
                 known[alike] = {
                     "$": "tensor",

@@ -18,7 +18,7 @@ SMALL, LARGE = 600_000, 10_000_000  # bytes of a bomb
 VERBS = ("inspect", "relocate", "convert", "convert back", "diff")
 #: The large ones for which the bound does not hold yet, by what they take at most, in bytes.
 BEYOND = {
-    "small_tensors.safetensors": 1_050_000_000,
+    "small_tensors.safetensors": 780_000_000,
     "recalled_coded_bytes.pkl": 694_000_000,
     "recalled_long_text.pkl": 193_000_000,
     "labeled_numbers.pkl": 240_000_000,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _NOT_SIMULATED = "nothing was simulated: the CPU is there; name another, e.g. --device cuda:0"
 _NOT_RUN = "it was not run; --simulate simulates the device"
 _STEPS = 2
+_ONWARD = 20.0  # seconds that a script runs on after its steps, to evaluate and save
 _LONGEST = 120.0  # seconds from the first call of a model to the first step
 #: How a process ends, by signals, in which something took a tensor to have values.
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")
@@ -56,7 +57,12 @@ def doctor(
         StrPath | None, Option("Run this training script and watch it.", "FILE", _SCRIPT)
     ] = None,
     steps: Annotated[
-        int | None, Option("Watch this many optimizer steps of the script.", "N", default="2")
+        int | None,
+        Option(
+            "Stop the script after this many optimizer steps. Otherwise two are watched, and the "
+            "script runs on to its end, for 20 seconds at most.",
+            "N",
+        ),
     ] = None,
     args: Sequence[str] = (),
     device: Annotated[
@@ -123,7 +129,7 @@ def doctor(
         return found if alone else _with_notes(replace(found, complete=False), _NOT_RUN)
     run = _Run(subject, wanted, simulate and bool(unusable), known, timeout)
     if script is not None:
-        found = _diagnose_script(run, args, _STEPS if steps is None else steps, quiet)
+        found = _diagnose_script(run, args, steps, quiet)
     else:
         assert model is not None
         found = _diagnose_model(run, model, specs, optimizer)
@@ -147,13 +153,14 @@ def _name_of(model: object) -> str:
     return getattr(model, "__qualname__", type(model).__name__)
 
 
-def _diagnose_script(run: _Run, args: Sequence[str], steps: int, quiet: bool) -> Diagnosis:
+def _diagnose_script(run: _Run, args: Sequence[str], steps: int | None, quiet: bool) -> Diagnosis:
     from ..trial.script import watched
 
     request = {
         "script": run.subject,
         "args": list(args),
-        "steps": steps,
+        "steps": _STEPS if steps is None else steps,
+        "onward": 0.0 if steps is not None else min(run.timeout / 4, _ONWARD),
         "device": run.device,
         "simulate": run.simulates,
         "patience": min(run.timeout / 2, _LONGEST),

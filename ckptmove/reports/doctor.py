@@ -62,6 +62,7 @@ class Diagnosis(Report):
             None.
         placed: where the modules of the model are, one line each.
         trace: what ran where, or None if nothing ran.
+        not_run: what a script has that was not run, such as `evaluation` and `saving`.
         notes: what else the user should know, one sentence each; also how a run ended that is not
             complete.
     """
@@ -76,6 +77,7 @@ class Diagnosis(Report):
     report: Mapping[str, Any] | None = None
     placed: tuple[str, ...] = ()
     trace: Trace | None = None
+    not_run: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @derived(after="simulated")
@@ -131,8 +133,15 @@ def _nothing(found: Diagnosis) -> str:
     """The line for no problems, as far as that is certain."""
     trace = found.trace
     if found.complete:
-        watched = f"; {_watched(trace.steps)}" if trace is not None and trace.steps else ""
-        return f"nothing is wrong{watched}"
+        host = found.device == "cpu" and not found.simulated
+        rest = "; of a GPU this says nothing" if host else ""
+        if trace is None or not trace.steps:
+            return f"nothing is wrong{rest}"
+        first = "training step" if trace.steps == 1 else f"{trace.steps:,} training steps"
+        if found.not_run:
+            were = "were" if len(found.not_run) > 1 else "was"
+            rest = f"; {' and '.join(found.not_run)} {were} not run{rest}"
+        return f"no device fault in the first {first}{rest}"
     if trace is None or not trace.calls:
         return "could not be simulated" if found.not_simulated else "nothing was watched"
     much = "simulated" if found.not_simulated else "watched"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,9 +32,15 @@ from .subprocess_call import tell, tell_so_far
 #: As many calls without a step are looked at one by one; more, as often as takes little time.
 _FEW_CALLS = 16
 _SPARE = 10
+_AGAIN = 1.0  # second after which a script that goes on is told again
 _LIMIT = "the simulation can't continue"
 #: What is raised by the script's own doing, even if it reads as if it were of the simulation.
 _OWN = (ModuleNotFoundError, FileNotFoundError, SyntaxError, NameError, EOFError, KeyboardInterrupt)
+
+
+#: What a script that evaluates, or saves, says.
+_EVALUATES = re.compile(r"\.eval\(\)|no_grad\(\)|inference_mode\(\)")
+_SAVES = re.compile(r"torch\.save\(|\.save_pretrained\(|save_file\(|\.save_checkpoint\(")
 
 
 class _Enough(BaseException):
@@ -49,12 +58,16 @@ class _Run:
         self._script = str(asked["script"])
         self._wanted = int(asked["steps"])
         self._patience = float(asked["patience"])
+        self._onward = float(asked.get("onward", 0.0))
+        self._text = Path(self._script).read_text(encoding="utf-8", errors="replace")
         self._process = os.getpid()
         self._device = str(asked["device"])
         self.simulated = bool(asked["simulate"])
         self._facts = facts()
         self._enough = self._steps = 0
         self._began = self._due = 0.0  # when a model was called first; when to look again
+        self._until = 0.0  # when it ends that took its steps
+        self._settled = False  # whether it began what follows them
         self.diagnosis: Diagnosis | None = None
         self.home = torch.device(self._device)
         self._call = call if self.simulated else str
@@ -74,10 +87,19 @@ class _Run:
         self._steps = recorder.steps
         if not self._began and recorder.names.latest:
             self._began = now
-        late = bool(self._began) and not recorder.steps and now > self._began + self._patience
-        ends = between and (recorder.steps >= self._wanted or late)
+        # Some scripts change their weights without an optimizer.
+        own = self._onward and recorder.backwards >= self._wanted
+        patience = self._onward if own else self._patience
+        late = bool(self._began) and not recorder.steps and now > self._began + patience
+        if recorder.steps >= self._wanted and not self._until:
+            self._until = now + self._onward
+            self._limit(self._onward)
+        ends = between and (late or (bool(self._until) and now >= self._until))
         few = not recorder.steps and recorder.calls <= _FEW_CALLS
-        if recorder.steps <= self._wanted and (few or ends or not between or now > self._due):
+        last = between and bool(self._until) and not self._settled  # all of the last step is known
+        self._settled |= last
+        due = few or last or ends or not between or now > self._due
+        if recorder.steps <= self._wanted and due:
             self._look(now)
         if not ends:
             return
@@ -85,6 +107,26 @@ class _Run:
         if self._enough > 2:  # who catches everything goes on
             tell(self.enough().to_json())
         raise _Enough
+
+    def _limit(self, seconds: float) -> None:
+        """Have the script end after a time, even if it calls no model."""
+        main = threading.current_thread() is threading.main_thread()
+        if seconds and main and hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, self._time_is_up)
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+
+    def _time_is_up(self, number: int, frame: object) -> None:
+        if self.is_fork:
+            return
+        self._enough += 1
+        if self._enough > 2:  # who catches everything goes on
+            tell(self.enough().to_json())
+        raise _Enough
+
+    def over(self) -> None:
+        """The script has ended: nothing limits it any more."""
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _look(self, now: float) -> None:
         """Have the latest diagnosis, and tell it, in case that the process ends."""
@@ -182,11 +224,21 @@ class _Run:
 
     def enough(self) -> Diagnosis:
         """The diagnosis after the run was ended."""
-        found = self._latest()
+        found = replace(self._latest(), not_run=self._not_run())
         if self.recorder.steps >= self._wanted:
             return found
-        waited = f"{self._patience:g} s and {self.recorder.calls:,} calls"
+        own = self.recorder.backwards
+        patience = self._onward if own >= self._wanted and self._onward else self._patience
+        waited = f"{patience:g} s and {self.recorder.calls:,} calls"
+        waited += f", with {own:,} backward pass{'es' if own > 1 else ''}" if own else ""
         return _noted(found, f"the script was stopped: no optimizer took a step in {waited}")
+
+    def _not_run(self) -> tuple[str, ...]:
+        """What the script has and was not run, as far as its text tells."""
+        evaluates = "evaluation" if _EVALUATES.search(self._text) else ""
+        saves = "saving" if _SAVES.search(self._text) else ""
+        missed = (saves, evaluates if not self.recorder.evaluated else "")
+        return tuple(each for each in reversed(missed) if each)
 
     def raised(self, error: BaseException) -> Diagnosis:
         """The diagnosis after the script raised an exception."""
@@ -266,6 +318,7 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             # What it defines stays, so that its model does.
             defined = runpy.run_path(str(asked["script"]), run_name="__main__")
+            run.over()
         except _Enough:
             found = run.enough()
         except SystemExit as error:

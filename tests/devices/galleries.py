@@ -65,7 +65,7 @@ def _one(kind: str, device: str, program: Sequence[str]) -> dict[str, Any]:
         name, *args = program
         path = os.path.relpath(GALLERY / f"{name}.py")
         asked = {"script": path, "args": [device, *args], "steps": 2, "device": device}
-        asked["patience"] = 120
+        asked |= {"patience": 120, "onward": 20}
         try:
             told = watched({**asked, "simulate": kind == "simulated"})
             with os.fdopen(writing, "w") as out:

@@ -33,7 +33,9 @@ def test_a_step_where_it_should_be_is_told_and_nothing_is_wrong() -> None:
     assert (watch.trace.calls, watch.trace.steps) == (1, 1)
     assert set(watch.trace.phases) >= {"forward", "backward", "optimizer"}
     assert set(watch.trace.operations) == {"cpu"}
-    assert str(watch).splitlines()[0] == "Net on cpu: nothing is wrong; 1 step was watched"
+    assert str(watch).splitlines()[0] == (
+        "Net on cpu: no device fault in the first training step; of a GPU this says nothing"
+    )
 
 
 def test_the_best_device_of_the_machine_is_meant_if_none_is_named() -> None:

@@ -106,7 +106,7 @@ def test_a_model_is_moved_and_stepped_on_a_played_device(net: str, run_cli: RunC
     assert "net.py:12" in done.stdout
     assert "something is wrong" in done.stderr
     done = run_cli("doctor", "--model", f"{net}:Right", *options, exit=0)
-    assert "on simulated cuda:0: nothing is wrong" in done.stdout
+    assert "on simulated cuda:0: no device fault in the first training step" in done.stdout
     assert "ran: 1 call, 1 step; operations: " in done.stdout
     assert done.stderr == ""
 
@@ -400,7 +400,7 @@ def test_a_machine_without_the_device_is_told_and_nothing_runs(tmp_path: Path) -
 
 def test_the_machine_alone_is_looked_at(run_cli: RunCli) -> None:
     done = run_cli("doctor", "--device", "cpu", exit=0)
-    assert done.stdout.startswith("cpu: nothing is wrong\n")
+    assert done.stdout.startswith("cpu: nothing is wrong; of a GPU this says nothing\n")
     assert f"torch {torch.__version__}" in done.stdout
 
 

@@ -81,8 +81,42 @@ def is_running(process: int) -> bool:
 def test_a_run_that_took_its_steps_is_complete(tmp_path: Path) -> None:
     found = run(tmp_path, "for _ in range(9):\n    step()\n")
     assert (found.complete, found.notes) == (True, ())
-    assert headline(found) == "nothing is wrong; 2 steps were watched"
+    said = "no device fault in the first 2 training steps; of a GPU this says nothing"
+    assert headline(found) == said
     assert Diagnosis.from_json(found.to_json()).complete
+
+
+@pytest.mark.slow
+def test_a_script_runs_on_after_its_steps_and_not_for_ever(tmp_path: Path) -> None:
+    """What it does without calling a model is stopped too; what was not run is named."""
+    rest = "step(); step(); time.sleep(100); model.eval(); torch.save(model, 'never.pt')"
+    found = run(tmp_path, rest, timeout=8)
+    assert (found.complete, found.not_run) == (True, ("evaluation", "saving"))
+    assert "; evaluation and saving were not run" in headline(found)
+    rest = "step(); step(); step(); model.eval(); torch.save(model, sys.argv[0] + '.pt')"
+    found = run(tmp_path, rest)
+    assert (found.complete, found.not_run) == (True, ())
+    assert (tmp_path / "script.py.pt").exists()
+    assert found.trace is not None
+    assert found.trace.steps == 2  # what comes later is run for what it raises
+    found = run(tmp_path, rest + "; raise SystemExit('no')", steps=2)
+    assert (causes(found), found.not_run) == ([], ("evaluation", "saving"))
+
+
+@pytest.mark.slow
+def test_a_loop_without_an_optimizer_ends(tmp_path: Path) -> None:
+    loop = """
+        while True:
+            model(torch.ones(3, 4)).sum().backward()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each -= 0.1 * each.grad
+                    each.grad = None
+    """
+    found = run(tmp_path, loop, timeout=8)
+    assert not found.complete
+    assert "no optimizer took a step in 2 s" in found.notes[0]
+    assert "backward passes" in found.notes[0]
 
 
 SHORT = {

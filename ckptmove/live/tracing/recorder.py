@@ -84,13 +84,12 @@ class Recorder(TorchDispatchMode):
         self._modules: dict[str, dict[str, list[int]]] = {}
         self._sites: set[Site] = set()
         self._happenings: dict[tuple[str, Site, str], _Noted] = {}
-        self._dropped = 0
+        self._dropped = self._thread = 0
         self._lines: dict[int, tuple[str, str]] = {}  # number of an operation → module and line
         self._copies = Copies()
         self._callers = Callers()
         self._stepping = self._begun = False
         self._hooked: ExitStack | None = None
-        self._thread = 0
         #: Where the last exception came out of an operation, or None.
         self.error: Site | None = None
         self.operands: tuple[Operand, ...] = ()  #: what that operation took
@@ -98,6 +97,9 @@ class Recorder(TorchDispatchMode):
         self._raised = 0, ""  # that exception, which must not be kept
         self.running: list[str] = []  #: the names of the modules that run, the innermost last
         self.calls = self.steps = 0  #: how often a model was called, and an optimizer stepped
+        self.backwards = 0  #: how many backward passes ran
+        #: Whether a model ran without gradients after a step.
+        self.evaluated = self._is_backward = False
 
     def trace(self, ended_by: BaseException | None = None) -> Trace:
         """What was recorded so far; caught failures that did not cause `ended_by` are left out."""
@@ -209,6 +211,7 @@ class Recorder(TorchDispatchMode):
     def _called(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Record a call of the model, and its arguments."""
         self.calls += 1
+        self.evaluated |= bool(self.steps) and not torch.is_grad_enabled()
         frame = user_frame(sys._getframe(2))
 
         def spelled(argument: str, tensor: torch.Tensor) -> str:
@@ -302,6 +305,8 @@ class Recorder(TorchDispatchMode):
 
     def _site(self, func: Any) -> Site:
         phase = self._phase()
+        self.backwards += phase == "backward" and not self._is_backward
+        self._is_backward = phase == "backward"
         if phase == "backward":
             node = torch._C._current_autograd_node()
             module, line = self._lines.get(node._sequence_nr(), ("", ""))

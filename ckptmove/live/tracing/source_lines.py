@@ -21,6 +21,10 @@ _MOST_CALLERS = 8  # whose variables are looked at for a module
 _DICT = type(vars(type("", (), {}))["__dict__"])  # of classes written in Python
 _MOST_ITEMS = 64  # of a container that may hold a tensor
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+#: Libraries that know nothing of torch: what they raise is for the code that calls them.
+_WITHOUT_TORCH = re.compile(
+    r"-packages[/\\](numpy|scipy|pandas|matplotlib|seaborn|sklearn|PIL)[/\\]"
+)
 _TYPED = ("<stdin>", "<ipython-input")  # what is the user's, though it is no file
 
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -185,7 +189,7 @@ def raised_at(error: BaseException) -> str:
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if is_users(file):
+        if is_users(file) and not _WITHOUT_TORCH.search(file):
             found = f"{_spell(file)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found

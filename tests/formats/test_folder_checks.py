@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptmove import inspect, validate
+from ckptmove import diff, inspect, load, validate
 from ckptmove.formats.folders.missing_files import missing_files
 from tests.making.distributed import save_dcp
 from tests.making.saving import tagging
+from tests.oracles.sameness import assert_same_tree
 
 WEIGHTS = {"a.weight": torch.arange(12.0).reshape(3, 4), "b.bias": torch.ones(4)}
 
@@ -311,3 +312,27 @@ def test_parts_without_devices_are_not_on_the_cpu(fsdp: Callable[[], Path]) -> N
     assert "untagged" in found.verdict
     inspect(folder, require="cuda:0")  # what has no device is loaded to wherever one wants
     assert not faults(folder)
+
+
+# Stores
+
+
+def test_a_folder_in_a_store_is_checked_as_one_here(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    model(tmp_path, trainer_state=STATE)
+    torch.save(optimizer(), tmp_path / "optimizer.pt")
+    torch.save({"cpu": torch.get_rng_state()}, tmp_path / "rng_state.pth")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path), "/checks/checkpoint-2", recursive=True)
+    url = "memory://checks/checkpoint-2"
+    try:
+        assert not validate(url).of("container").data["faults"]
+        assert len(inspect(url).files) == 4
+        assert diff(url, tmp_path).equal
+        assert_same_tree(load(url, "cpu")["model"], WEIGHTS)
+        store.pipe("/checks/checkpoint-2/trainer_state.json", b'{"global_step"')
+        store.mv("/checks/checkpoint-2/rng_state.pth", "/checks/checkpoint-2/rng_state_1.pth")
+        named = [fault.partition(":")[0] for fault in validate(url).of("container").data["faults"]]
+        assert named == ["rng_state_0.pth is missing", "trainer_state.json"]
+    finally:
+        store.rm("/checks", recursive=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bench_batch import batches
 from bench_convert import conversions
+from bench_dcp import divided
 from bench_diff import comparisons
 from bench_store import readings
 from measuring import CKPTMOVE, COPY, MANY, TRAINING, Contender, compare, environment, make
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("--diff", action="store_true", help="measure only that")
     parser.add_argument("--batch", action="store_true", help="measure only that")
     parser.add_argument("--store", action="store_true", help="measure only that")
+    parser.add_argument("--dcp", action="store_true", help="measure only that")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="ckptmove-bench-") as folder:
         if options.convert:
@@ -177,6 +179,9 @@ def main() -> None:
             return
         if options.batch:
             batches(Path(folder), options.rounds)
+            return
+        if options.dcp:
+            divided(Path(folder), options.size, options.tensors, options.rounds)
             return
         if options.store:
             readings(Path(folder), options.size, options.rounds)
@@ -192,6 +197,7 @@ def main() -> None:
             comparisons(Path(folder), options.size, options.rounds)
             batches(Path(folder), options.rounds)
             readings(Path(folder), options.size, options.rounds)
+            divided(Path(folder), options.size, options.tensors, options.rounds)
 
 
 if __name__ == "__main__":

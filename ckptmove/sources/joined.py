@@ -7,6 +7,7 @@ the kernel (`pieces`); others are woven here, a block at a time.
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd, prod
@@ -69,7 +70,7 @@ class Region(NamedTuple):
 class Joined(Source):
     """Files joined; its regions are added one by one, and looked for when they are first read."""
 
-    __slots__ = ("_regions", "_starts", "_strips")
+    __slots__ = ("_regions", "_starts", "_strips", "_sums")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -77,6 +78,8 @@ class Joined(Source):
         self._regions: list[Region] = []
         self._starts: list[int] = []
         self._strips: dict[int, Sequence[Strip]] = {}
+        #: of strips that are woven: up to where they were read in a row, and the CRC-32 of that
+        self._sums: dict[tuple[int, int], tuple[int, int]] = {}
 
     def add(self, nbytes: int, strips: Callable[[], Sequence[Strip]]) -> int:
         """Add a region that these strips fill; gives where it starts."""
@@ -101,7 +104,20 @@ class Joined(Source):
             region = self._regions[n]
             part = view[low - start : high - start]
             for strip in _meeting(self._strips_of(n), low - region.at, high - region.at):
-                weave(strip, low - region.at, part)
+                weave(strip, low - region.at, part, self._read)
+
+    def _read(self, strip: Strip, at: int, buffer: memoryview) -> None:
+        """Read from what a strip comes from, and sum what is read in a row."""
+        strip.source.read_into(at, buffer)
+        key = id(strip.source), strip.source_at
+        end, crc32 = (at, 0) if at == strip.source_at else self._sums.get(key, (-1, 0))
+        if end == at:
+            self._sums[key] = at + len(buffer), zlib.crc32(buffer, crc32)
+
+    def crc32_read(self, source: Source, at: int, nbytes: int) -> int | None:
+        """The CRC-32 of a range of one of its files, if it was just that, once, that was woven."""
+        end, crc32 = self._sums.get((id(source), at), (-1, 0))
+        return crc32 if end == at + nbytes else None
 
     def chunks(self, start: int, nbytes: int) -> Iterator[tuple[int, bytes]]:
         for at in range(start, start + nbytes, _BLOCK):
@@ -183,14 +199,19 @@ def _meeting(strips: Sequence[Strip], start: int, end: int) -> Iterator[Strip]:
             yield strips[n]
 
 
-def weave(strip: Strip, start: int, view: memoryview) -> None:
+def weave(
+    strip: Strip,
+    start: int,
+    view: memoryview,
+    read: Callable[[Strip, int, memoryview], None],
+) -> None:
     """Put what a strip has of the bytes from `start` of its region on into a view."""
     end = start + len(view)
     if not strip.counts:
         low, high = max(start, strip.at), min(end, strip.end)
         if low < high:
             source_at = strip.source_at + low - strip.at
-            strip.source.read_into(source_at, view[low - start : high - start])
+            read(strip, source_at, view[low - start : high - start])
         return
     count, pitch, lines = strip.counts[-1], strip.pitches[-1], strip.lines()
     first = bisect_right(range(lines), start, key=strip.line_at) - 1
@@ -202,20 +223,26 @@ def weave(strip: Strip, start: int, view: memoryview) -> None:
         high = min(count, -(-(end - at) // pitch))
         if low < high:
             source_at = strip.source_at + (line * count + low) * strip.run
-            _put_runs(strip, source_at, at + low * pitch - start, high - low, view)
+            _put_runs(strip, source_at, at + low * pitch - start, high - low, view, read)
 
 
-def _put_runs(strip: Strip, source_at: int, at: int, count: int, view: memoryview) -> None:
+def _put_runs(
+    strip: Strip,
+    source_at: int,
+    at: int,
+    count: int,
+    view: memoryview,
+    read: Callable[[Strip, int, memoryview], None],
+) -> None:
     """Put runs that are one pitch apart into a view, of which the first and last may stick out."""
     run, pitch = strip.run, strip.pitches[-1]
     before = max(0, -at)  # bytes of the first run that are not wanted
     after = max(0, at + (count - 1) * pitch + run - len(view))  # … and of the last
-    data = bytearray(count * run - before - after)
-    strip.source.read_into(source_at + before, data)
-    came = memoryview(data)
+    came = memoryview(bytearray(count * run - before - after))
+    read(strip, source_at + before, came)
     taken = 0
     if before:
-        taken = min(run - before, len(data))
+        taken = min(run - before, len(came))
         view[:taken] = came[:taken]
         at, count = at + pitch, count - 1
     if after and count:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from ..errors import CorruptError, WriteError
-from ..plans.plan import Check, Checksum, CrcRange, Plan
+from ..plans.plan import Check, Checksum, CrcRange, Plan, SourceChecksum
+from ..sources.joined import Joined
 from ..sources.source import File, Source
 from ..system.files import read_into
 
@@ -93,7 +94,10 @@ class Verifier:
             self._measure(done, self._plan.nbytes)
             for proof in self._plan.source_checksums:
                 source = self._sources[proof.source]
-                if self._sum(source, proof.source_at, proof.nbytes) != proof.crc32:
+                crc32 = crc32_read(self._sources, proof)
+                if crc32 is None:
+                    crc32 = self._sum(source, proof.source_at, proof.nbytes)
+                if crc32 != proof.crc32:
                     raise damage_error(proof.name, source)
         except _Stopped:
             pass
@@ -200,6 +204,15 @@ class Measured:
         """Take the bytes from an offset on into account."""
         for n, start, end in self.within(at, at + len(view)):
             self.crcs[n] = zlib.crc32(view[start - at : end - at], self.crcs[n])
+
+
+def crc32_read(sources: Sequence[Source], proof: SourceChecksum) -> int | None:
+    """The CRC-32 of a range of a source as it was read to be written; None if it was not so."""
+    joined = (each for each in sources if isinstance(each, Joined))
+    found = (
+        each.crc32_read(sources[proof.source], proof.source_at, proof.nbytes) for each in joined
+    )
+    return next((crc32 for crc32 in found if crc32 is not None), None)
 
 
 def crc32_of(source: Source, start: int, nbytes: int, crc32: int = 0) -> int:

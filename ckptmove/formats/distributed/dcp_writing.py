@@ -57,8 +57,8 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     plans = {each.name: each.plan() for each in layout.files if each.end}
     checksums = tuple(sums.of_sources())
     if checksums:
-        name, first = next(iter(plans.items()))
-        plans[name] = first._replace(source_checksums=(*first.source_checksums, *checksums))
+        name, last = next(reversed(plans.items()))  # by then all was read, mostly in a row
+        plans[name] = last._replace(source_checksums=(*last.source_checksums, *checksums))
     pieces = Pieces()
     pieces.write(0, metadata)
     plans[METADATA] = assemble(len(metadata), pieces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptmove
 from ckptmove import CorruptError, InputError, RefusedError, convert
-from tests.conftest import RunCli
+from tests.conftest import RunCli, TrainingFolder
 from tests.making.model_folders import FOLDERS, SNAPSHOT, copy_of
+from tests.making.training_folders import GOES_ON
 from tests.oracles.model_folders import dtype_said, loaded
 from tests.oracles.sameness import assert_same_tree
 
@@ -284,3 +286,46 @@ def test_parts_without_an_index_can_not_be_compared(tmp_path: Path) -> None:
     (source / "pytorch_model.bin.index.json").unlink()
     with pytest.raises(RefusedError, match="no index names it"):
         convert(source, tmp_path / "out")
+
+
+# -- going on -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["safetensors", "file", "nothing"])
+@pytest.mark.parametrize("name", GOES_ON)
+@pytest.mark.sample(4)
+def test_the_library_goes_on_from_the_result_as_if_nothing_had_happened(
+    name: str, through: str, training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    """From a folder of torch's files that was made at once, or by way of safetensors."""
+    source = training_folder(name, "cuda:1")
+    out = tmp_path / "elsewhere" / source.name
+    out.parent.mkdir()
+    options: dict[str, Any] = {"trust_objects": True, "to": "cpu"}
+    if through == "file":
+        convert(source, tmp_path / "one.safetensors", trust_objects=True)
+        convert(tmp_path / "one.safetensors", f"{out}/", **options)
+    else:
+        if through == "safetensors":
+            convert(source, tmp_path / "safe", trust_objects=True)
+        start = tmp_path / "safe" if through == "safetensors" else source
+        convert(start, out, format="torch-zip", keep_files="model.safetensors", **options)
+    shutil.rmtree(source)
+    never_converted = training_folder(name, "cpu")
+    assert_same_tree(
+        GOES_ON[name](out, tmp_path / "first"), GOES_ON[name](never_converted, tmp_path / "second")
+    )
+
+
+def test_what_is_deployed_has_no_optimizer_and_says_its_dtype(
+    training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    source = training_folder("trainer", "cuda:1")
+    convert(source, tmp_path / "out", preset="deploy", dtype="bf16")
+    left = {each for each in files(tmp_path / "out") if not each.endswith(".json")}
+    assert left == {"model.safetensors"}
+    assert "trainer_state.json" not in files(tmp_path / "out")
+    assert dtype_said(tmp_path / "out") == "bfloat16"
+    assert {each.dtype for each in loaded("transformers", tmp_path / "out").values()} == {
+        torch.bfloat16
+    }

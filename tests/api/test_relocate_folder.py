@@ -14,13 +14,17 @@ from safetensors.torch import save_file
 import ckptmove
 from ckptmove import CorruptError, RefusedError, UnsupportedError, UsageError
 from tests.conftest import RunCli, TrainingFolder
+from tests.making import model_folders
 from tests.making.saving import save
 from tests.making.staging import journals, leaving_nothing
 from tests.making.training_folders import FOLDERS, GOES_ON
 from tests.making.trees import contents
+from tests.oracles.model_folders import loaded
 from tests.oracles.readers import labels
 from tests.oracles.sameness import assert_same_tree
 
+#: Libraries that take seconds to load a model.
+SLOW = ("diffusers", "sentence_transformers", "open_clip")
 PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
@@ -88,6 +92,23 @@ def test_the_library_goes_on_from_it_as_if_it_had_been_there(
     assert_same_tree(
         GOES_ON[name](out, tmp_path / "first"), GOES_ON[name](never_moved, tmp_path / "second")
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformers",
+        "peft",
+        "timm",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW),
+    ],
+)
+def test_the_library_loads_a_model_from_it(name: str, tmp_path: Path) -> None:
+    source = model_folders.copy_of(name, tmp_path / "in", "cuda:1")
+    plain = model_folders.copy_of(name, tmp_path / "plain", "cpu")
+    ckptmove.relocate(source, tmp_path / "out", to="cpu")
+    assert contents(tmp_path / "out").keys() == contents(source).keys()
+    assert_same_tree(loaded(name, tmp_path / "out"), loaded(name, plain))
 
 
 def test_rules_hold_for_all_of_it(training_folder: TrainingFolder, tmp_path: Path) -> None:

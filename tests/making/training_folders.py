@@ -179,9 +179,37 @@ def lightning_run(directory: Path, tag: str) -> Path:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
+        torch.manual_seed(_SEED)
         inputs = torch.utils.data.TensorDataset(torch.randn(8, 3))
         trainer.fit(regression(lightning), torch.utils.data.DataLoader(inputs))
     return Path(trainer.logger.log_dir)
+
+
+def lightning_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
+    """What Lightning has after two more steps from the checkpoint of such a folder."""
+    lightning: Any = pytest.importorskip("lightning")
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    torch.manual_seed(_SEED)
+    inputs = torch.utils.data.TensorDataset(torch.arange(24.0).view(8, 3) / 24)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_steps=4,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=scratch,
+        )
+        model = regression(lightning)
+        trainer.fit(model, torch.utils.data.DataLoader(inputs), ckpt_path=checkpoint)
+    return {
+        "model": model.state_dict(),
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "steps": trainer.global_step,
+        "random": torch.rand(2),
+    }
 
 
 # Written here, as the sources of those that are too heavy to install say
@@ -319,4 +347,5 @@ FOLDERS: Mapping[str, Maker] = {
 GOES_ON: Mapping[str, Callable[[Path, Path], Mapping[str, object]]] = {
     "trainer": trainer_goes_on,
     "accelerate": accelerate_goes_on,
+    "lightning": lightning_goes_on,
 }

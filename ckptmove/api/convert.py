@@ -227,23 +227,21 @@ def convert(
         trusted=trust_objects,
         follow_links=follow_links,
         force=force,
+        dry_run=dry_run,
+        progress=progress,
     )
     apart = target.is_folder and not target.format.of_ranks
     if from_folder and apart and holds_parts(place):
-        report = convert_folder(
-            os.fspath(src), target, edits, how, dry_run=dry_run, progress=progress
-        )
+        report = convert_folder(os.fspath(src), target, edits, how)
         return replace(report, seconds=time.monotonic() - started)
     again = None
     if target.is_folder and format is None and max_shard_size is None and edits.keeps_tree:
-        again = unpack(os.fspath(src), target, edits, how, dry_run=dry_run, progress=progress)
+        again = unpack(os.fspath(src), target, edits, how)
     if again is not None:
         report = again
     else:
         of_zero = weights if weights in OF_ZERO else None
-        report = _convert_to_file(
-            src, target, edits, how, of_zero=of_zero, dry_run=dry_run, progress=progress
-        )
+        report = _convert_to_file(src, target, edits, how, of_zero=of_zero)
     return replace(report, seconds=time.monotonic() - started)
 
 
@@ -266,8 +264,6 @@ def _convert_to_file(
     options: FolderOptions,
     *,
     of_zero: str | None,
-    dry_run: bool,
-    progress: Progress | None,
 ) -> ConvertReport:
     """Write all of a checkpoint as one, even if that is several files."""
     with formats.opened(src, follow_links=options.follow_links, weights=of_zero) as found:
@@ -279,7 +275,7 @@ def _convert_to_file(
         graph = found.draft(nested=edits.narrow)
         _tell_of_folder(graph, packed, edits, target)
         copies = copies_in(found)
-        if copies and not dry_run:  # which reads no tensors
+        if copies and not options.dry_run:  # which reads no tensors
             folder = graph.path if found.folder is None else found.folder.path
             graph.losses += losses_of_copies(folder, copies, follow_links=options.follow_links)
             graph.warnings[:] = true_notes(graph.warnings)
@@ -295,10 +291,10 @@ def _convert_to_file(
         weights = plan.weights
         part = PlannedPart(weights, graph.sources, {name: name for name in weights.files})
         graph.release()
-        if dry_run:
+        if options.dry_run:
             target.check([part], (), force=options.force)
         else:
-            target.write([part], force=options.force, progress=progress)
+            target.write([part], force=options.force, progress=options.progress)
         files = target.sizes([part], ())
         left_out = (*(packed.left_out if packed is not None else ()), *changes.left_out)
         return ConvertReport(
@@ -306,7 +302,7 @@ def _convert_to_file(
             destination=target.path,
             source_format=graph.format,
             format=target.format.name,
-            written=not dry_run,
+            written=not options.dry_run,
             files=files,
             tensors=weights.tensors,
             dropped=plan.dropped,
@@ -315,7 +311,7 @@ def _convert_to_file(
             unknown_callables=plan.unknown_callables,
             warnings=(*graph.warnings, *weights.warnings),
             nbytes=sum(each.own_nbytes for each in graph.sources),
-            bytes_written=0 if dry_run else sum(files.values()),
+            bytes_written=0 if options.dry_run else sum(files.values()),
             **(changes._asdict() | {"left_out": left_out}),
         )
 

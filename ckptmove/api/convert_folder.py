@@ -52,6 +52,8 @@ class FolderOptions(NamedTuple):
     trusted: bool
     follow_links: bool
     force: bool
+    dry_run: bool
+    progress: Progress | None
 
 
 class Part(NamedTuple):
@@ -76,9 +78,6 @@ def convert_folder(
     target: Target,
     edits: Edits,
     options: FolderOptions,
-    *,
-    dry_run: bool,
-    progress: Progress | None,
 ) -> ConvertReport:
     """Convert all of a folder; raises as `convert`. The report lacks the time that it took."""
     check_apart(src, target.path)
@@ -91,14 +90,14 @@ def convert_folder(
     with ExitStack() as stack:
         conversion = _FolderConversion(src, target, edits, options, files, warnings)
         conversion.plan(stack)
-        conversion.compare_copies(dry_run=dry_run)
+        conversion.compare_copies(dry_run=options.dry_run)
         companions = conversion.companions()
         parts = [part.planned for part in conversion.parts]
-        if dry_run:
+        if options.dry_run:
             target.check(parts, companions, force=options.force)
         else:
-            target.write(parts, companions, force=options.force, progress=progress)
-        return conversion.report(companions, written=not dry_run)
+            target.write(parts, companions, force=options.force, progress=options.progress)
+        return conversion.report(companions, written=not options.dry_run)
 
 
 class _FolderConversion:

@@ -33,7 +33,6 @@ from ..pickles.nodes import Node
 from ..reports.convert import ConvertReport, Loss
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry, Place
-from ..writing.verify import Progress
 from .configuration import CONFIGURATION, main_dtype, with_dtype
 from .conversion import check_sum, plan_conversion
 from .convert_folder import FolderOptions, is_state_dict
@@ -164,9 +163,6 @@ def unpack(
     target: Target,
     edits: Edits,
     options: FolderOptions,
-    *,
-    dry_run: bool,
-    progress: Progress | None,
 ) -> ConvertReport | None:
     """Make the folder of a file again; None if the file does not tell of one. Raises as `convert`.
 
@@ -199,10 +195,10 @@ def unpack(
         warnings = tuple(draft.warnings)
         source_format = found.format
         draft.release()
-        if dry_run:
+        if options.dry_run:
             target.check(parts, companions, force=options.force)
         else:
-            target.write(parts, companions, force=options.force, progress=progress)
+            target.write(parts, companions, force=options.force, progress=options.progress)
         files = target.sizes(parts, companions)
         unknown = [name for _, plan in planned for name in plan.unknown_callables]
         return ConvertReport(
@@ -210,7 +206,7 @@ def unpack(
             destination=target.path,
             source_format=source_format,
             format=TrainingFolder.name if len(parts) > 1 else record.parts[0].format,
-            written=not dry_run,
+            written=not options.dry_run,
             files=files,
             tensors=sum(part.writing.tensors for part in parts),
             dropped=(*losses, *(loss for _, plan in planned for loss in plan.dropped)),
@@ -218,7 +214,7 @@ def unpack(
             unknown_callables=tuple(dict.fromkeys(unknown)),
             warnings=warnings,
             nbytes=nbytes,
-            bytes_written=0 if dry_run else sum(files.values()),
+            bytes_written=0 if options.dry_run else sum(files.values()),
             **changes._asdict(),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import CkptmoveError, InputError, RefusedError, StrPath
-from ..reports.recover import RecoverReport
+from ..reports.recover import Recovered, RecoverReport
 from ..sources import place_of
 from ..writing.in_place.journal import SUFFIX, UNFINISHED
 from ..writing.in_place.undo import journaled_files, undo
@@ -18,7 +18,8 @@ def recover(path: StrPath) -> RecoverReport:
     undone, no matter how far it got.
 
     Args:
-        path: a file, or a folder: then everything in it and below is looked at.
+        path: a file, or a folder: then everything in it and below is looked at. Of the destination
+            of a batch in S3, what killed processes began to upload is aborted.
 
     Returns:
         What was done to each file.
@@ -31,9 +32,7 @@ def recover(path: StrPath) -> RecoverReport:
     """
     path = os.fspath(path)
     if not place_of(path).changes_in_place:
-        raise RefusedError(
-            "is in an object store, where files are never changed in place", path=path
-        )
+        return _recover_uploads(path)
     if not os.path.isdir(path):
         if path.endswith((SUFFIX, SUFFIX + UNFINISHED)):
             raise InputError("is a journal", path=path, hint="name the file that it is beside")
@@ -52,3 +51,21 @@ def recover(path: StrPath) -> RecoverReport:
     if failed:
         raise failed[0]
     return RecoverReport(path, tuple(files))
+
+
+def _recover_uploads(url: str) -> RecoverReport:
+    """Abort what killed runs of a batch began to upload below a URL."""
+    from ..writing.upload.unfinished import abort_dead  # what has no URL needs none of this
+
+    place = place_of(url)
+    if place.exists() and not place.is_folder():
+        raise RefusedError(
+            "is in an object store, where files are never changed in place",
+            path=url,
+            hint="name the destination of a batch in S3",
+        )
+    found = abort_dead(url)
+    return RecoverReport(
+        url,
+        tuple(Recovered(each.url, "aborted" if each.aborted else "uploading") for each in found),
+    )

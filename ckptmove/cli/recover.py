@@ -23,9 +23,16 @@ def recover(path: str | None, output: Output) -> None:
     PATH is a file, or a folder: then recover looks at everything in it. Every other command does
     the same first for the file that you give it.
 
+    PATH may also be the destination of a batch in S3. If a process is killed while it uploads a
+    large object, invisible parts of it are left, which cost money. recover removes them, and so
+    does the next run of the batch. Parts that another machine was uploading less than 15 minutes
+    ago are kept. The bucket's lifecycle rule AbortIncompleteMultipartUpload removes those of other
+    commands.
+
     \b
     ckptmove recover run.pt
     ckptmove recover checkpoints/
+    ckptmove recover s3://bucket/converted
     """
     report = recover_files(needs_source(path))
     output.show(report)

@@ -13,6 +13,8 @@ _WHAT = {
     "nothing": "nothing to recover",
     "unchanged": "not changed by the interrupted in-place change; removed its journal",
     "rolled-back": "restored: undid an interrupted in-place change",
+    "aborted": "removed invisible parts that a killed process had uploaded",
+    "uploading": "kept its parts: a process is uploading it, or was 15 minutes ago",
 }
 
 
@@ -22,7 +24,8 @@ class Recovered(NamedTuple):
     Attributes:
         path: the file.
         outcome: `nothing` (there was no journal), `unchanged` (the file had not been changed; the
-            journal was removed) or `rolled-back` (the file was restored).
+            journal was removed), `rolled-back` (the file was restored), `aborted` (invisible parts
+            of an object were removed) or `uploading` (they were kept, as they may be completed).
         bytes_written: the bytes written to the file.
     """
 

@@ -255,6 +255,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "writing.upload.readahead",
         "writing.upload.stream_plan",
         "writing.upload.parts",
+        "writing.upload.unfinished",
         "writing.upload.s3",
         "writing.upload.fsspec",
         "writing.upload.digests",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -28,6 +29,7 @@ from ...reports.batch_items import (
     Task,
     result_of,
 )
+from ...sources import place_of
 from ...sources.known_objects import KnownObjects, remembering
 from ...sources.range_request import CHANGED
 from ...sources.source import NO_MEMORY
@@ -100,7 +102,7 @@ def _done(task: Task) -> Result:
     with ledger.lock(task.item.name, patient=task.patient) as held:
         if not held:
             return result_of(task.item, BUSY)
-        with remembering() as known:
+        with _recording(ledger), remembering() as known:
             known.whole_nbytes = _WHOLE
             _remember(known, task.item, ahead=not task.there)
             try:
@@ -108,7 +110,7 @@ def _done(task: Task) -> Result:
             except CorruptError as error:
                 if str(error) != CHANGED or not task.item.stamp:
                     raise
-        with remembering():  # it was changed since it was listed: as it is now, it is looked at
+        with _recording(ledger), remembering():  # it has changed: now nothing is known of it
             return _entered(task, ledger)
 
 
@@ -131,6 +133,15 @@ def _failure(item: Item, error: CkptmoveError) -> Result:
 def _ledger(path: str, since: int) -> Ledger:
     """The ledger; all items of a batch that this process does share what was read of it."""
     return open_ledger(path, since)
+
+
+def _recording(ledger: Ledger) -> contextlib.AbstractContextManager[None]:
+    """Record what is uploaded in parts, where machines share the ledger."""
+    if not ledger.is_shared:
+        return contextlib.nullcontext()
+    from ...writing.upload.unfinished import recording_uploads  # what has no URL needs none of this
+
+    return recording_uploads(place_of(ledger.path).parent.path)
 
 
 def _remember(known: KnownObjects, item: Item, *, ahead: bool) -> None:

@@ -17,6 +17,7 @@ from ...sources.place import EntryKind, FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.fsspec import check_writable
 from ...writing.upload.staged_object import open_to_write
+from ...writing.upload.unfinished import abort_dead
 from .object_ledger import ObjectLedger
 from .tree import OBJECT_LEDGER, Ledger, Tree, is_own_name
 
@@ -102,7 +103,9 @@ class RemoteTree(Tree):
             yield os.path.join(here, self.place.name)
 
     def remove_leftovers(self, items: Iterable[Item], ledger: str = "") -> None:
-        """As `Tree.remove_leftovers`: what is not complete is in no tree."""
+        """As `Tree.remove_leftovers`: invisible parts of what was never completed."""
+        root = RemotePlace(ledger).parent if ledger else RemotePlace(self.path)
+        abort_dead(root.path)
 
     def open_ledger(self) -> Ledger:
         return ObjectLedger(RemotePlace(self.path).child(OBJECT_LEDGER).path)

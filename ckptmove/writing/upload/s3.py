@@ -6,8 +6,9 @@
     abort_multipart_upload         its parts are removed
 
 A process that is killed before either leaves parts that nobody sees, but that take space until they
-are aborted. A rule in the bucket's lifecycle, `AbortIncompleteMultipartUpload`, does that. It also
-removes uploads whose first answer was lost.
+are aborted. Those of a batch are recorded, and the next run aborts them (`unfinished`). A rule in
+the bucket's lifecycle, `AbortIncompleteMultipartUpload`, aborts all, also uploads whose first
+answer was lost.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ...sources.filesystem import StorePath, info_of
 from ..final_name import exists_error
 from .errors import with_write_retries
 from .parts import part_nbytes_for
+from .unfinished import UploadRecord
 
 _ABORTS = 3  # what was on its way when an upload was aborted may come in after that
 _KMS = ("aws:kms", "aws:kms:dsse")
@@ -53,11 +55,13 @@ class MultipartUpload:
         self._guard = threading.Lock()
         self._running = set[Future[Any]]()
         self._stopped = False
+        self._record = UploadRecord()
 
     def begin(self) -> None:
         """As `Upload.begin`. Parts keep their numbers, so that nothing needs to be forgotten."""
         if self._id is None:
-            self._id = self._ask("create_multipart_upload")["UploadId"]
+            self._id = str(self._ask("create_multipart_upload")["UploadId"])
+            self._record.begin(self._where["Key"], self._id)
 
     def _ask(self, method: str, **given: Any) -> Mapping[str, Any]:
         return with_write_retries(
@@ -92,6 +96,7 @@ class MultipartUpload:
                     **{name: answer[name] for name in _CHECKSUMS if name in answer},
                 }
                 self._plain = self._plain and plain
+            self._record.renew()
 
         with_write_retries(send, self._place.url)
 
@@ -139,6 +144,7 @@ class MultipartUpload:
             if tag is None or _tag_there(self._place) != tag:  # else only the answer got lost
                 raise _refused(error, self._place.url) from error
         self._id = None
+        self._record.remove()
         return check_arrived(self._place, self._nbytes, tag if self._plain else None, made)
 
     def abort(self) -> None:
@@ -153,11 +159,13 @@ class MultipartUpload:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 self._id = None
+                self._record.remove()
                 return
             try:
                 self._place.fs.call_s3("list_parts", **self._where, UploadId=self._id)
             except (FileNotFoundError, PermissionError):  # it is gone, or we mayn't ask
                 self._id = None
+                self._record.remove()
             except Exception:  # to abort it again tells as well
                 continue
 

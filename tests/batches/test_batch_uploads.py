@@ -1,0 +1,88 @@
+"""Uploads that killed processes have left in a bucket are aborted, and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+import ckptmove
+from ckptmove.batches.trees import OBJECT_LEDGER
+from ckptmove.errors import RefusedError
+from tests.conftest import RunCli
+from tests.making.trees import kill, start
+from tests.servers.fronts import Fault
+from tests.servers.object_store import Store
+
+
+def uploads(store: Store) -> int:
+    return store.say("GET", f"/{store.bucket}?uploads").count(b"<UploadId>")
+
+
+def records(store: Store) -> list[str]:
+    fs, root = fsspec.core.url_to_fs(store.url(f"out/{OBJECT_LEDGER}/uploads"))
+    fs.invalidate_cache()
+    return list(fs.find(root))
+
+
+@pytest.fixture
+def killed(tmp_path: Path, store: Store) -> Path:
+    """The tree of a batch that was killed while it uploaded."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    torch.save({"w": torch.rand(6_000_000)}, tree / "large.pt")
+    store.front.faults.append(Fault("held", method="PUT", path="partNumber"))
+    process = start("convert", tree, store.url("out"), "--jobs", "1")
+    store.front.wait_for_held()
+    (path,) = records(store)
+    worker = json.loads(fsspec.filesystem("s3").cat_file(path))["pid"]
+    os.kill(worker, signal.SIGSTOP)  # else it would abort it when it is left alone
+    kill(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    process.communicate()
+    store.front.faults.clear()
+    store.front.free()
+    assert uploads(store) == len(records(store)) == 1
+    return tree
+
+
+def test_the_next_run_aborts_what_a_killed_one_left(
+    killed: Path, store: Store, run_cli: RunCli
+) -> None:
+    run_cli("batch", "convert", killed, store.url("out"), "--jobs", "1", exit=0)
+    assert uploads(store) == len(records(store)) == 0
+    assert ckptmove.inspect(store.url("out/large.safetensors")).tensors[0].shape == (6_000_000,)
+
+
+@pytest.mark.slow
+def test_recover_aborts_it(killed: Path, store: Store, run_cli: RunCli) -> None:
+    done = run_cli("recover", store.url("out"), exit=0)
+    assert "large.safetensors: removed invisible parts" in done.stdout
+    assert uploads(store) == len(records(store)) == 0
+    assert "nothing to recover" in run_cli("recover", store.url("out"), exit=0).stdout
+
+
+@pytest.mark.slow
+def test_what_another_machine_may_be_at_is_kept(killed: Path, store: Store) -> None:
+    (path,) = records(store)
+    fs = fsspec.filesystem("s3")
+    said = json.loads(fs.cat_file(path))
+    fs.pipe_file(path, json.dumps({**said, "machine": "another"}).encode())
+    (found,) = ckptmove.recover(store.url("out")).files
+    assert found.outcome == "uploading"
+    assert uploads(store) == 1
+    fs.pipe_file(path, json.dumps({**said, "key": "elsewhere/large.safetensors"}).encode())
+    assert not ckptmove.recover(store.url("out")).files, "it is not below that destination"
+    fs.pipe_file(path, b"[1]")
+    assert not ckptmove.recover(store.url("out")).files
+    assert uploads(store) == 1
+
+
+def test_a_single_object_has_nothing_to_recover(store: Store) -> None:
+    with pytest.raises(RefusedError, match="never changed in place"):
+        ckptmove.recover(store.put("run.pt", b"x"))

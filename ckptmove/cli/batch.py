@@ -20,6 +20,7 @@ from ..reports.batch_items import Result
 from ..reports.blocks import text_of
 from ..reports.text import printable
 from .batch_files import Log, write_manifest
+from .batch_metrics import MetricsFile
 from .batch_progress import FORMS, BatchProgress
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
 from .output import (
@@ -102,8 +103,14 @@ def _options(verb: str) -> Decorator:
         help="Show progress on stderr: auto is a bar on a terminal, and elsewhere a line every 30 "
         "seconds; json is a line of JSON each second.",
     )
+    metrics = option(
+        "--metrics",
+        group="How to run",
+        metavar="FILE",
+        help="Keep FILE up to date for Prometheus: a text file that node_exporter reads (.prom).",
+    )
     both = verb_options({**batch_options, **item_options(verb)})
-    added = (both, log, manifest, progress) if writes else (both, log, progress)
+    added = (both, log, *((manifest,) if writes else ()), progress, metrics)
     return lambda command: with_options(command, *arguments, *added, html_option, output_options)
 
 
@@ -203,7 +210,11 @@ def _run(
         or manifest is not None
         or (log is not None and dst is not None)
     )
-    bar = BatchProgress("none" if quiet or no_progress or form is None else form)
+    metrics = MetricsFile(
+        options.pop("metrics", None), verb=verb, source=src, shard=options.get("shard_of")
+    )
+    form = "none" if quiet or no_progress or form is None else form
+    bar = BatchProgress(form, metrics)
     work = run_batch(verb, src, dst, progress=bar.advance, **options)
     if dry_run:
         _foretell(work, src, output, bar)
@@ -240,8 +251,9 @@ def _run(
         emit(retry.lines(report) if verb != "inspect" or report.remaining else ())
     if broken is not None:
         raise broken
-    if lines.error is not None:
-        raise lines.error
+    for failed_file in (lines.error, metrics.error):
+        if failed_file is not None:
+            raise failed_file
     if report.failures:
         failed, items = len(report.failures), sum(report.outcomes.values())
         raise CheckFailed(f"{failed:,} of {items:,} items failed or were refused", path=src)

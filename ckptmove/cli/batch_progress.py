@@ -16,6 +16,7 @@ from ..reports.batch import batch_line
 from ..reports.batch_items import Result
 from ..reports.text import cut, printable, size
 from ..sources import mask_secrets
+from .batch_metrics import MetricsFile
 from .output import emit
 
 FORMS = ("auto", "json", "none")
@@ -29,8 +30,9 @@ _RECENT = 0.1  # how much the last interval counts for the rate
 class BatchProgress:
     """How far a batch is: items done, failed and left, bytes, their rate, and when it will end."""
 
-    def __init__(self, form: str) -> None:
-        """`form` is one of `FORMS`."""
+    def __init__(self, form: str, metrics: MetricsFile) -> None:
+        """`form` is one of `FORMS`; `metrics` get the same facts."""
+        self._metrics = metrics
         if form == "auto":
             form = "bar" if sys.stderr.isatty() else "lines"
         self._form = form
@@ -49,6 +51,18 @@ class BatchProgress:
     def over(self, work: Batch) -> Iterator[None]:
         """While it runs."""
         self._work = work
+        self._metrics.write(self.facts(), running=True)
+        if self._metrics.error is not None:
+            raise self._metrics.error
+        try:
+            with self._shown(work):
+                yield
+        finally:
+            self._metrics.write(self.facts(), running=False)
+
+    @contextlib.contextmanager
+    def _shown(self, work: Batch) -> Iterator[None]:
+        """While it runs, show a bar, if that is wanted."""
         if self._form != "bar":
             yield
             return
@@ -105,7 +119,11 @@ class BatchProgress:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if self._work is None or self._form == "none":
+        if self._work is None:
+            return
+        if self._metrics.is_due:
+            self._metrics.write(self.facts(), running=True)
+        if self._form == "none":
             return
         if now < self._next:
             if self._is_long and self._form == "lines":

@@ -144,15 +144,38 @@ def test_progress_is_lines_json_or_a_bar(tmp_path: Path, run_cli: RunCli) -> Non
     assert len(re.findall(r"done    run-\d/step-00\d\.pt →", printed)) == 4
 
 
+def test_metrics_are_a_text_file_for_prometheus(tmp_path: Path, run_cli: RunCli) -> None:
+    tree = many(tmp_path / "tree", 3, 10)
+    (tree / "bad.pt").write_bytes(b"PK\3\4")
+    tree.rename(tmp_path / 'a "tree"')
+    options = ("--metrics", "ckptmove.prom", "--shard-of", "1/1", "-j1")
+    run_cli("batch", "convert", 'a "tree"', "out", *options, exit=1)
+    values = {}
+    for line in (tmp_path / "ckptmove.prom").read_text().splitlines():
+        if not line.startswith("#"):
+            found = re.fullmatch(r"ckptmove_batch_(\w+)\{(.+)\} (\S+)", line)
+            assert found, line
+            assert 'source="a \\"tree\\"",shard="1/1"' in found[2]
+            outcome = re.search(r'outcome="(\w+)"', found[2])
+            values[found[1], outcome and outcome[1]] = float(found[3])
+    assert [values["items", each] for each in ("done", "failed", "left")] == [3, 1, 0]
+    assert values["running", None] == 0
+    assert values["bytes", None] == values["total_bytes", None] > 0
+    assert [path.name for path in tmp_path.glob(".ckptmove.prom*")] == []
+    done = run_cli("batch", "convert", 'a "tree"', "out", "--metrics", "none/x.prom", exit=5)
+    assert "the metrics can't be written" in done.stderr
+
+
 def test_without_a_terminal_a_line_now_and_then_and_failures_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ckptmove.cli import batch_progress
+    from ckptmove.cli.batch_metrics import MetricsFile
 
     tree = many(tmp_path / "tree", 4, 10)
     (tree / "bad.pt").write_bytes(b"PK\3\4")
     monkeypatch.setattr(batch_progress, "_HALF_A_MINUTE", 1e-6)
-    progress = batch_progress.BatchProgress("lines")
+    progress = batch_progress.BatchProgress("lines", MetricsFile(None))
     with ThreadPoolExecutor(1) as executor:
         work = ckptmove.batch(
             *("convert", tree, tmp_path / "out"), executor=executor, progress=progress.advance

@@ -31,6 +31,7 @@ CLI_ONLY = {
     "output": "of relocate: another way to give dst",
     "log": "of batch: the library gives the results one by one",
     "manifest": "of batch: the results carry digests",
+    "metrics": "of batch: the library gives the results one by one",
     "progress": "of batch: the library calls back",
 }
 #: What only the library has, besides what is positional on the command line.

@@ -450,6 +450,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "cli.declare",
         "cli.output",
         "cli.batch_files",
+        "cli.batch_metrics",
         "cli.batch_progress",
         "cli.inspect",
         "cli.relocate",

@@ -79,11 +79,16 @@ def test_the_pipeline_in_python(tmp_path: Path) -> None:
         assert len(done.stdout.splitlines()) == 2
     small_tree(tmp_path / "other")
     done = subprocess.run(
-        [*script[:2], "other", "out2"], cwd=tmp_path, env=about, check=False, capture_output=True
+        [*script[:2], "other", "out2"],
+        cwd=tmp_path,
+        env=about,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert not done.stdout
-    assert b"failed" in done.stderr
+    assert "failed" in done.stderr
 
 
 def test_the_dockerfile_is_one_that_can_be_built() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -111,6 +112,28 @@ def _options(protocol: str) -> dict[str, Any]:
         "retries": {"total_max_attempts": 1},
     }
     return {"config_kwargs": ours | dict(conf.get(protocol, {}).get("config_kwargs", {}))}
+
+
+def registered_filesystems() -> dict[str, str]:
+    """The classes that fsspec opens protocols with here, as other processes find them."""
+    registry = sys.modules.get("fsspec.registry")  # if it is not there yet, nothing was registered
+    if registry is None:
+        return {}
+    found = {name: str(each["class"]) for name, each in registry.known_implementations.items()}
+    for name, each in registry.registry.items():
+        if each.__module__ != "__main__":  # which others cannot import
+            found[name] = f"{each.__module__}.{each.__qualname__}"
+    return found
+
+
+def register_filesystems(given: Mapping[str, str]) -> None:
+    """Register what `registered_filesystems` gave in another process, where it is not known."""
+    if given:
+        from fsspec.registry import known_implementations, register_implementation
+
+        for name, path in given.items():
+            if known_implementations.get(name, {}).get("class") != path:
+                register_implementation(name, path, clobber=True)
 
 
 def is_s3(fs: Any) -> bool:

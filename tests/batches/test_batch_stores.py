@@ -295,6 +295,27 @@ def test_what_other_processes_do_not_see_is_refused(tmp_path: Path) -> None:
         ckptmove.batch("convert", tmp_path / "tree", "memory://out")
 
 
+def test_filesystems_that_are_registered_here_reach_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from fsspec.implementations.dirfs import DirFileSystem\n"
+        "from fsspec.implementations.local import LocalFileSystem\n"
+        "class Mine(DirFileSystem):\n"
+        "    protocol = 'mine'\n"
+        "    def __init__(self, **more):\n"
+        f"        super().__init__({str(tmp_path)!r}, LocalFileSystem(), **more)\n"
+        "    @classmethod\n"
+        "    def _strip_protocol(cls, path):\n"
+        "        return path.removeprefix('mine://')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fsspec.register_implementation("mine", "of_mine.Mine", clobber=True)
+    many(tmp_path / "tree", 2, 10)
+    found = outcomes(ckptmove.batch("convert", "mine://tree", tmp_path / "out", jobs=1))
+    assert set(found.values()) == {"done"}
+
+
 @pytest.mark.slow
 def test_a_destination_within_its_source_however_it_is_named(store: Store) -> None:
     store.put("runs/x.pt", b"x")

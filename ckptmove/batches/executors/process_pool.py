@@ -19,12 +19,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from types import FrameType
 from typing import IO, Any, NamedTuple, NoReturn
 
+from ...sources.filesystem import register_filesystems, registered_filesystems
 from ...system.files import WINDOWS
 from ...system.signals import ENDING, KILL, ask_to_end, own_group
 from ..run_item import LISTENER
@@ -32,7 +33,7 @@ from ..run_item import LISTENER
 _LENGTH = struct.Struct("<Q")
 _OFTEN = 0.1  # seconds between two messages of progress
 _GRACE = 30.0  # seconds to clean up before a worker is killed
-_BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+_BEGIN = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({known!r})"
 #: Called in some thread with the task, and how many bytes of it were done since.
 Listener = Callable[[Any, int], object]
 
@@ -138,7 +139,11 @@ class Workers(Executor):
                 self._end(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        code = _BEGIN.format(path=[os.path.abspath(each) for each in sys.path], module=__name__)
+        code = _BEGIN.format(
+            path=[os.path.abspath(each) for each in sys.path],
+            module=__name__,
+            known=registered_filesystems(),
+        )
         with self._lock:
             if self._stopping:
                 raise WorkerDied(-signal.SIGTERM)
@@ -221,8 +226,12 @@ class _Ended(BaseException):
     """Raised when the process is to end, to unwind everything."""
 
 
-def serve() -> None:
-    """Do what comes in, until nothing more can come. What others print goes to stderr."""
+def serve(filesystems: Mapping[str, str]) -> None:
+    """Do what comes in, until nothing more can come. What others print goes to stderr.
+
+    `filesystems` are those that are registered with fsspec where the work comes from.
+    """
+    register_filesystems(filesystems)
     given = os.fdopen(os.dup(0), "rb")
     told = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -27,6 +27,7 @@ from ...errors import CkptmoveError, RefusedError
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
 from ...sources.place import FolderEntry
 from ...sources.remote_place import RemotePlace
+from ...system.files import WINDOWS
 from .errors import with_write_retries
 
 _RENEWED = 60.0  # seconds
@@ -164,7 +165,8 @@ def _start_of(pid: int) -> str:
     except (OSError, ValueError, IndexError):
         pass
     try:  # on a system without
-        os.kill(pid, 0)
+        if not WINDOWS:  # where this would be Ctrl-C
+            os.kill(pid, 0)
     except (OSError, OverflowError):
         return "gone"
     return "running"

@@ -148,10 +148,10 @@ def test_metrics_are_a_text_file_for_prometheus(tmp_path: Path, run_cli: RunCli)
     tree = many(tmp_path / "tree", 3, 10)
     (tree / "bad.pt").write_bytes(b"PK\3\4")
     tree.rename(tmp_path / 'a "tree"')
-    options = ("--metrics", "ckptmove.prom", "--shard-of", "1/1", "-j1")
+    options = ("--metrics", "batch.prom", "--shard-of", "1/1", "-j1")
     run_cli("batch", "convert", 'a "tree"', "out", *options, exit=1)
     values = {}
-    for line in (tmp_path / "ckptmove.prom").read_text().splitlines():
+    for line in (tmp_path / "batch.prom").read_text().splitlines():
         if not line.startswith("#"):
             found = re.fullmatch(r"ckptmove_batch_(\w+)\{(.+)\} (\S+)", line)
             assert found, line
@@ -161,7 +161,7 @@ def test_metrics_are_a_text_file_for_prometheus(tmp_path: Path, run_cli: RunCli)
     assert [values["items", each] for each in ("done", "failed", "left")] == [3, 1, 0]
     assert values["running", None] == 0
     assert values["bytes", None] == values["total_bytes", None] > 0
-    assert [path.name for path in tmp_path.glob(".ckptmove.prom*")] == []
+    assert [path.name for path in tmp_path.glob(".batch.prom*")] == []
     done = run_cli("batch", "convert", 'a "tree"', "out", "--metrics", "none/x.prom", exit=5)
     assert "the metrics can't be written" in done.stderr
 

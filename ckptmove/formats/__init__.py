@@ -22,7 +22,8 @@ from .bundle import ZipBundle
 from .checkpoint import Checkpoint
 from .diagnosis import explain
 from .distributed.dcp import Dcp, no_devices
-from .distributed.deepspeed import DeepSpeed
+from .distributed.deepspeed import DeepSpeed, check_complete
+from .distributed.hf_shards import HuggingFaceShards
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
@@ -62,6 +63,7 @@ __all__ = [
 FORMATS: tuple[Format, ...] = (
     Dcp(),
     DeepSpeed(),
+    HuggingFaceShards(),
     TrainingFolder(),
     ModelFolder(),
     Sharded(),
@@ -132,8 +134,9 @@ def opened_folder(path: StrPath, *, follow_links: bool = False) -> Iterator[Fold
         probe = opener.probe(path, new_session())
         with _explaining(probe):
             with uncollected():
-                if Dcp().sniff(probe):
+                if Dcp().sniff(probe) or HuggingFaceShards().sniff(probe):
                     raise no_devices(probe.path)
+                check_complete(probe)
                 format = TrainingFolder()
                 bare = not format.sniff(probe) and ModelFolder().sniff(probe)
                 checkpoint = read_folder(probe, format, bare=bare)

@@ -35,11 +35,11 @@ def tree(tmp_path: Path) -> Path:
 def test_a_batch_names_each_and_converts_none_of_its_files(tree: Path, tmp_path: Path) -> None:
     found = {each.name: each for each in ckptmove.batch("convert", tree, tmp_path / "out")}
     refused = {name: each.reason for name, each in found.items() if each.outcome != "done"}
-    assert set(refused) == {"ds/global_step2", "hf"}
+    assert set(refused) == {"ds/global_step2"}
     assert "is not what DeepSpeed saves" in refused["ds/global_step2"]
-    assert "one of each rank" in refused["hf"]
     written = {name for name in contents(tmp_path / "out") if not name.startswith(".")}
-    assert written == {"plain.safetensors", "run/step-10/model.safetensors"}
+    folders = {f"{name}/model.safetensors" for name in ("run/step-10", "hf")}
+    assert written == {"plain.safetensors"} | folders
 
 
 def test_a_batch_of_single_files_tells_of_them(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
@@ -66,3 +66,20 @@ def test_a_file_of_one_rank_is_not_taken_for_the_whole(tree: Path) -> None:
     (file,) = (tree / "hf").iterdir()
     with pytest.raises(UnsupportedError, match="parts of tensors"):
         ckptmove.inspect(file)
+
+
+def test_files_of_ranks_are_named_and_not_converted(tmp_path: Path) -> None:
+    for rank in range(2):
+        path = tmp_path / "tree" / "step" / f"model_world_size_2_rank_{rank}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(STATE, path)
+    (done,) = ckptmove.batch("convert", tmp_path / "tree", tmp_path / "out")
+    assert (done.name, done.outcome) == ("step", "refused")
+    assert "FSDP in files of ranks" in (done.reason or "")
+    assert not [*(tmp_path / "out").rglob("*.safetensors")]
+
+
+def test_what_lies_beside_items_is_told(tree: Path) -> None:
+    torch.save({"iteration": 5}, tree / "run" / "step-10" / "common.pt")
+    found = ckptmove.inspect(tree / "run" / "step-10")
+    assert "common.pt beside the items was not looked at" in found.warnings

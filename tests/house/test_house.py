@@ -329,6 +329,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.distributed.saved_file",
         "formats.distributed.zero",
         "formats.distributed.deepspeed",
+        "formats.distributed.hf_shards",
         "formats.distributed",
         "formats.folders.folder_record",
         "formats.folders.model_folder",

@@ -22,6 +22,7 @@ from ...graph.canonical import Graph
 from ...graph.draft import CheckpointGraph
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Chunk, Extent, Section, Storage, TensorEntry
+from ...phrases import join_names
 from ...pickles.nodes import Global, Node
 from ...plans.plan import Plan, Proof
 from ...reports.convert import Loss
@@ -50,6 +51,7 @@ _OF_RANK = re.compile(r"__(\d+)\.metadata")
 _ITEMS = ".distcp"
 _LONGEST_RANK = 9  # digits
 _MOST_SECONDS = 60  # by which a copy of `.metadata` may be older than the rest
+_BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _NO_RANK = "copy the files of all ranks into one folder"
 _KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
@@ -298,6 +300,9 @@ class DcpContainer(PartsContainer):
         if stale:
             more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
             self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
+        beside = sorted(name for name in probe.entries if name.endswith(_BESIDE))
+        if beside:  # of Megatron, Lightning and others
+            self.warnings.append(f"{join_names(beside, 3)} beside the items was not looked at")
         used = dict.fromkeys(self._files, 0)
         for _, lies in self.saved.items():
             used[lies.file] += lies.nbytes

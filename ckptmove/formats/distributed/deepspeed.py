@@ -58,8 +58,8 @@ class DeepSpeed(Format):
     name = "deepspeed"
     summary = "DeepSpeed with ZeRO 1, 2 or 3: `engine.save_checkpoint`, transformers, accelerate"
     refused = (
-        "folders that lack files of ranks; pipelines, tensor parallelism and experts, since only "
-        "the model's code knows how to merge them"
+        "folders that lack files of ranks; universal checkpoints; pipelines, tensor parallelism "
+        "and experts, since only the model's code knows how to merge them"
     )
     carries = Carries(False, True, False, objects=True, dtypes="all of torch")
     in_parts = True
@@ -68,11 +68,19 @@ class DeepSpeed(Format):
         """A folder with files of ranks, or of a run whose checkpoints are in folders."""
         if not probe.is_folder:
             return False
-        return RankFiles.among(probe.entries).are_there or bool(_tags(probe))
+        ranks = RankFiles.among(probe.entries)
+        return ranks.are_there or _is_universal(probe, ranks) or bool(_tags(probe))
 
     def read(self, probe: Probe) -> Checkpoint:
         """Read the files of all ranks; those of one checkpoint."""
-        if not RankFiles.among(probe.entries).are_there:
+        named = RankFiles.among(probe.entries)
+        if _is_universal(probe, named):
+            raise UnsupportedError(
+                "is a universal checkpoint of DeepSpeed, whose files below zero/ are not merged",
+                path=probe.path,
+                hint="give the checkpoint that it was made of",
+            )
+        if not named.are_there:
             return _read_run(probe)
         files = checked_files(probe)
         opened = dict[str, SavedFile]()
@@ -90,6 +98,12 @@ class DeepSpeed(Format):
         return Checkpoint(self.name, container, self.carries, sources)
 
 
+def _is_universal(probe: Probe, files: RankFiles) -> bool:
+    """Whether each parameter has a folder of its own."""
+    zero = probe.entries.get("zero")
+    return bool(files.model) and zero is not None and zero.kind is EntryKind.FOLDER
+
+
 def checked_files(probe: Probe) -> RankFiles:
     """The files of one checkpoint; raises InputError if they are known not to be all of it."""
     files = RankFiles.among(probe.entries)
@@ -100,6 +114,22 @@ def checked_files(probe: Probe) -> RankFiles:
         error.about(probe.path)
         raise
     return files
+
+
+def check_complete(probe: Probe) -> None:
+    """Raises InputError if a folder lacks files of ranks, or has those of two saves.
+
+    Those of kinds that are not merged are not counted.
+    """
+    files = RankFiles.among(probe.entries)
+    if not files.optimizer or files.layers or files.experts or len(files.parts) > 1:
+        return
+    try:
+        checked_files(probe)
+        files.check_ranks(world_of(_open(probe, files.optimizer[min(files.optimizer)], 1)))
+    except InputError as error:
+        error.about(probe.path)
+        raise
 
 
 def _tags(probe: Probe) -> list[str]:
@@ -378,7 +408,8 @@ class ZeroContainer(PartsContainer):
 
     def plan(self, spelling: LocationEdits) -> Plan:
         raise UnsupportedError(
-            "is put together of the files of ranks", hint="relocate the folder as a whole"
+            "is put together of the files of ranks",
+            hint="relocate the folder with these files by itself",
         )
 
 

@@ -30,9 +30,8 @@ _STRANGERS: tuple[Stranger, ...] = (
     ),
     Stranger(r"mp_rank_\d+_model_states\.pt", "a checkpoint of DeepSpeed"),
     Stranger(
-        r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors",
-        "a checkpoint of torch.distributed.checkpoint in files of safetensors, one of each rank",
-        "torch.distributed.checkpoint.hf_storage consolidates them",
+        r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt",
+        "a checkpoint of FSDP in files of ranks, such as verl writes, which are not merged",
         is_one=True,
     ),
     Stranger(r"pytorch_model_fsdp_\d+", "a sharded checkpoint of FSDP", "accelerate merge-weights"),

@@ -194,6 +194,18 @@ def test_in_the_folder_of_a_trainer_it_is_a_part(tmp_path: Path, run_cli: RunCli
     assert not [*(tmp_path / "parts" / "global_step5").glob("*.safetensors")]
 
 
+def test_relocate_takes_the_files_of_all_ranks(tmp_path: Path) -> None:
+    folder = save_zero(tmp_path / "run", run(ranks=3))
+    ckptmove.relocate(folder, tmp_path / "moved", to="cuda:0")
+    for file in (tmp_path / "moved").iterdir():
+        assert "cuda:0" in {each.device for each in ckptmove.inspect(file).tensors}
+    assert_is(ckptmove.load(tmp_path / "moved", map_location="cpu"), run(ranks=3))
+    (folder / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(InputError, match=r"optim states of 1 of its 3 ranks.*rank 2"):
+        ckptmove.relocate(folder, tmp_path / "other", to="cuda:0")
+    assert not (tmp_path / "other").exists()
+
+
 # -- damage ----------------------------------------------------------------------------------------
 
 
@@ -329,6 +341,17 @@ def test_what_has_no_rule_is_refused_by_name(name: str, message: str, tmp_path: 
     shutil.copy(folder / OPTIM, folder / name)
     with pytest.raises(UnsupportedError, match=message):
         ckptmove.inspect(folder)
+
+
+def test_universal_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_zero(tmp_path / "run", run(stage=2))
+    for file in folder.glob("zero_pp*"):
+        file.unlink()
+    assert ckptmove.inspect(folder).tensors
+    (folder / "zero" / "up.bias").mkdir(parents=True)
+    torch.save({"param": torch.ones(5)}, folder / "zero" / "up.bias" / "fp32.pt")
+    with pytest.raises(UnsupportedError, match="universal checkpoint of DeepSpeed"):
+        ckptmove.convert(folder, tmp_path / "out.pt")
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -1,0 +1,176 @@
+"""Folders that torch.distributed.checkpoint wrote for Hugging Face: boxes of tensors, by rank."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+import ckptmove
+from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
+from tests.conftest import RunCli, examples
+from tests.making.distributed import Box, boxes_of, save_hf_rank
+from tests.oracles.sameness import assert_same_tree
+
+ROWS = [((0, 0), (1, 6)), ((1, 0), (2, 6)), ((3, 0), (1, 6))]
+COLUMNS = [((0, 0), (4, 3)), ((0, 3), (4, 2)), ((0, 5), (4, 1))]
+
+
+def save_shards(
+    folder: Path, state: Mapping[str, torch.Tensor], boxes: Mapping[str, Sequence[Box]], ranks: int
+) -> Path:
+    """Write each box to the file of a rank, as the writer of torch does for a DTensor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        held: dict[str, torch.Tensor] = {}
+        told: dict[str, Any] = {}
+        for name, tensor in state.items():
+            own = boxes.get(name, [((0,) * tensor.dim(), tuple(tensor.shape))])
+            for n, (start, size) in enumerate(own):
+                if n % ranks == rank:
+                    part = tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))
+                    held[name] = tensor[part].clone(memory_format=torch.contiguous_format)
+                    told[name] = {"saved_offsets": list(start)}
+        metadata = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(told)}
+        save_file(held, folder / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors", metadata)
+    return folder
+
+
+def state() -> dict[str, torch.Tensor]:
+    """Tensors that are divided in every way."""
+    return {
+        "rows": torch.randn(4, 6),
+        "columns": torch.randn(4, 6).bfloat16(),
+        "whole": torch.arange(5),
+        "scalar": torch.tensor(-0.0),
+        "empty": torch.empty(0, 3),
+    }
+
+
+BOXES = {"rows": ROWS, "columns": COLUMNS}
+
+
+def by_torch(folder: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What torch's own reader makes of it."""
+    found = {name: torch.empty_like(tensor) for name, tensor in like.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    return save_shards(tmp_path / "step", state(), BOXES, 3)
+
+
+def saved() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return state()
+
+
+def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    assert_same_tree({name: found[name].clone() for name in wanted}, dict(wanted))
+    assert found.keys() == wanted.keys()
+
+
+def test_it_is_what_was_saved(folder: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    wanted = saved()
+    same(by_torch(folder, wanted), wanted)
+    same(ckptmove.load(folder), wanted)
+    for name in ("out.safetensors", "out.pt"):
+        assert ckptmove.convert(folder, tmp_path / name).source_format == "dcp-safetensors"
+        same(ckptmove.load(tmp_path / name), wanted)
+        assert ckptmove.diff(folder, tmp_path / name).equal
+    same(load_file(tmp_path / "out.safetensors"), wanted)
+    ckptmove.convert(folder, tmp_path / "hf", preset="hf")
+    same(load_file(tmp_path / "hf" / "model.safetensors"), wanted)
+    found = ckptmove.inspect(folder)
+    assert found.divisions["rows"] == "rows/3"
+    assert found.divisions["columns"] == "columns/3"
+    assert found.verdict == "carries no devices"
+    assert ckptmove.validate(folder).ok
+    assert "that is not seen" in run_cli("inspect", folder, exit=0).stderr
+
+
+def test_the_file_that_torch_writes(tmp_path: Path) -> None:
+    wanted = {name: each for name, each in saved().items() if each.numel()}
+    folder = save_hf_rank(tmp_path / "hf", wanted)
+    same(ckptmove.load(folder), wanted)
+
+
+@hypothesis_settings(max_examples=examples(40))
+@given(shape=st.lists(st.integers(1, 5), max_size=3), seed=st.integers(0), half=st.booleans())
+def test_any_shape_divided_in_any_way(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[int], seed: int, half: bool
+) -> None:
+    torch.manual_seed(seed % 1000)
+    tensor = torch.randn(shape).to(torch.float16 if half else torch.float64)
+    boxes = boxes_of(shape, Random(seed))
+    folder = save_shards(tmp_path_factory.mktemp("hf"), {"w": tensor}, {"w": boxes}, len(boxes))
+    same(ckptmove.load(folder), {"w": tensor})
+    ckptmove.convert(folder, folder.parent / f"{folder.name}.safetensors")
+    same(load_file(folder.parent / f"{folder.name}.safetensors"), {"w": tensor})
+
+
+def test_missing_files_are_named(folder: Path) -> None:
+    (folder / "shard-00002-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(InputError, match=r"shard-00002-model.* is missing"):
+        ckptmove.inspect(folder)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"rows": {"saved_offsets": [-1, 0]}}',
+        '{"rows": {"saved_offsets": [0]}}',
+        '{"rows": {"saved_offsets": [0, 1e3]}}',
+        '{"rows": {"saved_offsets": [1, 0]}}',
+        '{"rows": {"saved_offsets": [4611686018427387904, 4611686018427387904]}}',
+        '{"rows": [0, 0]}',
+        "[1]",
+        "{",
+        "{}",
+    ],
+)
+def test_offsets_that_lie_are_refused(told: str, folder: Path, tmp_path: Path) -> None:
+    metadata = {"DCP_SHARDING_INFO": told}
+    save_file(
+        {"rows": torch.ones(1, 6)},
+        folder / "shard-00001-model-00001-of-00001.safetensors",
+        metadata,
+    )
+    with pytest.raises(InputError) as raised:
+        ckptmove.convert(folder, tmp_path / "out.pt")
+    assert len(str(raised.value)) <= 300
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_other_damage_gives_one_line(folder: Path, tmp_path: Path) -> None:
+    first = folder / "shard-00001-model-00001-of-00001.safetensors"
+    content = first.read_bytes()
+    for damaged in (b"", content[:7], content[:40], content[:-1], b"\0" * len(content)):
+        first.write_bytes(damaged)
+        with pytest.raises(CkptmoveError) as raised:
+            ckptmove.convert(folder, tmp_path / "out.pt")
+        assert "\n" not in str(raised.value)
+    first.write_bytes(content)
+    save_file({"rows": torch.ones(1, 6, dtype=torch.int32)}, first)
+    with pytest.raises(CorruptError, match="another dtype"):
+        ckptmove.inspect(folder)
+    with pytest.raises(UnsupportedError):
+        ckptmove.relocate(folder, tmp_path / "moved", to="cuda:0")
+    assert {each.name for each in tmp_path.iterdir()} == {"step"}

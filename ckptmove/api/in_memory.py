@@ -5,8 +5,9 @@ torch is imported when one of them is called, so that their names are there with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StrPath, UsageError
 from ..placement.rules import Device
@@ -170,9 +171,15 @@ def to_device(
         UsageError: the batch holds a model, a tensor on `meta` (which has no values), or an object
             that cannot move itself; or `keep` holds no valid glob.
     """
+    moved = _to_device()
+    return moved(obj, device, non_blocking=non_blocking, keep=keep)  # type: ignore[no-any-return]
+
+
+@functools.cache  # an import costs as much as a small batch
+def _to_device() -> Callable[..., Any]:
     from ..live.transfer.to_device import to_device as moved
 
-    return moved(obj, device, non_blocking=non_blocking, keep=keep)  # type: ignore[no-any-return]
+    return moved
 
 
 def prefetch(

@@ -232,6 +232,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "live.tracing",
         "live.transfer.devices",
         "live.transfer.copy",
+        "live.transfer.plain_batch",
         "live.transfer.to_device",
         "live.transfer.prefetch",
         "live.transfer.swap_storages",

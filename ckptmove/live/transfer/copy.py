@@ -63,7 +63,7 @@ class Copying:
             else:
                 made[index] = self._asked(tensor)
         for indices in storages.values():
-            if len(indices) == 1 and _is_simple(tensors[indices[0]]):
+            if len(indices) == 1 and is_whole(tensors[indices[0]]):
                 made[indices[0]] = self._sent(tensors[indices[0]])
                 continue
             for group in _overlapping([(index, _bare(tensors[index])) for index in indices]):
@@ -218,7 +218,7 @@ def _overlapping(
     return groups
 
 
-def _is_simple(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: torch.Tensor) -> bool:
     """Whether a tensor is exactly its storage, in order."""
     if tensor.requires_grad or type(tensor) is not torch.Tensor or not tensor.is_contiguous():
         return False

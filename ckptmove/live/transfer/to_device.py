@@ -33,6 +33,7 @@ from ..inventory.containers import (
 from ..inventory.opaque_types import holds_tensors, is_divisible, is_shared
 from .copy import Copying
 from .devices import reachable
+from .plain_batch import is_there, sent
 
 _MOVE_THEMSELVES = ("tensordict", "torch_geometric")  # libraries of batches
 _STORAGES = (torch.UntypedStorage, torch.TypedStorage)  # copied byte by byte
@@ -53,7 +54,23 @@ def to_device(
     obj: Any, device: Any, *, non_blocking: bool = False, keep: str | Iterable[str] = ()
 ) -> Any:
     """The same batch on a device; `ckptmove.to_device` says how."""
+    if not keep and not non_blocking:
+        named = _named(device) if type(device) is str else device
+        if type(named) is torch.device and (named.index is not None or named.type == "cpu"):
+            if is_there(obj, named):
+                return obj
+            found = sent(obj, named)
+            if found is not None:
+                return found
     return deliver(obj, reachable(device), non_blocking=non_blocking, keep=keep).value
+
+
+def _named(device: str) -> torch.device | None:
+    """The device that a string names; None if it names none, as `reachable` says in words."""
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        return None
 
 
 def deliver(
@@ -300,10 +317,22 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
     new = twin.to(device=device, **options) if "device=" in accepted else twin.to(device, **options)
     if new is None:
         new = twin
+    if new is twin and twin is not mover and not _is_flat(before):
+        return new  # what it did is in objects of its own
     after = getattr(new, "__dict__", None)
     if new is twin and is_flat and after is not None and after.keys() == before.keys():
         return mover if all(after[name] is value for name, value in before.items()) else new
     return new
+
+
+def _is_flat(attributes: Mapping[str, Any]) -> bool:
+    """Whether attributes are tensors, numbers and the like, whose change can be seen."""
+    return all(
+        isinstance(
+            each, (torch.Tensor, torch.device, torch.dtype, str, bytes, int, float, type(None))
+        )
+        for each in attributes.values()
+    )
 
 
 def _part_from(twin: Any, attributes: Mapping[str, Any]) -> bool:

@@ -1,0 +1,110 @@
+"""Bring a batch of plain containers and plain tensors to a device, in one pass.
+
+Most batches are such. Whatever else there is, `to_device` does: shared objects, tensors that show
+part of their storage, other classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from .copy import is_whole
+
+_MOST_OBJECTS = 4096  # of a batch that is looked at so
+_MOST_DEPTH = 16  # of containers in containers, also of those that hold themselves
+#: What can hold no tensor.
+_INERT = frozenset((int, float, complex, bool, str, bytes, type(None), torch.device, torch.dtype))
+
+
+class _NotPlain(Exception):
+    """Something is not as plain as it must be."""
+
+
+def is_there(obj: Any, device: torch.device) -> bool:
+    """Whether a batch is plain, has tensors, and all of them are on the device."""
+    if type(obj) is torch.Tensor:
+        return obj.device == device
+    todo, found = [obj], False
+    for _ in range(_MOST_OBJECTS):
+        if not todo:
+            return found
+        each = todo.pop()
+        kind = type(each)
+        if kind is torch.Tensor:
+            if each.device != device:
+                return False
+            found = True
+        elif kind is dict:
+            todo += each.values()
+        elif kind is list or kind is tuple:
+            todo += each
+        elif kind not in _INERT:
+            return False
+    return False
+
+
+def sent(obj: Any, device: torch.device) -> Any:
+    """The batch on the device, or None if it is not plain, or can't get there."""
+    tensors: list[torch.Tensor] = []
+    try:
+        _find(obj, device, tensors, set(), 0)
+    except _NotPlain:
+        return None
+    storages = {each.untyped_storage()._cdata for each in tensors}
+    if (
+        not tensors
+        or len(storages) < len(tensors)
+        or not all(map(_is_plain, tensors))
+        or device.type == "meta"
+    ):
+        return None
+    try:
+        return _built(obj, device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # there is no such device, say
+        return None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is exactly its storage, with values, and no transform of torch wraps it."""
+    if tensor.is_meta or is_functorch_wrapped_tensor(tensor) or tensor.is_quantized:
+        return False
+    return is_whole(tensor) and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _find(
+    obj: Any, device: torch.device, away: list[torch.Tensor], seen: set[int], depth: int
+) -> None:
+    kind = type(obj)
+    if kind is torch.Tensor:
+        if id(obj) in seen or obj.layout is not torch.strided:
+            raise _NotPlain
+        seen.add(id(obj))
+        if obj.device != device:
+            away.append(obj)
+    elif kind is dict or kind is list or kind is tuple:
+        if id(obj) in seen or depth > _MOST_DEPTH:
+            raise _NotPlain
+        seen.add(id(obj))
+        for each in obj.values() if kind is dict else obj:
+            _find(each, device, away, seen, depth + 1)
+    elif kind not in _INERT:
+        raise _NotPlain
+
+
+def _built(obj: Any, device: torch.device) -> Any:
+    """The same containers with tensors on the device; those without a new one are themselves."""
+    kind = type(obj)
+    if kind is torch.Tensor:
+        return obj.to(device)
+    if kind is dict:
+        made = {key: _built(each, device) for key, each in obj.items()}
+        return made if any(made[key] is not each for key, each in obj.items()) else obj
+    if kind is list or kind is tuple:
+        new = [_built(each, device) for each in obj]
+        if all(one is other for one, other in zip(new, obj, strict=True)):
+            return obj
+        return new if kind is list else tuple(new)
+    return obj

@@ -1,0 +1,93 @@
+"""Batches that move themselves in place, as those of torch_geometric do, and what is plain."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import ckptmove
+from tests.devices.second_device import DEVICE, apart
+
+
+class Store:
+    """Holds the tensors of a graph, in an object of its own."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self.mapping = tensors
+
+    def __copy__(self) -> Store:
+        return Store(**self.mapping)
+
+
+class Graph:
+    """As `torch_geometric.data.Data`: `to` changes the store and returns the graph."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self.store = Store(**tensors)
+
+    def __copy__(self) -> Graph:
+        made = Graph()
+        made.store = copy.copy(self.store)
+        return made
+
+    def to(self, device: Any) -> Graph:
+        for name, each in self.store.mapping.items():
+            self.store.mapping[name] = each.to(device)
+        return self
+
+
+@apart
+def test_what_moves_in_place_is_moved_and_the_original_stays() -> None:
+    graph = Graph(x=torch.ones(3), edges=torch.zeros(2, 4))
+    for batch in (graph, [graph, torch.ones(2)]):
+        moved: Any = ckptmove.to_device(batch, DEVICE)
+        there = moved[0] if isinstance(moved, list) else moved
+        assert {str(each.device) for each in there.store.mapping.values()} == {DEVICE}
+        assert {str(each.device) for each in graph.store.mapping.values()} == {"cpu"}
+
+
+@apart
+def test_graphs_of_torch_geometric() -> None:
+    data = pytest.importorskip("torch_geometric.data")
+    graph: Any = data.Data(x=torch.ones(4, 3), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    for each in (graph, data.Batch.from_data_list([graph, graph])):
+        moved = ckptmove.to_device(each, DEVICE)
+        assert type(moved) is type(each)
+        assert (str(moved.x.device), str(moved.edge_index.device)) == (DEVICE, DEVICE)
+        assert each.x.device.type == "cpu"
+
+
+@apart
+def test_plain_batches_are_told_from_those_that_share() -> None:
+    x = torch.arange(6.0)
+    plain: dict[str, Any] = {
+        "x": x,
+        "more": [torch.ones(2), ("name", 3, None)],
+        "y": (torch.zeros(1),),
+    }
+    moved = ckptmove.to_device(plain, DEVICE)
+    assert [*moved] == [*plain]
+    assert moved["more"][1] is plain["more"][1]
+    assert str(moved["y"][0].device) == str(moved["x"].device) == DEVICE
+    assert torch.equal(moved["x"].cpu(), x)
+    assert ckptmove.to_device(moved, DEVICE) is moved
+    shared = ckptmove.to_device([x, x, x[2:4]], DEVICE)
+    assert shared[0] is shared[1]
+    assert shared[2].untyped_storage()._cdata == shared[0].untyped_storage()._cdata
+    around: list[Any] = [x]
+    around.append(around)
+    there = ckptmove.to_device(around, DEVICE)
+    assert there[1] is there
+    with pytest.raises(ckptmove.UsageError, match="no values"):
+        ckptmove.to_device([torch.ones(2, device="meta")], "cpu")
+
+
+def test_a_batch_that_is_there_is_itself() -> None:
+    batch = {"x": torch.ones(2), "n": [1, (torch.ones(1),)]}
+    assert ckptmove.to_device(batch, "cpu") is batch
+    assert ckptmove.to_device(batch, torch.device("cpu")) is batch
+    with pytest.raises(ckptmove.DeviceError):
+        ckptmove.to_device(batch, "cuda:99")

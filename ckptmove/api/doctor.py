@@ -48,7 +48,7 @@ def doctor(
     optimizer: Annotated[
         str | None,
         Option(
-            "Train the model with this optimizer, package.module:Class.",
+            "Train the model with this optimizer: a class of torch.optim, or package.module:Class.",
             "CLASS",
             default="torch.optim:AdamW",
         ),
@@ -176,11 +176,12 @@ def _diagnose_model(
 ) -> Diagnosis:
     from ..trial import inputs
     from ..trial.examine import examine, examined
-    from ..trial.import_by_name import spelled
+    from ..trial.import_by_name import optimizer_name, spelled
     from ..trial.model_factory import is_of_file
     from ..trial.stage import Stage
 
     inputs.check(specs)
+    optimizer = None if optimizer is None else optimizer_name(optimizer)
     guarded = is_of_file(model)
     if not run.simulates and not guarded:
         return examine(model, tuple(specs), optimizer, Stage(run.device))

@@ -65,7 +65,12 @@ def report(
 
 def move(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    optimizer: torch.optim.Optimizer
+    | Iterable[torch.optim.Optimizer]
+    | str
+    | int
+    | torch.device
+    | None = None,
     scheduler: object = None,
     batch: object = None,
     *,
@@ -88,7 +93,7 @@ def move(
 
     Args:
         model: the model.
-        optimizer: its optimizer, or several.
+        optimizer: its optimizer, or several; or the device, as in `model.to("cuda:0")`.
         scheduler: its learning-rate scheduler.
         batch: a batch to move with it: tensors in any containers.
         to: put every tensor on this device: `"cuda:0"`, 0 or a `torch.device`.
@@ -116,11 +121,16 @@ def move(
             there is not enough memory, or the rules contradict each other. Then nothing has
             changed.
     """
+    import torch
+
     from ..live.transfer.move import move as moved
 
+    trained: Any = optimizer
+    if to is None and isinstance(optimizer, (str, int, torch.device)):  # as of `model.to`
+        to, trained = optimizer, None
     return moved(
         model,
-        optimizer,
+        trained,
         scheduler,
         batch,
         others,

@@ -23,6 +23,11 @@ def is_named(spec: str) -> bool:
     return bool(colon and place and _is_dotted(name)) and (dotted or place.endswith(".py"))
 
 
+def optimizer_name(spec: str) -> str:
+    """The name of an optimizer in code: a bare one, such as `SGD`, is torch's."""
+    return f"torch.optim:{spec}" if spec.isidentifier() else spec
+
+
 def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 

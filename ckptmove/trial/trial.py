@@ -20,7 +20,7 @@ from ..manifest.manifest import Manifest
 from ..reports.validate import FAILED, Finding, TrialResult
 from . import inputs as batches
 from .checkpoint_state import devices_of
-from .import_by_name import is_named, spelled
+from .import_by_name import is_named, optimizer_name, spelled
 from .model_factory import Model, is_of_file
 from .outcome import Performance
 from .run import Request, perform
@@ -59,6 +59,7 @@ def rehearse(
     """
     if step not in (None, *_STEPS):
         raise UsageError(f"step must be forward or train, not {step!r}")
+    optimizer = None if optimizer is None else optimizer_name(optimizer)
     if optimizer is not None and not is_named(optimizer):
         raise UsageError(
             f"--optimizer {optimizer!r} is not a name in Python code",

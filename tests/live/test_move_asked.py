@@ -21,6 +21,7 @@ import ckptmove
 from ckptmove import RefusedError, UsageError
 from ckptmove.live.inventory.holdings import holdings
 from ckptmove.live.inventory.ownership import unregistered
+from ckptmove.trial.import_by_name import imported, optimizer_name
 from tests.conftest import examples
 from tests.devices.second_device import DEVICE, apart
 from tests.making import moving
@@ -310,3 +311,21 @@ def test_a_dry_run_refuses_no_more() -> None:
 def test_it_shows_itself_in_a_notebook() -> None:
     report = ckptmove.move(nn.Linear(1, 1), to="cpu")
     assert re.search(r">nothing to move<", report._repr_html_())
+
+
+def test_a_device_may_come_second_as_in_model_to() -> None:
+    model = nn.Linear(2, 2)
+    for device in ("cpu", torch.device("cpu")):
+        assert str(ckptmove.move(model, device)) == str(ckptmove.move(model, to=device))
+    with pytest.raises(ckptmove.DeviceError):
+        ckptmove.move(model, "gpu:0")
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ckptmove.UsageError, match="device is missing"):
+        ckptmove.move(model, optimizer)
+
+
+def test_an_optimizer_may_be_named_as_torch_names_it() -> None:
+    assert imported(optimizer_name("SGD"), "--optimizer") is torch.optim.SGD
+    assert imported(optimizer_name("torch.optim:Adam"), "--optimizer") is torch.optim.Adam
+    with pytest.raises(ckptmove.UsageError, match=r"torch.optim has no 'SDG'"):
+        imported(optimizer_name("SDG"), "--optimizer")

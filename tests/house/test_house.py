@@ -418,6 +418,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "api",
     ),
     (
+        "training.lightning",
+        "training.transformers",
+        "training",
+    ),
+    (
         "batches.trees.tree",
         "batches.trees.ledger",
         "batches.trees.local_tree",
@@ -469,7 +474,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 ORDER = [module for floor in FLOORS for module in floor]
 #: The rooms that import torch.
-TORCH = ("runtime", "live", "trial")
+TORCH = ("runtime", "live", "trial", "training")
 
 
 def modules() -> list[str]:

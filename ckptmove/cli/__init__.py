@@ -167,10 +167,14 @@ def _say(error: CkptmoveError) -> int:
 
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
+    from ..reports.blocks import Wrong, painted
     from ..reports.text import LONGEST_REASON, one_line, printable
     from ..sources import mask_secrets
+    from .terminal import terminal_of
 
     where, message, hint = (mask_secrets(printable(each)) for each in (where, message, hint))
     line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))
     with contextlib.suppress(OSError):
-        click.echo(_OURS + line, err=True)
+        color = terminal_of(sys.stderr).color
+        ours = painted(Wrong(_OURS), _OURS) if color else _OURS
+        click.echo(ours + line, err=True, color=color)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .output import (
     source_argument,
 )
 from .streams import Signalled
+from .terminal import terminal_of
 
 _WORDS = "ckptmove.phrases"
 
@@ -247,7 +249,8 @@ def _run(
         emit_json(report.to_json())
     elif not quiet:
         retry = _retry_command(log if lines.error is None else None)
-        emit(text_of(report.blocks(full=verbose, warned=warned, told=verbose)))
+        shown = report.blocks(full=verbose, warned=warned, told=verbose)
+        emit(text_of(shown, terminal_of(sys.stdout, full=verbose)))
         emit(retry.lines(report) if verb != "inspect" or report.remaining else ())
     if broken is not None:
         raise broken

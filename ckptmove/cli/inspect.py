@@ -8,9 +8,8 @@ from ..device import parse
 from ..errors import UsageError
 from ..manifest.manifest import Manifest
 from ..reports import inspect as views
-from ..reports.blocks import text_of
 from .declare import option
-from .output import Output, emit, html_option, needs_source, source_argument, verb_command
+from .output import Output, html_option, needs_source, source_argument, verb_command
 
 
 @verb_command(
@@ -48,7 +47,7 @@ def inspect(
     whole = inspect_checkpoint(path, chunks=chunks, follow_links=follow_links)
     manifest = whole.select(select) if select else whole
     if (tree or tensors) and not output.quiet:
-        emit(text_of(views.tree(whole, select) if tree else views.tensors(manifest)))
+        output.emit(views.tree(whole, select) if tree else views.tensors(manifest))
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     elif chunks and not (output.quiet or output.as_json):

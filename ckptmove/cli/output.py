@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import click
 
 from ..api.options import options_of
+from ..reports.blocks import Block, text_of
 from ..reports.plain import json_text
 from ..reports.report import Report
 from ..reports.text import printable
 from ..sources import mask_secrets, place_of
 from ..writing.verify import Progress
 from .declare import Command, Decorator, Function, option, verb_options, with_options, with_values
+from .terminal import terminal_of
 
 
 class Output(NamedTuple):
@@ -34,8 +36,12 @@ class Output(NamedTuple):
         if self.as_json:
             emit_json(report.to_json())
         elif not self.quiet:
-            emit(report.lines(full=self.verbose))
+            self.emit(report.blocks(full=self.verbose))
         self.warn(path, report.remarks())
+
+    def emit(self, blocks: Iterable[Block]) -> None:
+        """Print lines and tables, as they fit on the terminal."""
+        emit(text_of(blocks, terminal_of(sys.stdout, full=self.verbose)))
 
     def write_page(self, report: Report, path: str | None = None) -> None:
         """Write a report as an HTML file, if the user asked for one."""
@@ -130,7 +136,7 @@ def needs_source(src: str | None) -> str:
 def emit(lines: Iterable[str]) -> None:
     """Print a result."""
     for line in lines:
-        click.echo(mask_secrets(line))
+        click.echo(mask_secrets(line), color=True)  # there are colors only where they are shown
 
 
 def emit_json(value: object) -> None:

@@ -14,7 +14,7 @@ from ..errors import CheckFailed
 from ..phrases import plural
 from .batch_items import DONE, FAILED, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
 from .batch_table import InspectedItem, InspectedTree, table_of
-from .blocks import Block, Table
+from .blocks import Block, Table, Wrong
 from .plain import OMITTED, Key, Seconds, derived
 from .report import Report
 from .text import LONGEST_REASON, one_line, printable, size
@@ -277,12 +277,12 @@ def _dropped(result: Result) -> tuple[str, ...]:
     return tuple(each["name"] for each in (result.report or {}).get("dropped", ()))
 
 
-def _failures(failures: Sequence[Result], *, full: bool) -> Iterator[str]:
+def _failures(failures: Sequence[Result], *, full: bool) -> Iterator[Block]:
     """A line for each item that was refused or failed; of many only some, unless `full`."""
     for outcome in (REFUSED, FAILED):
         some = [each for each in failures if each.outcome == outcome]
         shown = some if full else some[:_MOST]
-        yield from map(batch_line, shown)
+        yield from (Wrong(batch_line(each)) for each in shown)
         if len(shown) < len(some):
             yield f"{outcome:8}and {len(some) - len(shown):,} more (-v or --log)"
 

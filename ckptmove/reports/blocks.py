@@ -28,6 +28,22 @@ class Table:
     details: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
+class Wrong(str):
+    """A line or a cell that says what is wrong: also in color, on a terminal that has some."""
+
+    __slots__ = ()
+
+
+class Terminal(NamedTuple):
+    """What a text is shown on."""
+
+    width: int | None = None  #: letters; tables are cut to fit
+    color: bool = False
+
+
+_PIPE = Terminal()
+
+
 class Drawing(NamedTuple):
     """How a page draws the bytes of columns, as boxes within boxes."""
 
@@ -55,18 +71,30 @@ PageBlock = Block | Columns
 _DETAIL = 4  # blanks before a line below a row
 
 
-def text_of(blocks: Iterable[Block]) -> Iterator[str]:
+def text_of(blocks: Iterable[Block], terminal: Terminal = _PIPE) -> Iterator[str]:
     """Blocks as lines of text."""
     for block in blocks:
         if isinstance(block, str):
-            yield printable(block)
+            yield painted(block, printable(block)) if terminal.color else printable(block)
         elif block.head or block.rows:
-            yield from _text_of(block)
+            yield from _text_of(block, terminal)
 
 
-def _text_of(shown: Table) -> Iterator[str]:
+def painted(said: str, shown: str) -> str:
+    """A text as it is shown: in red and bold, if it says what is wrong."""
+    return f"\x1b[1;31m{shown}\x1b[0m" if isinstance(said, Wrong) and shown else shown
+
+
+def _text_of(shown: Table, terminal: Terminal) -> Iterator[str]:
     rows = [shown.head, *shown.rows] if shown.head else shown.rows
-    lines = table(rows, right=shown.right, gap=shown.gap, widths=shown.widths)
+    lines = table(
+        rows,
+        right=shown.right,
+        gap=shown.gap,
+        widths=shown.widths,
+        most=None if terminal.width is None else terminal.width - shown.indent,
+        paint=painted if terminal.color else lambda said, text: text,
+    )
     blank = " " * shown.indent
     for n, line in enumerate(lines, -1 if shown.head else 0):
         yield f"{blank}{line}"

@@ -15,7 +15,7 @@ from .. import phrases
 from ..errors import CheckFailed
 from ..manifest.paths import spell
 from ..phrases import plural
-from .blocks import Block, Columns, PageBlock, Table
+from .blocks import Block, Columns, PageBlock, Table, Wrong
 from .groups import collapsed, pattern_of
 from .plain import Key, Seconds, derived, to_json
 from .report import Report
@@ -230,7 +230,7 @@ class Diff(Report):
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show a summary, and then a row for whatever differs in the same way."""
-        yield summary(self)
+        yield summary(self) if self.equal else Wrong(summary(self))
         if self.ignored:
             names = list(dict.fromkeys(each.name for each in self.ignored))
             names = [_ALL if name == spell(()) else name for name in names]

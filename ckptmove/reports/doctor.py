@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..errors import CheckFailed
 from ..phrases import plural
-from .blocks import Block, Table
+from .blocks import Block, Table, Wrong
 from .events import Trace
 from .plain import Key, Plain, derived
 from .report import Report
@@ -102,10 +102,12 @@ class Diagnosis(Report):
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:
         """Show the verdicts, the notes, the machine, the model, and what ran where."""
-        yield _summary(self)
+        yield _summary(self) if self.ok else Wrong(_summary(self))
         for verdict in self.verdicts:
             yield ""
-            rows = [(verdict.severity, verdict.title), ("fix", verdict.fix)]
+            severity = verdict.severity
+            severity = Wrong(severity) if severity == WRONG else severity
+            rows = [(severity, verdict.title), ("fix", verdict.fix)]
             yield Table([*rows, *(("", line) for line in verdict.evidence)], widths=_WIDTHS)
         for note in self.notes:
             yield ""

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..phrases import plural
-from .blocks import Block, Table
+from .blocks import Block, Table, Wrong
 from .plain import Seconds, derived
 from .report import Report
 from .text import shape, size
@@ -152,7 +152,7 @@ class SalvageReport(Report):
         if self.report is not None:
             yield f"wrote {self.report}: this report as JSON"
         if self.shortfall:
-            yield f"not the whole checkpoint: {self.shortfall}"
+            yield Wrong(f"not the whole checkpoint: {self.shortfall}")
 
 
 def _shown(tensors: Sequence[SalvagedTensor], *, full: bool) -> Iterator[Block]:

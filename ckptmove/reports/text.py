@@ -6,13 +6,14 @@ Text from a file is made printable: a name may hold line breaks or escape sequen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from .. import phrases
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _MOST_LISTED = 10
+_LEAST = 12  # letters of a cell that are always shown
 #: Bytes of a line that says why something was not done; a name in a file may have millions.
 LONGEST_REASON = 299
 
@@ -93,22 +94,47 @@ def table(
     *,
     gap: int = 2,
     widths: Sequence[int] = (),
+    most: int | None = None,
+    paint: Callable[[str, str], str] = lambda cell, text: text,
 ) -> Iterator[str]:
     """Rows as aligned lines.
+
+    `most` is how wide a line may be: the widest columns of text are then cut, in the middle of
+    their cells. `paint` gets a cell, and how it is shown, and gives that in color.
 
     `right` are the columns that are flushed right, `gap` the blanks between columns, `widths` the
     minimum widths of the first columns.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
+    given = [list(row) for row in rows]
+    cells = [[printable(cell) for cell in row] for row in given]
     needed = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths = [max(pair) for pair in zip_longest(needed, widths[: len(needed)], fillvalue=0)]
     flushed = set(right)
-    for row in cells:
-        parts = (
-            cell.rjust(width) if n in flushed else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+    if most is not None:
+        widths = _fitting(widths, flushed, most - gap * (len(widths) - 1))
+    for originals, row in zip(given, cells, strict=True):
+        parts = []
+        for n, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            shown = cell if n in flushed else cut(cell, width)
+            blanks = " " * ((width if n + 1 < len(row) else len(shown)) - len(shown))
+            if n in flushed:
+                blanks = " " * (width - len(shown))
+            painted = paint(originals[n], shown)
+            parts.append(blanks + painted if n in flushed else painted + blanks)
         yield (" " * gap).join(parts).rstrip()
+
+
+def _fitting(widths: Sequence[int], fixed: Container[int], most: int) -> list[int]:
+    """Widths of which the largest are smaller, until they fit, or no column can be cut any more."""
+    found = list(widths)
+    while sum(found) > most:
+        free = [n for n in range(len(found)) if n not in fixed and found[n] > _LEAST]
+        if not free:
+            break
+        widest = max(free, key=lambda n: found[n])
+        step = max(1, (sum(found) - most) // (2 * len(free)))
+        found[widest] = max(_LEAST, found[widest] - step)
+    return found
 
 
 def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import CheckFailed
 from ..phrases import plural
-from .blocks import Block, Table
+from .blocks import Block, Table, Wrong
 from .plain import Plain, derived
 from .report import Report
 
@@ -101,7 +101,8 @@ class ValidationReport(Report):
         """Show a row for each check, with details below it, and then the verdict."""
         rows: list[tuple[str, str, str]] = []
         for each in self.checks:
-            rows.append((_MARKS[each.outcome], each.check, each.title))
+            mark = _MARKS[each.outcome]
+            rows.append((Wrong(mark) if each.outcome == FAILED else mark, each.check, each.title))
             shown = len(each.details) if full or each.outcome == FAILED else _MOST_DETAILS
             rows += [("", "", detail) for detail in each.details[:shown]]
             if shown < len(each.details):
@@ -114,4 +115,5 @@ class ValidationReport(Report):
         if self.of("container").data.get("tensors") == 0:
             verdict += ", but it holds no tensors"
         place = "" if self.device == "auto" else f" on {where}"
-        yield f"{self.source}{place}: {verdict}"
+        said = f"{self.source}{place}: {verdict}"
+        yield Wrong(said) if failed else said

@@ -136,13 +136,16 @@ def test_version(run_cli: RunCli) -> None:
 # -- a terminal --------------------------------------------------------------------------------
 
 
-def on_a_terminal(folder: Path, *arguments: str, **env: str) -> str:
+def on_a_terminal(
+    folder: Path, *arguments: object, width: int = 80, exit: int = 0, **env: str
+) -> str:
     """What a command prints on a terminal."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "TERM": "xterm", **env}
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    kept = {key: os.environ[key] for key in os.environ if key not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**kept, "PYTHONPATH": os.fspath(ROOT), "TERM": "xterm", **env}
     with subprocess.Popen(
-        [sys.executable, "-m", "ckptmove", *arguments],
+        [sys.executable, "-m", "ckptmove", *map(str, arguments)],
         cwd=folder,
         env=environment,
         stdout=theirs,
@@ -159,7 +162,7 @@ def on_a_terminal(folder: Path, *arguments: str, **env: str) -> str:
                 break
             printed += chunk
     os.close(ours)
-    assert process.returncode == 0
+    assert process.returncode == exit
     return printed.decode()
 
 
@@ -181,3 +184,43 @@ def test_no_progress_where_none_is_wanted(option: str, run_pt: Path, tmp_path: P
 def test_no_colour_where_none_is_wanted(arguments: list[str], run_pt: Path, tmp_path: Path) -> None:
     printed = on_a_terminal(tmp_path, *arguments, "run.pt", NO_COLOR="1")
     assert "\x1b" not in printed
+
+
+# -- on a terminal -----------------------------------------------------------------------------
+
+_COLOR = "\x1b[1;31m"
+
+
+def test_color_for_what_is_wrong(run_pt: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(run_pt.read_bytes()[:-100])
+    plain = run_cli("validate", cut, exit=1).stdout
+    shown = on_a_terminal(tmp_path, "validate", cut, exit=1)
+    assert f"{_COLOR}FAILED\x1b[0m" in shown
+    assert _COLOR not in plain
+    assert "FAILED" in plain  # never by color alone
+    assert f"{_COLOR}ckptmove: \x1b[0m" in on_a_terminal(tmp_path, "inspect", cut, exit=3)
+    assert "\x1b" not in on_a_terminal(tmp_path, "validate", run_pt)
+    without: tuple[dict[str, Any], ...] = (
+        {"NO_COLOR": "1"},
+        {"TERM": "dumb"},
+        {"NO_COLOR": "1", "FORCE_COLOR": "1"},
+    )
+    for taken in without:
+        assert "\x1b" not in on_a_terminal(tmp_path, "validate", cut, exit=1, **taken)
+    forced = run_cli("validate", cut, exit=1, env={"FORCE_COLOR": "1"}).stdout
+    assert re.sub("\x1b\\[[0-9;]*m", "", forced) == plain
+    assert _COLOR in forced
+
+
+def test_tables_fit_the_terminal(tmp_path: Path, run_cli: RunCli) -> None:
+    name = "encoder." + "very_long_name." * 8 + "weight"
+    path = save(tmp_path / "made.pt", {name: torch.ones(3), "short": torch.ones(2)})
+    lines = on_a_terminal(tmp_path, "inspect", "--tensors", path, width=70).splitlines()[2:]
+    assert max(map(len, lines)) <= 70
+    assert any(re.search(r"encoder.*….*weight ", line) for line in lines)
+    for whole in (
+        run_cli("inspect", "--tensors", path, exit=0).stdout,
+        on_a_terminal(tmp_path, "inspect", "--tensors", path, "-v", width=70),
+    ):
+        assert name in whole

@@ -451,6 +451,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("",),
     (
+        "cli.terminal",
         "cli.streams",
         "cli.first_use",
         "cli.pages",

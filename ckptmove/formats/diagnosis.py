@@ -39,6 +39,8 @@ _MOST_ENDS = 100  # end records of a zip that are looked at
 _PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
 _MOST_ZEROS = 64 << 20  # bytes in which they are counted
 _SALVAGE = "ckptmove salvage"
+_SHARD = ".distcp"  # of torch.distributed.checkpoint: elsewhere, two writers leave such files
+_FULL_DISK = "a full disk while saving"
 
 #: Searched and not parsed: a header may have very many entries.
 _END_OF_TENSOR = re.compile(
@@ -64,6 +66,8 @@ def explain(error: InputError, first: Source | None) -> None:
                 damage = _damage_unless_changed(source)
     except CkptmoveError:
         return
+    if path.endswith(_SHARD) and damage is not None and not damage.startswith(_FULL_DISK):
+        return  # zips in a row, and what is left of one is not what is left of the checkpoint
     if damage is None or (not damage and isinstance(error, UnsupportedError)):
         return
     keeps = f"{_SALVAGE} {path} DST keeps what is left"
@@ -89,7 +93,7 @@ def damage_of(source: Readable) -> str | None:
         return None
     zeros = _zeros_at_end(source)
     if zeros == source.nbytes:
-        return "a full disk while saving: all of its bytes are zeros"
+        return f"{_FULL_DISK}: all of its bytes are zeros"
     is_zip = head.startswith(LOCAL_MAGIC)
     is_safe = head[LENGTH_NBYTES:].lstrip()[:1] == b"{"
     if not (is_zip or is_safe or starts(head) or head[:1] == b"\x80"):
@@ -115,7 +119,7 @@ def data_end(source: Readable) -> int:
 def _full_disk(zeros: int, least: int = _PAGE) -> str:
     if zeros < least:
         return ""
-    return f"a full disk while saving: it ends in {zeros:,} zeros"
+    return f"{_FULL_DISK}: it ends in {zeros:,} zeros"
 
 
 def _cut(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str:

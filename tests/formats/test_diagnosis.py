@@ -11,6 +11,7 @@ import torch
 
 import ckptmove
 from tests.conftest import RunCli
+from tests.making.distributed import save_dcp
 from tests.whole.test_salvage import FORMATS, saved, torch_zip
 
 STRICT = ("torch-zip", "torch-legacy", "safetensors", "pickle")
@@ -95,3 +96,21 @@ def test_a_file_of_torch_can_be_written(tmp_path: Path, run_cli: RunCli) -> None
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[name], state[name]) for name in state)
     assert loaded["tied"].data_ptr() == loaded["layer0"].data_ptr()
+
+
+def test_a_shard_of_a_distributed_checkpoint_is_not_two_writers(tmp_path: Path) -> None:
+    """Zips in a row are what it is, and what is left of its first one is not what is left."""
+    state = {"w": torch.arange(3000.0), "b": torch.ones(7), "step": 3}
+    folder = save_dcp(tmp_path / "run", state)
+    (shard,) = folder.glob("*.distcp")
+    whole = shard.read_bytes()
+    cases = [(shard, whole), (folder, whole[: len(whole) // 2]), (folder, whole[:-1])]
+    for path, data in cases:
+        shard.write_bytes(data)
+        with pytest.raises(ckptmove.InputError) as caught:
+            ckptmove.load(path)
+        assert "two ranks" not in str(caught.value)
+        assert "salvage" not in (caught.value.hint or "")
+    shard.write_bytes(whole[: len(whole) // 2] + bytes(len(whole)))
+    with pytest.raises(ckptmove.InputError, match="a full disk while saving: it ends in"):
+        ckptmove.load(folder)

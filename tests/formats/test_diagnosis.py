@@ -114,3 +114,35 @@ def test_a_shard_of_a_distributed_checkpoint_is_not_two_writers(tmp_path: Path) 
     shard.write_bytes(whole[: len(whole) // 2] + bytes(len(whole)))
     with pytest.raises(ckptmove.InputError, match="a full disk while saving: it ends in"):
         ckptmove.load(folder)
+
+
+def test_what_is_left_of_a_folder_is_named_by_its_files(tmp_path: Path, run_cli: RunCli) -> None:
+    """Each file is read by itself: one that is intact is proven, what is lost is named."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save({"state": {"m": torch.arange(500.0)}, "step": 3}, folder / "optimizer.pt")
+    torch.save({"pool": torch.ones(3)}, folder / "scheduler.pt")
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file(
+        {"w": torch.ones(500, 3), "b": torch.arange(4.0)}, folder / "model.safetensors"
+    )
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:3000])
+    said = run_cli("salvage", "run", "out.safetensors", "--partial", "zeros", exit=1)
+    report = json.loads((tmp_path / "out.safetensors.salvage.json").read_text())
+    fates = {each["name"]: each["fate"] for each in report["tensors"]}
+    assert fates["optimizer.state.m"] == fates["scheduler.pool"] == "whole"
+    assert fates["model.w"] == "in part"
+    assert "unproven" not in (fates["optimizer.state.m"], fates["scheduler.pool"])
+    kept = safetensors.load_file(tmp_path / "out.safetensors")
+    assert torch.equal(kept["optimizer.state.m"], torch.arange(500.0))
+    assert "interrupted upload" in said.stdout
+
+    (folder / "epochs").mkdir()
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    said = run_cli("salvage", "run", "again.safetensors", exit=1)
+    assert "not looked at: epochs" in said.stdout + said.stderr
+    assert "model.safetensors" in said.stdout + said.stderr
+    kept = safetensors.load_file(tmp_path / "again.safetensors")
+    assert torch.equal(kept["scheduler.pool"], torch.ones(3))

@@ -19,7 +19,7 @@ from .pickled import read_legacy, read_pickle
 from .readable import read_whole
 from .remains import Judged, NamedTensor, Remains, StorageRemains
 from .safetensors import read_safetensors
-from .sharded import has_files, read_files
+from .sharded import has_files, has_several, read_files
 from .zipped import read_zip
 
 __all__ = ["SALVAGERS", "Judged", "NamedTensor", "Remains", "StorageRemains", "remains_of"]
@@ -74,7 +74,8 @@ def _read(probe: Probe) -> Remains:
         if has_files(probe):
             return read_files(probe, _read_file)
         if probe.is_folder:
-            return _read_file(_only_file(probe, error))
+            broken = _only_file(probe, error)
+            return read_files(probe, _read_file) if has_several(probe) else _read_file(broken)
         return _broken(probe, error)
 
 

@@ -33,6 +33,8 @@ class NamedTensor(NamedTuple):
     device: str = "cpu"
     #: why it can't be read, if that is known
     why: str = ""
+    #: whether a checksum proves its name, dtype and shape, whatever of the others
+    proven: bool = False
 
     @property
     def written_dtype(self) -> str:
@@ -113,19 +115,23 @@ class Remains:
         if end > held.nbytes:
             return Judged(Fate.LOST, 0, "it reaches outside its storage")
         if end == start and tensor.nbytes == 0:
-            proven = self.names_proven and held.proof is not Proof.WRONG
+            proven = (self.names_proven or tensor.proven) and held.proof is not Proof.WRONG
             return Judged(Fate.WHOLE if proven else Fate.UNPROVEN, 0, "")
         if end > held.present:
             there = min(tensor.nbytes, max(0, held.present - start))
             return Judged(Fate.PART if there else Fate.LOST, there, held.why or MISSING)
         if held.proof is Proof.WRONG:
             return Judged(Fate.DAMAGED, tensor.nbytes, held.why or Proof.WRONG.value)
-        if held.proof is Proof.RIGHT and held.present == held.nbytes and self.names_proven:
+        proven = self.names_proven or tensor.proven
+        if held.proof is Proof.RIGHT and held.present == held.nbytes and proven:
             return Judged(Fate.WHOLE, tensor.nbytes, "")
         return Judged(Fate.UNPROVEN, tensor.nbytes, "")
 
-    def renumbered(self, first: int, folder: str) -> Remains:
-        """The same as a part of several files, the first of which has this number."""
+    def renumbered(self, first: int, folder: str, prefix: str = "") -> Remains:
+        """The same as a part of several files, the first of which has this number.
+
+        `prefix` comes before the names of its tensors.
+        """
         return replace(
             self,
             storages={
@@ -133,7 +139,11 @@ class Remains:
                 for key, each in self.storages.items()
             },
             tensors=[
-                each if each.storage is None else each._replace(storage=f"{folder}/{each.storage}")
+                each._replace(
+                    name=prefix + each.name,
+                    storage=None if each.storage is None else f"{folder}/{each.storage}",
+                    proven=each.proven or self.names_proven,
+                )
                 for each in self.tensors
             ],
         )

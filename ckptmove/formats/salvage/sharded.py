@@ -2,20 +2,25 @@
 
 *.index.json                       {"weight_map": {TENSOR: FILE, …}}
 NAME-00001-of-00003.safetensors …  the files, which say themselves how many they are
+
+Of any other folder, such as that of a trainer, each checkpoint is read by itself. The names of its
+tensors begin with its own: `optimizer.state.0.step` of `optimizer.pt`, `model.…` of weights.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import NamedTuple
 
 from ...errors import InputError, UnsupportedError
-from ...phrases import short
+from ...phrases import join_names, short
 from ...sources.place import EntryKind
 from ...sources.source import Readable, Source
 from ..folders.sharded import is_plain_name, read_index
-from ..folders.weight_names import INDEXES, shard_name
+from ..folders.weight_names import INDEXES, is_weights, shard_name
 from ..probe import Probe
 from ..safetensors.header import LONGEST
 from .remains import NamedTensor, Remains, StorageRemains
@@ -29,6 +34,7 @@ _PAIR = re.compile(
     rb'"((?:[^"\\\x00-\x1f]|\\.){1,4096})(?:"\s{0,8}:\s{0,8}"([^"\\\x00-\x1f]{1,255})")?'
 )
 _MOST_FILES = 10_000
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
 class _Files(NamedTuple):
@@ -37,6 +43,8 @@ class _Files(NamedTuple):
     expected: Mapping[str, list[str]]  #: name of a file → tensors that it should hold
     is_whole: bool  #: whether these are all
     note: str = ""
+    #: name of a file → what the names of its tensors begin with; empty for parts of one checkpoint
+    prefixes: Mapping[str, str] = {}
 
 
 def has_files(probe: Probe) -> bool:
@@ -46,6 +54,11 @@ def has_files(probe: Probe) -> bool:
     if probe.is_folder:
         return _index_name(probe) is not None or any(map(shard_name, probe.entries))
     return probe.is_json
+
+
+def has_several(probe: Probe) -> bool:
+    """Whether a folder has several checkpoints that are none of one another."""
+    return len(_checkpoints_in(probe).expected) > 1
 
 
 def read_files(probe: Probe, read: ReadFile) -> Remains:
@@ -58,7 +71,7 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
     for name, expected in files.expected.items():
         found, why = _read(probe, name, read)
         if found is not None:
-            found = found.renumbered(len(sources), name)
+            found = found.renumbered(len(sources), name, files.prefixes.get(name, ""))
             parts.append(found)
             sources += found.files
             tensors += found.tensors
@@ -69,13 +82,16 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
         there = set() if found is None else {each.name for each in found.tensors}
         why = why or f"{short(name)} does not name it any more"
         tensors += (_lost(each, why) for each in expected if each not in there)
+    format = "safetensors-sharded" if _are_safe(files.expected) else "torch-sharded"
     return Remains(
-        "safetensors-sharded" if _are_safe(files.expected) else "torch-sharded",
+        "training-folder" if files.prefixes else format,
         tensors,
         storages,
         sources,
         names_proven=all(each.names_proven for each in parts) and len(parts) == len(files.expected),
-        names_complete=files.is_whole and all(each.names_complete for each in parts),
+        names_complete=files.is_whole
+        and not (files.prefixes and len(parts) < len(files.expected))
+        and all(each.names_complete for each in parts),
         warnings=warnings,
     )
 
@@ -100,12 +116,32 @@ def _files_of(probe: Probe) -> _Files:
             return found
     shards = {n: each for n in probe.entries if (each := shard_name(n)) is not None}
     if not shards:
-        return found if name is not None else _Files({}, False)
+        return found if name is not None else _checkpoints_in(probe)
     first = next(iter(shards.values()))
     numbered = [first.numbered(n) for n in range(1, 1 + first.total)]
     missing = sum(each not in shards for each in numbered)
     note = "its index is missing or damaged: the names of its files say what belongs to it"
     return _Files({each: [] for each in numbered[: _MOST_FILES + 1]}, not missing, note)
+
+
+def _checkpoints_in(probe: Probe) -> _Files:
+    """The checkpoints in a folder, by the suffixes of their names; folders in it are named."""
+    names = sorted(
+        name
+        for name, each in probe.entries.items()
+        if each.kind is EntryKind.FILE and name.endswith(_SUFFIXES) and name[0] != "."
+    )
+    folders = sorted(n for n, each in probe.entries.items() if each.kind is not EntryKind.FILE)
+    weights = [name for name in names if is_weights(name)]
+    stems = Counter(PurePath(name).stem for name in names)
+    prefixes = {
+        name: "model."
+        if [name] == weights
+        else f"{PurePath(name).stem if stems[PurePath(name).stem] == 1 else name}."
+        for name in names
+    }
+    note = f"not looked at: {join_names(folders)}" if folders else ""
+    return _Files({name: [] for name in names}, not folders, note, prefixes)
 
 
 def _index_name(probe: Probe) -> str | None:

@@ -51,7 +51,7 @@ def inspect(
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     elif chunks and not (output.quiet or output.as_json):
-        emit(text_of(views.chunks(manifest)))
+        output.emit(views.chunks(manifest))
         output.write_page(manifest, path)
         output.warn(path, manifest.remarks())
     else:

@@ -18,7 +18,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from ..api.load import load
 from ..api.save import save
-from ..sources.urls import is_url
+from ..sources import place_of
 
 
 class SafetensorsIO(TorchCheckpointIO):
@@ -41,7 +41,7 @@ class SafetensorsIO(TorchCheckpointIO):
         if storage_options is not None:
             raise TypeError("SafetensorsIO takes no storage_options")
         name = os.fspath(path)
-        if not is_url(name):
+        if place_of(name).opens_by_path:  # a store has no folders to be made
             Path(name).parent.mkdir(parents=True, exist_ok=True)
         save(checkpoint, name, format="safetensors", force=True)
 

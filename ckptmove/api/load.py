@@ -43,6 +43,7 @@ def load(
     `Opaque`, which records what would have been called. For a program (TorchScript,
     `torch.export`), the result is a dict of its tensors. Tensors are memory-mapped where the file
     allows it: they use no memory until they are read, and writing to them never changes the file.
+    So no checksum of a tensor is looked at, also in distributed checkpoints: `validate` does that.
 
     Args:
         path: the checkpoint.

@@ -56,7 +56,7 @@ class PackedFolder(NamedTuple):
 
 
 def pack(found: Checkpoint, *, follow_links: bool) -> PackedFolder | None:
-    """What to keep of the folder that a checkpoint was found in; None if it was in none."""
+    """What to keep of the folder that a checkpoint was found in; None if there is nothing."""
     if isinstance(found, FolderCheckpoint):
         return _pack_parts(found, follow_links=follow_links)
     if found.folder is not None:
@@ -78,6 +78,8 @@ def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> Pac
     left_out += [each.name for each in kept if each.name.endswith(LIKE_CHECKPOINTS)]
     kept = [each for each in kept if each.name not in left_out]
     files = _contents(kept, place, left_out, follow_links=follow_links)
+    if not files and not left_out:
+        return None  # weights and nothing else, which lead back without a record
     return PackedFolder(FolderRecord([RecordedPart(name, (), format)], files), (), left_out)
 
 

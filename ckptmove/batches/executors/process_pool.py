@@ -226,12 +226,12 @@ class _Ended(BaseException):
     """Raised when the process is to end, to unwind everything."""
 
 
-def serve(filesystems: Mapping[str, str]) -> None:
+def serve(filesystems: Mapping[str, str] | None = None) -> None:
     """Do what comes in, until nothing more can come. What others print goes to stderr.
 
     `filesystems` are those that are registered with fsspec where the work comes from.
     """
-    register_filesystems(filesystems)
+    register_filesystems(filesystems or {})
     given = os.fdopen(os.dup(0), "rb")
     told = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -176,7 +176,7 @@ def test_json_is_the_diagnosis(training: Path, run_cli: RunCli) -> None:
     done = run_cli("doctor", "--script", training, "--device", "cpu", "--json", "--", "cpu", exit=0)
     told = json.loads(done.stdout)
     keys = "schema subject device simulated ok complete not_simulated unplayed verdicts facts "
-    keys += "report placed trace"
+    keys += "report placed trace not_run"
     assert list(told) == [*keys.split(), "notes"]
     assert told["schema"] == 1
     assert told["subject"] == os.fspath(training)

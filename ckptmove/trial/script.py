@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from ..live.tracing.trace import diagnose
 from ..phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
+from ..system.signals import HAS_TIMER, timer
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
 from .stage_fake import excused
@@ -108,12 +108,13 @@ class _Run:
             tell(self.enough().to_json())
         raise _Enough
 
+    _stop_timer: Callable[[], None] | None = None
+
     def _limit(self, seconds: float) -> None:
         """Have the script end after a time, even if it calls no model."""
         main = threading.current_thread() is threading.main_thread()
-        if seconds and main and hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, self._time_is_up)
-            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+        if seconds and main and HAS_TIMER:
+            self._stop_timer = timer(seconds, _AGAIN, self._time_is_up)
 
     def _time_is_up(self, number: int, frame: object) -> None:
         if self.is_fork:
@@ -125,8 +126,8 @@ class _Run:
 
     def over(self) -> None:
         """The script has ended: nothing limits it any more."""
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._stop_timer is not None:
+            self._stop_timer()
 
     def _look(self, now: float) -> None:
         """Have the latest diagnosis, and tell it, in case that the process ends."""

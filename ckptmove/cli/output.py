@@ -14,11 +14,13 @@ from ..api.options import options_of
 from ..reports.blocks import Block, text_of
 from ..reports.plain import json_text
 from ..reports.report import Report
-from ..reports.text import printable
+from ..reports.text import cut_words, printable
 from ..sources import mask_secrets, place_of
 from ..writing.verify import Progress
 from .declare import Command, Decorator, Function, option, verb_options, with_options, with_values
 from .terminal import terminal_of
+
+_LONGEST_WORD = 200  # bytes of a path or name in a warning
 
 
 class Output(NamedTuple):
@@ -51,10 +53,11 @@ class Output(NamedTuple):
             write_page(self.html, report.to_html(None if path is None else mask_secrets(path)))
 
     def warn(self, path: str | None, messages: Iterable[str]) -> None:
-        """Print warnings to stderr, about a file if one is named."""
+        """Print warnings to stderr, about a file if one is named; long words are cut."""
         about = "" if path is None else f"{path}: "
         for message in () if self.quiet else messages:
-            click.echo(mask_secrets(printable(f"ckptmove: {about}{message}")), err=True)
+            line = mask_secrets(printable(f"ckptmove: {about}{message}"))
+            click.echo(line if self.verbose else cut_words(line, _LONGEST_WORD), err=True)
 
     @contextlib.contextmanager
     def progress_bar(

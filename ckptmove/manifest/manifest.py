@@ -22,7 +22,7 @@ from ..pickles.nodes import Node
 from ..reports.plain import OMITTED, Key, Plain, derived
 from ..reports.report import Report
 from ..sources.source import FetchStats
-from .folder_files import FolderFile
+from .folder_files import MISSING, FolderFile
 from .other_records import OtherRecord
 from .paths import Path, PlainPath
 
@@ -401,13 +401,16 @@ class Manifest(Report):
 
         Raises:
             CheckFailed: a tensor is on another device, or there are no tensors, or a file of the
-                folder could not be read.
+                folder is missing or could not be read.
             DeviceError: the name of the device is not valid.
         """
         elsewhere = self.elsewhere(device)
-        not_read = [each.name for each in self.files if each.not_read is not None]
-        if not_read:
-            raise CheckFailed(f"not read: {join_names(not_read, _MOST_NAMED)}", path=self.path)
+        absent = [each.name for each in self.files if each.not_read == MISSING]
+        unread = [each.name for each in self.files if each.not_read not in (None, MISSING)]
+        if absent or unread:
+            lists = (("missing", absent), ("not read", unread))
+            why = [f"{what}: {join_names(names, _MOST_NAMED)}" for what, names in lists if names]
+            raise CheckFailed("; ".join(why), path=self.path)
         if elsewhere:
             told = join_names([f"{e.name!r} is on {e.device}" for e in elsewhere], _MOST_NAMED)
             raise CheckFailed(f"not on {device}: {told}", path=self.path)

@@ -7,26 +7,35 @@ from collections.abc import Iterator
 from ..manifest.folder_files import MISSING, FolderFile
 from ..manifest.manifest import Manifest
 from .blocks import Block, Table
-from .text import listed, size
+from .text import cut, listed, size
 
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10
+_LONGEST_NAME = 64  # letters of a path, unless all of it is shown
 
 
 def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
-    """What each file of a folder is, a line each; nothing for other checkpoints."""
+    """What each file of a folder is, a line each; nothing for other checkpoints.
+
+    Long names are cut in their middle, unless `full`.
+    """
     if not manifest.files:
         return
-    rows = [_row(each) for each in manifest.files if each.format or each.not_read]
+    longest = None if full else _LONGEST_NAME
+    rows = [_row(each, longest) for each in manifest.files if each.format or each.not_read]
     yield from ("", Table(rows, _FILES, right=(3, 5)))
     others = [each.name for each in manifest.files if not each.format and not each.not_read]
     if others:
-        yield f"other files: {listed(others, len(others) if full else _MOST_OTHERS)}"
+        names = [cut(name, longest) for name in others]
+        yield f"other files: {listed(names, len(others) if full else _MOST_OTHERS)}"
 
 
-def _row(file: FolderFile) -> tuple[str, ...]:
+def _row(file: FolderFile, longest: int | None) -> tuple[str, ...]:
+    name = cut(file.name, longest)
     if file.not_read is not None:
-        return file.name, "missing" if file.not_read == MISSING else "not read", "", "", "", ""
+        return name, "missing" if file.not_read == MISSING else "not read", "", "", "", ""
     devices = ", ".join(file.devices) or ("not stored" if file.tensors else "")
-    sections = ", ".join(file.sections) if file.copy_of is None else f"as {file.copy_of}?"
-    return file.name, file.format, sections, f"{file.tensors:,}", devices, size(file.nbytes)
+    sections = ", ".join(file.sections)
+    if file.copy_of is not None:
+        sections = f"as {cut(file.copy_of, longest)}?"
+    return name, file.format, sections, f"{file.tensors:,}", devices, size(file.nbytes)

@@ -45,6 +45,7 @@ _OF_EVERY_MODULE = {
     *("_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_backend"),
 }
+_LONGEST_PATH = 200  # characters of its own path in a summary
 _LONGEST_NAME = 72  # characters of a tensor's name in a summary
 _LONGEST_KEY = 200  # of a key in a tree
 _LONGEST_VALUE = 60  # of a value in a tree
@@ -84,7 +85,8 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     """The verdict, totals by section, device and dtype, the tensors by layer, and what else."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
     yield manifest.verdict
-    yield mask_secrets(f"{manifest.path}: {manifest.format}, {size(manifest.nbytes)}{writer}")
+    path = cut(mask_secrets(manifest.path), None if full else _LONGEST_PATH)
+    yield f"{path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
     if manifest.fetched is not None:
         count = plural(manifest.fetched.requests, "request")
         yield f"fetched {size(manifest.fetched.nbytes)} of {size(manifest.nbytes)} in {count}"

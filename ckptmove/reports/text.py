@@ -40,9 +40,9 @@ def shape(dims: Sequence[int]) -> str:
     return "[" + ", ".join("?" if n < 0 else str(n) for n in dims) + "]"
 
 
-def cut(text: str, longest: int) -> str:
-    """The text, with its middle left out if it is too long."""
-    if len(text) <= longest:
+def cut(text: str, longest: int | None) -> str:
+    """The text, with its middle left out if it is too long; None takes any length."""
+    if longest is None or len(text) <= longest:
         return text
     head = (longest - 1) // 2
     return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
@@ -66,7 +66,7 @@ def one_line(where: str, what: str, hint: str, most: int) -> str:
     place, cause, remedy = where, what, hint
     for longest in (most, 120, 80, 60, 40):
         place = cut_to_bytes(where, longest)
-        cause, remedy = _shortened(what, longest), _shortened(hint, longest)
+        cause, remedy = cut_words(what, longest), cut_words(hint, longest)
         line = _joined(place, cause, remedy)
         if _nbytes(line) <= most:
             return line
@@ -75,7 +75,8 @@ def one_line(where: str, what: str, hint: str, most: int) -> str:
     return _joined(place, cut_to_bytes(cause, spare), remedy)
 
 
-def _shortened(text: str, longest: int) -> str:
+def cut_words(text: str, longest: int) -> str:
+    """The text, each of its words with the middle left out if it is longer in UTF-8."""
     parts = re.split(r"(\s+)", text)
     return "".join(cut_to_bytes(part, longest) for part in parts)
 

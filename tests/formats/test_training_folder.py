@@ -164,8 +164,30 @@ def test_what_is_required_holds_for_every_file_of_a_model(tmp_path: Path, run_cl
     with pytest.raises(InputError):
         inspect(tmp_path, require="cpu")
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "extra.bin")
-    with pytest.raises(CheckFailed, match=r"not read: extra\.bin"):
+    with pytest.raises(CheckFailed, match=r"^not read: extra\.bin$"):
         inspect(tmp_path, require="cpu")
+    torch.save({"cpu": torch.ones(2)}, tmp_path / "rng_state_1.pth")
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(CheckFailed, match=r"^missing: rng_state_0\.pth; not read: extra\.bin$"):
+        inspect(tmp_path, require="cpu")
+
+
+def test_long_names_are_cut_unless_all_is_shown(tmp_path: Path, run_cli: RunCli) -> None:
+    folder = tmp_path / ("a" * 200) / ("b" * 200)
+    deep = folder / ("c" * 200) / ("d" * 200)
+    deep.mkdir(parents=True)
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")
+    for name, content in (("e.bin", b"no checkpoint"), ("f.json", b"{}")):
+        (deep / name).write_bytes(content)
+    torch.save({"w": torch.ones(2)}, deep / "g.pt")
+    done = run_cli("inspect", folder, exit=0)
+    told = done.stdout + done.stderr
+    for name in ("e.bin", "f.json", "g.pt"):
+        assert f"d/{name}" in told
+    assert max(map(len, told.splitlines())) < 500
+    full = run_cli("inspect", folder, "-v", exit=0).stdout
+    assert f"{'c' * 200}/{'d' * 200}/g.pt" in full
 
 
 def test_weights_without_devices_are_where_they_are_loaded(tmp_path: Path) -> None:

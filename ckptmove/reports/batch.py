@@ -145,7 +145,7 @@ class BatchPlan(Report):
         nbytes = sum(task.item.nbytes for task in tasks)
         copied = sum(each.copied for each in self.forecasts or ())
         told = [f"would {self.verb} {plural(len(rows) - copied, 'item')}, {size(nbytes)}"]
-        told += [f"would copy {plural(copied, 'other file')}"] if copied else []
+        told += [f"would copy {copied:,} unchanged"] if copied else []
         told += self._told()
         held_up = sum(bool(task.obstacle) for task in tasks)
         if held_up:
@@ -243,7 +243,7 @@ class BatchReport(Report):
         parts = [f"{_DID[self.verb]} {plural(done, 'item')}, {size(self.nbytes)}"]
         parts[0] += f" in {self.seconds:.2f} s"
         if self.copied:
-            parts.append(f"{plural(self.copied, 'other file')} copied")
+            parts.append(f"{self.copied:,} copied unchanged")
         if self.sources_removed:
             parts.append(f"{plural(self.sources_removed, 'source')} removed")
         parts += [

@@ -112,8 +112,8 @@ def test_exit_codes_are_those_of_the_code() -> None:
     text = (PROJECT / "ckptmove" / "errors.py").read_text()
     codes = set(re.findall(r"exit_code = (\d+)", text))
     table = README[README.index("## Exit codes") :]
-    assert codes <= set(re.findall(r"\b(\d+): ", table))
+    assert codes <= set(re.findall(r"^\| (\d+) \|", table, re.MULTILINE))
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 260
+    assert len(README.splitlines()) <= 270

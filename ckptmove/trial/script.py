@@ -24,6 +24,7 @@ from ..phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
 from ..system.signals import HAS_TIMER, timer
+from .never_called import models_never_called, optimizers_without_state
 from .simulation.device_memory import NotSimulated
 from .simulation.script_host import call, hosting
 from .stage_fake import excused
@@ -252,10 +253,17 @@ class _Run:
         if not found.ok or found.not_simulated:
             return found
         when = "" if self.recorder.names.latest else " before it called a model"
-        return _wrong(found, f"the script failed{when}: {line}", "read the exception")
+        found = _wrong(found, f"the script failed{when}: {line}", "read the exception")
+        if isinstance(error, KeyError) and not self.recorder.steps:
+            for each in optimizers_without_state(_variables(error, self._script)):
+                found = _noted(found, each)
+        return found
 
-    def ended(self, code: object) -> Diagnosis:
-        """The diagnosis after the script ended by itself with the exit code `code`."""
+    def ended(self, code: object, variables: Mapping[str, Any] | None = None) -> Diagnosis:
+        """The diagnosis after the script ended by itself with the exit code `code`.
+
+        `variables` is what the script defined, if that is known.
+        """
         recorder = self.recorder
         failed = code not in (None, 0)
         devices = {each.device for each in recorder.operands if each.shape}
@@ -271,7 +279,15 @@ class _Run:
             return _wrong(found, title, "read its output")
         if failed:
             return _noted(found, f"it exited with {code}")
-        return found if found.complete or caught is not None else _noted(found, self._short())
+        if found.complete or caught is not None:
+            return found
+        found = _noted(found, self._short())
+        if variables is not None and not recorder.steps:
+            with _disable_current_modes():
+                models = models_never_called(variables, recorder.names.models, self._call)
+                for each in (*models, *optimizers_without_state(variables)):
+                    found = _noted(found, each)
+        return found
 
     def _short(self) -> str:
         """That it ended before the steps were taken."""
@@ -283,6 +299,18 @@ class _Run:
             times = "once" if calls == 1 else f"{calls:,} times"
             return f"the script called its model {times}, and no optimizer took a step"
         return "the script ended before it called a model"
+
+
+def _variables(error: BaseException, script: str) -> Mapping[str, Any]:
+    """The variables of a script, and of its function that raised an exception."""
+    found: dict[str, Any] = {}
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_filename == script:
+            found |= frame.f_locals
+        traceback = traceback.tb_next
+    return found
 
 
 def _count(parameter: torch.Tensor) -> int:
@@ -331,6 +359,6 @@ def watched(asked: Mapping[str, Any]) -> Mapping[str, Any]:
                 raise
             found = run.raised(error)
         else:
-            found = run.ended(None)
+            found = run.ended(None, defined)
             del defined
     return found.to_json()

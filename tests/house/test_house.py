@@ -383,6 +383,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "trial.simulation.script_host",
         "trial.simulation",
         "trial.stage_fake",
+        "trial.never_called",
         "trial.script",
         "trial.examine",
         "trial.trial",

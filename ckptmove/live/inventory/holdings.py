@@ -71,6 +71,10 @@ class Ownership(str, Enum):
 REGISTERED = (Ownership.PARAMETER, Ownership.BUFFER, Ownership.TRANSIENT)
 
 
+#: The name under which a compiled model holds the model that was written.
+COMPILED = "_orig_mod"
+
+
 class HeldTensor(NamedTuple):
     """A tensor under a path."""
 
@@ -113,6 +117,7 @@ class Holdings:
     #: Paths of the outermost modules: `()` for the model.
     roots: list[Path] = field(default_factory=list)
     optimizers: dict[Path, torch.optim.Optimizer] = field(default_factory=dict)  #: by path
+    as_written: bool = False  #: whether paths lack what `torch.compile` adds
 
     def of(self, *held: Ownership) -> list[HeldTensor]:
         """Those that are held in one of these ways."""
@@ -127,9 +132,11 @@ def holdings(
     others: Mapping[str, object] | None = None,
     *,
     parameters: Sequence[str] = _PARAMETERS,
+    as_written: bool = False,
 ) -> Holdings:
     """Everything that a model and the objects that belong to it hold.
 
+    `as_written` leaves out of the paths what `torch.compile` adds to them.
     Raises UsageError if an argument is of the wrong kind, or can't be on a device.
     """
     if not isinstance(model, nn.Module):
@@ -138,7 +145,7 @@ def holdings(
         raise UsageError(f"{class_name(model)} is not a torch.nn.Module", hint=hint)
     others = {name: each for name, each in (others or {}).items() if each is not None}
     models = {name: each for name, each in others.items() if isinstance(each, nn.Module)}
-    found = Holdings(optimizers=optimizers_at(optimizer, ("optimizer",)))
+    found = Holdings(optimizers=optimizers_at(optimizer, ("optimizer",)), as_written=as_written)
     for name in [name for name, each in others.items() if are_optimizers(each)]:
         found.optimizers.update(optimizers_at(others.pop(name), (name,)))
     known = Known([model, *models.values()], found.optimizers.values())
@@ -180,6 +187,12 @@ def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
     return {**third, **second, **first}
 
 
+def written(model: nn.Module) -> nn.Module:
+    """The model that the user wrote, if `torch.compile` made this one of it."""
+    found = model._modules.get(COMPILED)
+    return model if found is None else found
+
+
 # -- optimizers ------------------------------------------------------------------------------------
 
 
@@ -193,6 +206,8 @@ def optimizers_of(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
 
 def _of_model(model: nn.Module, start: Path, known: Known, found: Holdings) -> None:
     modules = list(modules_of(model, start))
+    if found.as_written:
+        modules = [(tuple(k for k in path if k != COMPILED), each) for path, each in modules]
     reach = Reach(known.objects)
     met: dict[int, Path] = {}
     holding: set[int] | None = None

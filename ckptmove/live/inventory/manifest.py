@@ -26,7 +26,7 @@ from ...manifest.manifest import (
 from ...manifest.paths import Path, spell
 from ...reports.live import LiveManifest
 from .findings import warnings_of
-from .holdings import REGISTERED, HeldTensor, Holdings, Naming, Ownership
+from .holdings import COMPILED, REGISTERED, HeldTensor, Holdings, Naming, Ownership
 from .offloaded import Offloaded, Offloads
 
 FORMAT = "live model"
@@ -36,7 +36,7 @@ _WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
+    "OptimizedModule": COMPILED,
 }
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...reports.events import Operand, Site
-from ..inventory.holdings import Ownership, holdings
+from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from ..inventory.object_walk import Reach
 from .operations import UNNAMED, factory
 from .source_lines import is_outer, is_within, modules_in, variable
@@ -115,7 +115,8 @@ class Names:
         if model not in self._modules:
             self._models.append(weakref.ref(model))
             for path, module in model.named_modules():
-                self._modules.setdefault(module, path)
+                keys = [key for key in path.split(".") if key != COMPILED]
+                self._modules.setdefault(module, ".".join(keys))
 
     def know_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer that takes a step, and its parameters with gradients."""
@@ -134,7 +135,7 @@ class Names:
     def of_module(self, module: nn.Module) -> str:
         """The dotted name of a module, or its class's."""
         found = self._modules.get(module)
-        return type(module).__name__ if found is None else found
+        return type(written(module)).__name__ if found is None else found
 
     def variable(self, model: nn.Module) -> str:
         """What the code that called a model calls it; "" if it wasn't called, or has no name."""
@@ -254,8 +255,8 @@ class Names:
         self._walks += bool(self.models)
         self._held.clear()
         for model in self.models:
-            found = holdings(model, self.optimizers).all
-            owner = self.variable(model) or type(model).__name__
+            found = holdings(model, self.optimizers, as_written=True).all
+            owner = self.variable(model) or type(written(model)).__name__
             for each in sorted(found, key=lambda each: each.held is Ownership.FOREIGN):
                 self._held.note(each.tensor, _Name(each.name, str(each.held), each.module, owner))
 

@@ -18,7 +18,7 @@ from ...reports.doctor import Diagnosis, Verdict
 from ...reports.events import Happening, Trace
 from ...reports.live import places
 from ...runtime.environment.usable import Facts, best, facts, usable
-from ..inventory.holdings import Optimizers, holdings, optimizers_of
+from ..inventory.holdings import Optimizers, holdings, optimizers_of, written
 from ..inventory.manifest import manifest_of
 from ..inventory.ownership import belonging
 from .causes import before_a_model, causes
@@ -60,8 +60,8 @@ def diagnose(
     if model is None and failed is not None and not verdicts:
         verdicts += before_a_model(device, trace, failed)
     if model is not None:
-        found = holdings(model, optimizers)
-        manifest = _called(manifest_of(found, model), call)
+        found = holdings(model, optimizers, as_written=True)
+        manifest = _called(manifest_of(found, written(model)), call)
         if not verdicts:  # else nothing could be there
             together = belonging(found, fed=fed, call=call, line=line)
             verdicts += causes(device, manifest, together, trace, failed, variable, choice)
@@ -69,7 +69,7 @@ def diagnose(
         homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
         placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
     return Diagnosis(
-        subject=subject or ("" if model is None else type(model).__name__),
+        subject=subject or ("" if model is None else type(written(model)).__name__),
         device=device,
         simulated=simulated,
         facts=known.to_json(),

@@ -1,0 +1,48 @@
+"""Say where models are that a script made and never called, and why an optimizer has no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..phrases import join_names
+
+_MOST = 8  # models that are told
+
+
+def models_never_called(
+    variables: Mapping[str, Any], called: Sequence[nn.Module], call: Callable[[str], str]
+) -> Iterator[str]:
+    """A line for each model among a script's variables that was not called.
+
+    `call` gives the displayed name of a device. Parts of other models are left out.
+    """
+    parts = {id(part) for each in called for part in each.modules()}
+    models: dict[str, nn.Module] = {}
+    for name, value in variables.items():
+        known = id(value) in parts or any(value is each for each in models.values())
+        if isinstance(value, nn.Module) and not known and not name.startswith("_"):
+            models[name] = value
+    inner = {id(part) for each in models.values() for part in each.modules() if part is not each}
+    found = [(name, each) for name, each in models.items() if id(each) not in inner]
+    for name, model in found[:_MOST]:
+        tensors = chain(model.parameters(), model.buffers())
+        where = list(dict.fromkeys(call(str(each.device)) for each in tensors))
+        if where:
+            kind = type(model).__name__
+            yield f"{name} ({kind}) is on {join_names(where)}; it was never called"
+
+
+def optimizers_without_state(variables: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each optimizer among a script's variables that holds nothing yet."""
+    for name, value in variables.items():
+        if isinstance(value, torch.optim.Optimizer) and not any(value.state.values()):
+            kind = type(value).__name__
+            yield (
+                f"{name} ({kind}) has no state: torch makes it at the first step, on the device of "
+                f"each parameter; before that, there is nothing to move or to save"
+            )

@@ -49,6 +49,13 @@ def test_what_moves_in_place_is_moved_and_the_original_stays() -> None:
         assert {str(each.device) for each in graph.store.mapping.values()} == {"cpu"}
 
 
+def test_what_moves_in_place_and_is_there_is_itself() -> None:
+    graph = Graph(x=torch.ones(3), edges=torch.zeros(2, 4))
+    assert ckptmove.to_device(graph, "cpu") is graph
+    batch = [graph, {"y": torch.ones(2)}]
+    assert ckptmove.to_device(batch, "cpu") is batch
+
+
 @apart
 def test_graphs_of_torch_geometric() -> None:
     data = pytest.importorskip("torch_geometric.data")
@@ -58,6 +65,7 @@ def test_graphs_of_torch_geometric() -> None:
         assert type(moved) is type(each)
         assert (str(moved.x.device), str(moved.edge_index.device)) == (DEVICE, DEVICE)
         assert each.x.device.type == "cpu"
+        assert ckptmove.to_device(each, "cpu") is each
 
 
 @apart

@@ -10,7 +10,7 @@ import copy
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from ..inventory.containers import (
     fielded,
     rebuild_containers,
 )
+from ..inventory.object_walk import Reach
 from ..inventory.opaque_types import holds_tensors, is_divisible, is_shared
 from .copy import Copying
 from .devices import reachable
@@ -309,6 +310,7 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
         with suppress(Exception):  # whatever an object says that can't be copied
             twin = copy.copy(mover)
     before = dict(attributed(type(twin)).own(twin))
+    held = [tensor for _, tensor in Reach().within(before, ())]
     is_flat = twin is mover or not _part_from(twin, before)
     accepted = _parameters(twin)
     options: dict[str, Any] = {}
@@ -318,11 +320,19 @@ def _asked(mover: Any, device: torch.device, non_blocking: bool) -> Any:
     if new is None:
         new = twin
     if new is twin and twin is not mover and not _is_flat(before):
-        return new  # what it did is in objects of its own
+        # What it did is in objects of its own.
+        return mover if _is_unchanged(new, held, device) else new
     after = getattr(new, "__dict__", None)
     if new is twin and is_flat and after is not None and after.keys() == before.keys():
         return mover if all(after[name] is value for name, value in before.items()) else new
     return new
+
+
+def _is_unchanged(mover: Any, held: Sequence[torch.Tensor], device: torch.device) -> bool:
+    """Whether an object holds the same tensors as before, all on the device."""
+    now = [tensor for _, tensor in Reach().within(dict(attributed(type(mover)).own(mover)), ())]
+    same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
+    return bool(held) and same and all(each.device == device for each in held)
 
 
 def _is_flat(attributes: Mapping[str, Any]) -> bool:

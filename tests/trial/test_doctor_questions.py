@@ -81,33 +81,35 @@ ON_THE_CPU = """
         loss.backward()
         optimizer.step()
 """
-QUESTIONS = {
+#: By question: the program, the exit code, and what the answer says.
+QUESTIONS: dict[str, tuple[str, int, list[str]]] = {
     "which device is a model on": (
-        *(WHICH_DEVICE, 0),
-        "the script ended before it called a model",
-        "encoder (Sequential) is on cuda:0; it was never called",
-        "decoder (Linear) is on cpu; it was never called",
+        WHICH_DEVICE,
+        0,
+        [
+            "the script ended before it called a model",
+            "encoder (Sequential) is on cuda:0; it was never called",
+            "decoder (Linear) is on cpu; it was never called",
+        ],
     ),
-    "how are models and batches moved": (
-        *(MOVING, 1),
-        "asked.py:10",
-        "inputs = inputs.to(",
-    ),
+    "how are models and batches moved": (MOVING, 1, ["asked.py:10", "inputs = inputs.to("]),
     "why has the optimizer no state to move": (
-        *(STATE, 1),
-        "KeyError: 'exp_avg' (at asked.py:9)",
-        "optimizer (Adam) has no state: torch makes it at the first step",
+        STATE,
+        1,
+        [
+            "KeyError: 'exp_avg' (at asked.py:9)",
+            "optimizer (Adam) has no state: torch makes it at the first step",
+        ],
     ),
     "why does a module leave a tensor behind": (
-        *(CUSTOM, 1),
-        "scale is not registered, so model.to leaves it",
-        'self.register_buffer("scale", …, persistent=False)',
+        CUSTOM,
+        1,
+        [
+            "scale is not registered, so model.to leaves it",
+            'self.register_buffer("scale", …, persistent=False)',
+        ],
     ),
-    "why does it train on the CPU": (
-        *(ON_THE_CPU, 1),
-        "asked.py:5",
-        "is on cpu",
-    ),
+    "why does it train on the CPU": (ON_THE_CPU, 1, ["asked.py:5", "is on cpu"]),
 }
 
 
@@ -116,11 +118,11 @@ QUESTIONS = {
 def test_a_question_is_answered_by_one_command(
     question: str, tmp_path: Path, run_cli: RunCli
 ) -> None:
-    text, code, *lines = QUESTIONS[question]
+    text, code, lines = QUESTIONS[question]
     path = tmp_path / "asked.py"
-    path.write_text(textwrap.dedent(str(text)))
+    path.write_text(textwrap.dedent(text))
     done = run_cli("doctor", "--script", path, "--device", "cuda:0", "--simulate", exit=code)
     for line in lines:
-        assert str(line) in done.stdout
+        assert line in done.stdout
     assert "_orig_mod" not in done.stdout
     assert "privateuseone" not in done.stdout

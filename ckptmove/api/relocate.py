@@ -221,7 +221,7 @@ def _opened_file(src: StrPath, rules: Rules, *, force: bool) -> Iterator[_Change
 def _opened_folder(
     src: StrPath, rules: Rules, *, force: bool, follow_links: bool
 ) -> Iterator[_Change]:
-    with formats.opened_folder(src, follow_links=follow_links) as before:
+    with formats.opened_folder(src, follow_links=follow_links, by_rank=True) as before:
         yield FolderChange(before, rules, force=force, follow_links=follow_links)
 
 

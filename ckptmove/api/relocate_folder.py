@@ -10,9 +10,10 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import CkptmoveError, InputError, RefusedError, WriteError
 from ..formats.checkpoint import check_container
+from ..formats.distributed.rank_files import ALL_RANKS
 from ..formats.folders.training_folder import FolderCheckpoint, Part, several_checkpoints
 from ..manifest.paths import Path
-from ..phrases import quote
+from ..phrases import few, quote
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
 from ..placement.rules import Rules
@@ -68,6 +69,11 @@ class FolderChange:
         self.path = before.container.source.path
         if before.own:
             raise several_checkpoints(before.own, self.path)
+        gone = [each for each in before.missing if each.is_of_rank]
+        if gone:
+            told = few([each.name for each in gone])
+            message = f"is incomplete, missing: {told} ({gone[0].because})"
+            raise InputError(message, path=self.path, hint=ALL_RANKS)
         manifest = before.manifest
         self._keys = {part.keys: _stores_devices(before, part) for part in before.parts}
         fixed = {each.path: each.device for each in manifest.tensors if not self._moves(each.path)}

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import InputError, UnsupportedError
 from ..formats.checkpoint import Checkpoint
-from ..formats.distributed.dcp import Dcp
+from ..formats.distributed.deepspeed import BESIDE, DeepSpeed
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.weight_names import INDEX
 from ..reports.batch_items import Entry, Item
@@ -78,11 +78,6 @@ class _Folder:
         return self.format is not None and self.format.takes_folder(below.name)
 
     @property
-    def has_no_devices(self) -> bool:
-        """Whether it is of a format that stores no devices."""
-        return self.format is not None and self.format.name == Dcp.name
-
-    @property
     def in_parts(self) -> bool:
         """Whether none of the files in it, and below, is a checkpoint of its own."""
         return self.format is not None and self.format.in_parts
@@ -100,8 +95,8 @@ def discover(
     `finished` gives the entry of a file by its name and stamp, if an earlier run has done it; then
     it is not opened.
 
-    The folder of a model or a trainer is one item. `whole`: so is an index with its files, and a
-    folder of any format; if not, each of their files is one, but for formats without devices.
+    The folder of a model, a trainer or ranks is one item. `whole`: so is an index with its files;
+    if not, each of these is one.
     """
     found = Discovery()
     listed = _folders(root, wanted, found)
@@ -109,13 +104,7 @@ def discover(
         raise UnsupportedError(
             "is one checkpoint, not a tree of them", path=root, hint="run it without batch"
         )
-    if not whole:
-        found.notes += [
-            f"{each.name} is one checkpoint in many files, which are treated one by one"
-            for each in listed
-            if each.in_parts and not each.has_no_devices
-        ]
-    listed = _without_parts(listed, whole=whole)
+    listed = _without_parts(listed)
     search = _Search(root, listed, wanted, finished, whole=whole)
     covered, whole_below, divided = set[str](), set[str](), set[str]()
     for folder in listed:
@@ -138,6 +127,13 @@ def discover(
     found.items.sort()
     found.others.sort()
     found.companions = set(_companions(found, divided))
+    if not whole:  # what tells of the folders of DeepSpeed beside them stays true
+        found.companions.update(
+            "".join((*each.name.rpartition("/")[:2], beside))
+            for each in found.items
+            if each.format == DeepSpeed.name
+            for beside in BESIDE
+        )
     return found
 
 
@@ -193,13 +189,13 @@ def _folders(root: str, wanted: ItemFilter, found: Discovery) -> list[_Folder]:
     return folders
 
 
-def _without_parts(folders: Iterable[_Folder], *, whole: bool) -> list[_Folder]:
+def _without_parts(folders: Iterable[_Folder]) -> list[_Folder]:
     """All folders but those below one that is a single checkpoint whatever is in it."""
     kept, gone = list[_Folder](), set[str]()
     for folder in folders:
         if folder.name not in gone:
             kept.append(folder)
-        if folder.name in gone or (folder.in_parts and (whole or folder.has_no_devices)):
+        if folder.name in gone or folder.in_parts:
             gone.update(each.name for each in folder.inside)
     return kept
 
@@ -253,9 +249,7 @@ class _Search:
 
     def _may_be_one(self, folder: _Folder) -> bool:
         """Whether a folder is one item, unless there are others below it."""
-        if not folder.name or folder.format is None:
-            return False
-        return self._whole or not folder.in_parts or folder.has_no_devices
+        return bool(folder.name) and folder.format is not None
 
     def add_folder(self, folder: _Folder, found: Discovery) -> None:
         """Add a folder that is one item."""

@@ -16,6 +16,7 @@ from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
 from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError
 from ..formats.distributed.dcp import Dcp
+from ..formats.distributed.hf_shards import HuggingFaceShards
 from ..formats.folders.parts import PartsContainer
 from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.safetensors.file import SafetensorsFile, TensorsContainer
@@ -140,7 +141,9 @@ def is_copied(task: Task) -> bool:
 
 
 def _stores_no_devices(item: Item) -> bool:
-    return (item.kind, item.format) in (("file", SafetensorsFile.name), ("folder", Dcp.name))
+    if item.kind == "folder":
+        return item.format in (Dcp.name, HuggingFaceShards.name)
+    return (item.kind, item.format) == ("file", SafetensorsFile.name)
 
 
 def _made(task: Task, output: str, *, force: bool) -> ItemOutcome:

@@ -23,6 +23,7 @@ from .checkpoint import Checkpoint
 from .diagnosis import explain
 from .distributed.dcp import Dcp, no_devices
 from .distributed.deepspeed import DeepSpeed, check_complete
+from .distributed.divided_folders import divided_folders
 from .distributed.hf_shards import HuggingFaceShards
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
@@ -124,10 +125,13 @@ def opened(
 
 
 @contextlib.contextmanager
-def opened_folder(path: StrPath, *, follow_links: bool = False) -> Iterator[FolderCheckpoint]:
+def opened_folder(
+    path: StrPath, *, follow_links: bool = False, by_rank: bool = False
+) -> Iterator[FolderCheckpoint]:
     """Open all that a folder holds, even if that is but the weights of one model; as `opened`.
 
-    Tensors have the names that they have for `opened`.
+    Tensors have the names that they have for `opened`. `by_rank`: folders of DeepSpeed in it are
+    not put together, so that each file of a rank is a part; InputError if one lacks such a file.
     """
     with ExitStack() as stack:
         opener = Opener(stack, read_probe, follow_links=follow_links)
@@ -139,7 +143,10 @@ def opened_folder(path: StrPath, *, follow_links: bool = False) -> Iterator[Fold
                 check_complete(probe)
                 format = TrainingFolder()
                 bare = not format.sniff(probe) and ModelFolder().sniff(probe)
-                checkpoint = read_folder(probe, format, bare=bare)
+                if by_rank:
+                    for name in sorted(divided_folders(probe.names_below())):
+                        check_complete(probe.open_folder(name))
+                checkpoint = read_folder(probe, format, bare=bare, by_rank=by_rank)
             checkpoint.notes = opener.notes
             yield checkpoint
 

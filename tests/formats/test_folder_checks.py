@@ -58,6 +58,10 @@ def optimizer(**state: object) -> dict[str, object]:
         ("model_2.safetensors model.safetensors", "model_1.safetensors"),
         ("optimizer_1.bin", "optimizer.bin"),
         ("consolidated.00.pth consolidated.02.pth", "consolidated.01.pth"),
+        (
+            "actor/model_world_size_3_rank_0.pt actor/model_world_size_3_rank_1.pt",
+            "actor/model_world_size_3_rank_2.pt",
+        ),
         ("model-00002-of-00002.bin", "model.bin.index.json model-00001-of-00002.bin"),
         ("model-00001-of-00001.safetensors model.safetensors.index.json", ""),
         ("adapter_model.bin", "adapter_config.json"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -42,10 +41,14 @@ def test_a_batch_names_each_and_converts_none_of_its_files(tree: Path, tmp_path:
     assert written == {"plain.safetensors"} | folders
 
 
-def test_a_batch_of_single_files_tells_of_them(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    shutil.rmtree(tree / "hf")
-    done = run_cli("batch", "relocate", tree, tmp_path / "out", "--to", "cpu", exit=0)
-    assert "ds/global_step2 is one checkpoint in many files" in done.stdout + done.stderr
+def test_a_batch_moves_no_file_of_them_alone(tree: Path, tmp_path: Path, run_cli: RunCli) -> None:
+    done = run_cli("batch", "relocate", tree, tmp_path / "out", "--to", "cuda:0", exit=1)
+    assert "failed  ds/global_step2: " in done.stdout
+    assert "is not what DeepSpeed saves" in done.stdout
+    written = contents(tmp_path / "out")
+    assert not [name for name in written if name.startswith("ds/global_step2")]
+    hf = {f"hf/{name}": held for name, held in contents(tree / "hf").items()}
+    assert {name: held for name, held in written.items() if name.startswith("hf/")} == hf
 
 
 @pytest.mark.parametrize("name", ["run/step-10", "hf", "ds/global_step2"])

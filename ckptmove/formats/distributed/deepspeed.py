@@ -43,7 +43,7 @@ from .rank_files import RankFiles
 from .saved_file import SavedFile
 from .zero import Value, Zero, world_of
 
-_LATEST, _SCRIPT = "latest", "zero_to_fp32.py"
+_LATEST, _SCRIPT = BESIDE = "latest", "zero_to_fp32.py"
 _STEP = re.compile(r"global_step\d+")
 _LONGEST_TAG = 255
 _MOST_NAMED = 5

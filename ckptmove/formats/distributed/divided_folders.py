@@ -11,10 +11,10 @@ _METADATA = ".metadata"
 _SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
-def divided_folders(names: Iterable[str]) -> set[str]:
+def divided_folders(names: Iterable[str], *, of_ranks: bool = True) -> set[str]:
     """The folders that ranks wrote together, of those that files lie in; `names` have `/`.
 
-    That are those of torch.distributed.checkpoint, in both forms, and of DeepSpeed.
+    That are those of torch.distributed.checkpoint, in both forms, and of DeepSpeed (`of_ranks`).
     """
     inside: dict[str, list[str]] = {}
     for name in names:
@@ -24,5 +24,7 @@ def divided_folders(names: Iterable[str]) -> set[str]:
     return {
         folder
         for folder, own in inside.items()
-        if _METADATA in own or any(map(_SHARD.fullmatch, own)) or RankFiles.among(own).are_there
+        if _METADATA in own
+        or any(map(_SHARD.fullmatch, own))
+        or (of_ranks and RankFiles.among(own).are_there)
     }

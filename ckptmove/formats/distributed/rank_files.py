@@ -28,7 +28,14 @@ _MODEL = re.compile(r"mp_rank_(\d{1,9})_model_states\.pt")
 _LAYER = re.compile(r"layer_\d+-model_(?:\d+-model_)?states\.pt")
 _EXPERT = re.compile(r"layer_-?\d+_expert_.+_states\.pt|expp_rank_\d+_.+_states\.pt")
 _MOST_NAMED = 5
-_ALL_RANKS = "copy the files of all ranks into one folder"
+#: What to do where files of ranks are missing.
+ALL_RANKS = "copy the files of all ranks into one folder"
+
+
+def is_of_rank(name: str) -> bool:
+    """Whether a file is one of a checkpoint of DeepSpeed, by its name, which may have `/`."""
+    own = name.rpartition("/")[2]
+    return any(each.fullmatch(own) for each in (_OF_RANK, _MODEL_OF_RANK, _MODEL, _LAYER, _EXPERT))
 
 
 @dataclass
@@ -108,7 +115,7 @@ class RankFiles:
         for files in (self.model, self.optimizer) if self.is_divided else (self.optimizer,):
             _check_ranks(files, world)
         if not self.model:
-            raise InputError("its file 'mp_rank_00_model_states.pt' is missing", hint=_ALL_RANKS)
+            raise InputError("its file 'mp_rank_00_model_states.pt' is missing", hint=ALL_RANKS)
 
 
 def _check_ranks(files: Mapping[int, str], world: int) -> None:
@@ -125,5 +132,5 @@ def _check_ranks(files: Mapping[int, str], world: int) -> None:
         raise InputError(
             f"the {kind} states of {count:,} of its {world:,} ranks are missing: rank "
             f"{join_names(missing, _MOST_NAMED)}",
-            hint=_ALL_RANKS,
+            hint=ALL_RANKS,
         )

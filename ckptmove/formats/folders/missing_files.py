@@ -7,10 +7,12 @@
     __3_0.distcp                                   torch.distributed.checkpoint: of process 3
     optimizer.bin, optimizer_1.bin, …              accelerate: one of each, the first has no number
     consolidated.00.pth …                          Meta: one of each tensor-parallel rank
+    model_world_size_4_rank_0.pt …                 verl: one of each rank of FSDP, of so many
     adapter_model.safetensors                      peft: with adapter_config.json; see `_WITNESSES`
     model-00002-of-00003.safetensors               with all others of three, and their index
 
-No file says how many processes there were; there were more than the highest number that a name has.
+Elsewhere no name says how many processes there were; there were more than the highest number that
+a name has.
 
 Sources: transformers/trainer.py (`_save_rng_state`), accelerate/checkpointing.py, deepspeed's
 runtime/engine.py (`_get_zero_ckpt_name`, `_get_ckpt_name`), torch/distributed/checkpoint.
@@ -58,6 +60,10 @@ _WITNESSES = tuple(
 )
 #: What only the folder of a checkpoint of a Trainer has; that of its run has the arguments, too.
 _OF_TRAINER = re.compile(r"(optimizer|scheduler)\.pt|rng_state\S*\.pth")
+#: verl: what each rank of FSDP has.
+_OF_WORLD = re.compile(
+    r"((?:.*/)?(?:model|optim|extra_state)_world_size_)(\d{1,6})_rank_(\d{1,6})\.pt"
+)
 _OF_META = re.compile(r"(consolidated\.)(\d\d)(\.pth)")
 _MOST = 1_000  # names that are told apart
 
@@ -67,6 +73,7 @@ class MissingFile(NamedTuple):
 
     name: str
     because: str  #: what says that it should be
+    is_of_rank: bool = False  #: whether it holds what a rank has of the tensors
 
 
 def missing_files(names: Iterable[str]) -> list[MissingFile]:
@@ -77,6 +84,7 @@ def missing_files(names: Iterable[str]) -> list[MissingFile]:
         *_of_zero(known),
         *_counted(known),
         *_of_meta(known),
+        *_of_world(known),
         *_shards(known),
         *_by_witness(known),
     ]
@@ -133,12 +141,13 @@ def _of_zero(names: Collection[str]) -> Iterator[MissingFile]:
         for n in range(data):
             for m in range(tensor):
                 if (n, m) not in ranks:
-                    yield MissingFile(f"{folder}{start}{n}{middle}{m:02}{end}", because)
+                    name = f"{folder}{start}{n}{middle}{m:02}{end}"
+                    yield MissingFile(name, because, is_of_rank=True)
         by_rank = any(key[0] == folder and key[3] == "_model_states.pt" for key in kinds)
         for m in range(tensor):
             name = folder + _MODEL_STATES.format(m)
             if not by_rank and name not in names:
-                yield MissingFile(name, "the states of the optimizer are there")
+                yield MissingFile(name, "the states of the optimizer are there", is_of_rank=True)
 
 
 def _counted(names: Collection[str]) -> Iterator[MissingFile]:
@@ -158,7 +167,19 @@ def _of_meta(names: Collection[str]) -> Iterator[MissingFile]:
     numbers = {int(match[2]) for match in map(_OF_META.fullmatch, names) if match}
     last = max(numbers, default=-1)
     for n in _absent(numbers, last):
-        yield MissingFile(f"consolidated.{n:02}.pth", f"consolidated.{last:02}.pth is there")
+        because = f"consolidated.{last:02}.pth is there"
+        yield MissingFile(f"consolidated.{n:02}.pth", because, is_of_rank=True)
+
+
+def _of_world(names: Collection[str]) -> Iterator[MissingFile]:
+    """Files of ranks that say themselves how many ranks there were."""
+    kinds: dict[tuple[str, int], set[int]] = {}
+    for match in filter(None, map(_OF_WORLD.fullmatch, names)):
+        kinds.setdefault((match[1], int(match[2])), set()).add(int(match[3]))
+    for (start, world), ranks in sorted(kinds.items()):
+        because = f"there are those of {plural(len(ranks), 'rank')}, of {world:,}"
+        for n in _absent(ranks, world - 1):
+            yield MissingFile(f"{start}{world}_rank_{n}.pt", because, is_of_rank=True)
 
 
 def _shards(names: Collection[str]) -> Iterator[MissingFile]:

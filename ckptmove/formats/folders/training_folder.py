@@ -40,6 +40,7 @@ from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
 from ..distributed.divided_folders import divided_folders
+from ..distributed.rank_files import is_of_rank
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import Layout, Said, has_components, is_several, layout_of, says, stem_of
@@ -210,13 +211,16 @@ class TrainingFolder(Format):
         return read_folder(probe, self)
 
 
-def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCheckpoint:
+def read_folder(
+    probe: Probe, format: Format, *, bare: bool = False, by_rank: bool = False
+) -> FolderCheckpoint:
     """Read all checkpoints in a folder; UnsupportedError if there is none.
 
     `bare`: its weights are those of one model, whose names are to be those of its tensors.
+    `by_rank`: each file that a rank of DeepSpeed wrote is a part.
     """
     layout = layout_of(probe.entries.keys())
-    found = _Files(probe.entries_below)
+    found = _Files(probe.entries_below, by_rank=by_rank)
     parts: list[Part] = []
     unread: list[Unread] = []
     first = 0
@@ -226,6 +230,8 @@ def read_folder(probe: Probe, format: Format, *, bare: bool = False) -> FolderCh
         copied = owners.get(keys) if said.section is Section.MODEL else None
         if copied is not None and not same_weights(name, copied.name):
             copied = None
+        if is_of_rank(name):  # without it, the others are worth nothing
+            said = said._replace(is_known=True)
         keys = next(each for each in _free(keys, name) if each not in owners)
         checkpoint = _read(probe, name, said, unread, is_folder=name in found.folders)
         if checkpoint is None:
@@ -321,7 +327,8 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
 class _Files:
     """Tells the entries of a folder apart."""
 
-    def __init__(self, entries: Sequence[FolderEntry]) -> None:
+    def __init__(self, entries: Sequence[FolderEntry], *, by_rank: bool) -> None:
+        """`by_rank`: as `read_folder`."""
         names = {each.name for each in entries}
         #: Folders that are checkpoints of their own.
         self.own = sorted({own for name in names for own in _own(name)})
@@ -329,7 +336,7 @@ class _Files:
         #: Folders that ranks wrote together.
         self.folders = {
             name
-            for name in divided_folders(names)
+            for name in divided_folders(names, of_ranks=not by_rank)
             if apart.isdisjoint((name, *folders_above(name)))
         }
         self.parts: list[str] = sorted(self.folders)

@@ -38,6 +38,7 @@ from .safetensors.file import SafetensorsFile
 from .session import ReadSession
 from .strangers import stranger
 from .torch.legacy import LegacyBehind, TorchLegacy
+from .torch.nemo import Nemo
 from .torch.package import TorchPackage
 from .torch.tar import TorchTar
 from .torch.zip import TorchZip
@@ -73,6 +74,7 @@ FORMATS: tuple[Format, ...] = (
     TorchScript(),
     TorchExport(),
     TorchScriptV1(),
+    Nemo(),
     TorchTar(),
     TorchLegacy(),
     SafetensorsFile(),  # every other length of a header could also start a pickle

@@ -9,7 +9,7 @@ from .probe import Probe
 
 #: By how they start.
 _STRANGERS: tuple[tuple[int, bytes, str, str | None], ...] = (
-    (0, b"\x1f\x8b", "is compressed with gzip", "decompress it first"),
+    (0, b"\x1f\x8b", "is compressed with gzip", "decompress it first: gunzip < FILE > DST"),
     (0, b"7z\xbc\xaf\x27\x1c", "is a 7z archive", "unpack it first"),
     (0, b"BZh", "is compressed with bzip2", "decompress it first"),
     (0, b"\xfd7zXZ", "is compressed with xz", "decompress it first"),

@@ -47,6 +47,8 @@ def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
             by, found = _load(file, format, device)
             if by is None:
                 why = f"torch can load {format} only by running its code"
+                if format == "nemo":
+                    why = "torch does not load nemo; NeMo unpacks it"
                 return Finding("reload", SKIPPED, why)
             how = by
             for name, tensor in tensors_in(found):

@@ -292,6 +292,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.torch.package",
         "formats.torch.legacy",
         "formats.torch.tar",
+        "formats.torch.nemo",
         "formats.torch",
         "formats.safetensors.writing",
         "formats.safetensors.file",

@@ -141,17 +141,25 @@ def open_clip_model(folder: Path, tag: str = "cpu") -> None:
 
 def hub_snapshot(folder: Path, tag: str = "cpu") -> None:
     """A repository in the cache of the Hub; its files are in `SNAPSHOT`, links to `blobs/`."""
-    inside = folder / SNAPSHOT
-    inside.mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(inside.name)
-    (folder / "blobs").mkdir()
     whole = folder / "whole"
     open_clip_model(whole, tag)
-    for n, path in enumerate(sorted(whole.iterdir())):
-        path.rename(folder / "blobs" / f"{n:064x}")
-        (inside / path.name).symlink_to(f"../../blobs/{n:064x}")
-    whole.rmdir()
+    cached_on_hub(whole, folder)
+    shutil.rmtree(whole)
+
+
+def cached_on_hub(whole: Path, folder: Path) -> Path:
+    """The cache of the Hub with a repository that has the files of a folder."""
+    inside = folder / SNAPSHOT
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(inside.name)
+    (folder / "blobs").mkdir()
+    for n, path in enumerate(sorted(each for each in whole.rglob("*") if each.is_file())):
+        blob = folder / "blobs" / f"{n:064x}"
+        shutil.copyfile(path, blob)
+        link = inside / path.relative_to(whole)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    return folder
 
 
 #: Where the files are in what `hub_snapshot` makes.

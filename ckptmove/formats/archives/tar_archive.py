@@ -1,8 +1,8 @@
 """Read the members of a tar strictly, and plan a new size for one of them.
 
-Only regular files, of sizes within the file, no name twice: what Python's tarfile writes, which is
-ustar headers, and pax headers for times to the microsecond and sizes from 8 GiB. A block is a
-header if its checksum says so, as for tarfile, which torch uses.
+Only regular files, and folders where they are wanted, of sizes within the file, no name twice: what
+Python's tarfile writes, which is ustar headers, and pax headers for times to the microsecond and
+sizes from 8 GiB. A block is a header if its checksum says so, as for tarfile, which torch uses.
 
 Sources: POSIX.1-2017, pax, ustar Interchange Format; CPython's Lib/tarfile.py.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
@@ -22,7 +23,8 @@ _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header
 _LARGEST = 8**11  # bytes that a size field can't count
 _TYPE_AT = 156
 _PREFIX = slice(345, 500)
-_REGULAR, _PAX = (b"0", b"\0"), b"x"
+_REGULAR, _PAX, _FOLDER = (b"0", b"\0"), b"x", b"5"
+_USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
 _PAX_RECORD = re.compile(rb"(\d{1,6}) ([^=]+)=")
 _HARMLESS = (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname")
 _LONGEST_PAX = 1 << 16  # bytes
@@ -52,36 +54,62 @@ class Member(NamedTuple):
 
 
 def members_of(source: Readable) -> tuple[dict[str, Member], int]:
-    """The members of a tar by name, in their order, and the offset where they end."""
+    """The members of a tar by name, in their order, and the offset where they end.
+
+    UnsupportedError if one of them is no regular file.
+    """
     members: dict[str, Member] = {}
-    at, size, pending = 0, None, False  # pending: a pax header waits for its member
+    end = 0
+    for member in walk_members(source):
+        if member.name in members:
+            raise CorruptError(f"the tar has two members {member.name!r}")
+        members[member.name] = member
+        end = _padded(member.end)
+    return members, end
+
+
+def walk_members(source: Readable, *, folders: bool = False) -> Iterator[Member]:
+    """The members of a tar one by one, whatever they are called; `folders` end in a slash."""
+    at, count, size, pending = 0, 0, None, False  # pending: a pax header waits for its member
     while at + BLOCK <= source.nbytes:
         header = source.read(at, BLOCK)
-        if not any(header) and members and not pending:
-            return members, at
+        if not any(header) and count and not pending:
+            return
         if not has_checksum(header):
             raise CorruptError(f"the tar header at offset {at:,} is damaged")
         name, start, nbytes = _text(header[:100]), at + BLOCK, _number(header[_SIZE])
         kind = header[_TYPE_AT : _TYPE_AT + 1]
-        odd = name.endswith("/") or any(header[_PREFIX])  # other readers see another name or kind
-        if odd or (kind not in _REGULAR and (kind != _PAX or pending)):
-            raise UnsupportedError(f"is a tar archive in which {name!r} is not a regular file")
+        is_folder = folders and kind == _FOLDER and name.endswith("/")
+        # other readers see another name or kind
+        odd = (name.endswith("/") and not is_folder) or any(header[_PREFIX])
+        if odd or (kind not in _REGULAR and not is_folder and (kind != _PAX or pending)):
+            raise UnsupportedError(f"is a tar archive in which {name!r:.100} is not a regular file")
         if kind != _PAX and size is not None:
             nbytes = int(size.text)
-        if nbytes < 0 or start + nbytes > source.nbytes:
+        if nbytes < 0 or start + nbytes > source.nbytes or (is_folder and nbytes):
             raise CorruptError(f"the member {name!r} of the tar is truncated")
         if kind == _PAX:
             size = _pax_size(source, start, nbytes)
-        elif name in members:
-            raise CorruptError(f"the tar has two members {name!r}")
-        elif len(members) == _MOST_MEMBERS:
+        elif count == _MOST_MEMBERS:
             raise UnsupportedError(f"is a tar of more than {_MOST_MEMBERS:,} members")
         else:
-            members[name] = Member(name, at, start, nbytes, size)
+            yield Member(name, at, start, nbytes, size)
+            count += 1
             size = None
         pending = kind == _PAX
         at = _padded(start + nbytes)
     raise CorruptError("the tar is truncated: its end is missing")
+
+
+def bytes_behind(source: Readable, end: int) -> list[str]:
+    """A warning if more than usual follows the end of the members of a tar."""
+    behind = source.nbytes - end
+    return [f"{behind:,} bytes follow the end of the tar"] if behind > _USUAL_END else []
+
+
+def starts_tar(head: bytes) -> bool:
+    """Whether a tar header comes first, by its magic or its checksum: torch takes it for a tar."""
+    return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
 
 
 def _pax_size(source: Readable, start: int, nbytes: int) -> Size | None:

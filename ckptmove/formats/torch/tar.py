@@ -33,13 +33,18 @@ from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
 from ...torch_pickle.values.strided import tensor_at
-from ..archives.tar_archive import BLOCK, Member, edits_to_resize, has_checksum, members_of
+from ..archives.tar_archive import (
+    Member,
+    bytes_behind,
+    edits_to_resize,
+    members_of,
+    starts_tar,
+)
 from ..base import PickledFormat, runs_nothing
 from ..checkpoint import Carries
 from ..probe import Probe
 
 _NEEDED = ("storages", "tensors", "pickle")
-_USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
 _MOST_DIMENSIONS = 1024
 
 
@@ -58,10 +63,8 @@ class TorchTar(PickledFormat):
     )
 
     def sniff(self, probe: Probe) -> bool:
-        """A tar header comes first, by its magic or its checksum: torch takes it for a tar then."""
-        head = probe.head
-        found = len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
-        return found and runs_nothing(probe)
+        """A tar header comes first."""
+        return starts_tar(probe.head) and runs_nothing(probe)
 
     def open(self, probe: Probe) -> TarContainer:
         """Read the pickles and where the storages lie."""
@@ -208,8 +211,7 @@ class TarContainer(Container):
         strange = [name for name in self.members if name not in (*_NEEDED, "sys_info")]
         if strange:
             self.warnings.append(f"torch does not read its member {strange[0]!r}")
-        if self.source.nbytes - end > _USUAL_END:
-            self.warnings.append(f"{self.source.nbytes - end:,} bytes follow the end of the tar")
+        self.warnings += bytes_behind(self.source, end)
 
     def _extent(self, storage: StorageId) -> Extent | None:
         start = self.source.start

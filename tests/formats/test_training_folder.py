@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -272,3 +273,22 @@ def test_what_has_no_checksums_is_told(trainer: Path) -> None:
     assert title.endswith(
         "every checksum of its files is right; 1 file of safetensors, which has none"
     )
+
+
+@pytest.mark.parametrize(
+    "put",
+    [lambda path: path.symlink_to("nowhere"), os.mkfifo],
+    ids=["a link to nothing", "a fifo"],
+)
+def test_what_is_named_like_a_checkpoint_and_is_no_file_is_not_passed_over(
+    put: Callable[[Path], None], tmp_path: Path
+) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    optimizer = tmp_path / "optimizer.pt"
+    torch.save({"state": {}, "param_groups": []}, optimizer)
+    assert inspect(tmp_path).format == "training-folder"
+    optimizer.unlink()
+    put(optimizer)
+    with pytest.raises(InputError) as raised:
+        inspect(tmp_path)
+    assert raised.value.path == os.fspath(optimizer)

@@ -57,6 +57,7 @@ LIKE_CHECKPOINTS = (
 _OWN = re.compile(r"(checkpoint|step|epoch)[-_]\d+")
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
+_FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
 
 
 class Part(NamedTuple):
@@ -345,7 +346,8 @@ class _Files:
         for each in entries:
             if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
                 continue
-            if each.kind is EntryKind.FILE and each.name.endswith(LIKE_CHECKPOINTS):
+            # a link to nothing too: it is a part that can't be read
+            if each.kind not in _FOLDERS and each.name.endswith(LIKE_CHECKPOINTS):
                 self.parts.append(each.name)
             else:
                 self.others.append(each)

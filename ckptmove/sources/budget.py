@@ -20,6 +20,8 @@ _CONTENT_FLOOR = 32 << 20  # bytes of tensors that are inflated in memory
 _CONTENT_SHARE = 8  # for each stored byte
 
 
+_SMALLEST = 8  # bytes of an object in an index, beside what any pickle may have
+
 #: The kinds of what a pickle builds, or asks for.
 CONTAINERS, TUPLES, TEXTS, PAIRS, NAMES, STORAGES, SCATTERED, IDLE, VALUES, BLOBS = range(10)
 
@@ -56,6 +58,11 @@ class Budget:
         walked = self._walked
         pairs = zip(_SHARES, self._used, strict=True)
         return [floor + walked // share - used for (floor, share, _), used in pairs]
+
+    def allow_small_objects(self, nbytes: int) -> None:
+        """Have a pickle of so many bytes consist of small objects, as an index of items does."""
+        for kind in (CONTAINERS, TUPLES, PAIRS):
+            self._used[kind] -= nbytes // _SMALLEST
 
     def take(self, walked: int, used: list[int]) -> None:
         """Count what was built of a pickle, and the bytes that it took of its own."""

@@ -338,6 +338,28 @@ def test_files_that_are_not_as_saved(folder: Path) -> None:
         ckptmove.inspect(folder)
 
 
+@pytest.mark.slow
+def test_very_many_items_with_short_names(tmp_path: Path) -> None:
+    """Their metadata consist of small objects: nine for each tensor, in some eighty bytes."""
+    folder = save_dcp(tmp_path / "in", {"n": torch.tensor(1.0)})
+
+    def repeat(told: Metadata) -> None:
+        ((_, info),) = told.storage_data.items()
+        (about,) = told.state_dict_metadata.values()
+        for n in range(16_000):
+            name, size = f"n{n}", torch.Size([])
+            chunk = ChunkStorageMetadata(torch.Size([]), torch.Size([]))
+            again: Any = replace(about, **{"size": size, "chunks": [chunk]})  # type: ignore[arg-type]
+            told.state_dict_metadata[name] = again
+            lies = replace(info, offset=(n + 1) * info.length)
+            told.storage_data[MetadataIndex(name, size, 0)] = lies
+            told.planner_data[name] = (name,)
+        os.truncate(folder / info.relative_path, 16_001 * info.length)  # none is looked at
+
+    change(folder, repeat)
+    assert len(ckptmove.inspect(folder).tensors) == 16_001
+
+
 def test_what_may_be_of_two_saves_is_told(folder: Path) -> None:
     file = next(folder.glob("*.distcp"))
     with file.open("ab") as opened:

@@ -91,6 +91,7 @@ class Dcp(WritableFormat):
         for index in indexes:
             if index.nbytes > MAX_NBYTES:
                 raise UnsupportedError("is too large", path=index.path)
+            probe.session.budget.allow_small_objects(index.nbytes)
             streams.append(probe.session.stream(index))
             saved.join(read_saved(streams[-1].pickle.root))
         files = _open(probe, saved)

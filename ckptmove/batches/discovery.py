@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from .trees import tree_at
 
 #: What is so called should be a checkpoint: if it can't be told to be one, that has to be said.
 _NAMED = (".pt", ".pth", ".ckpt", ".safetensors", ".pt2", ".ptl", INDEX)
+#: Folders in which parts of a checkpoint are: universal ones of DeepSpeed, Megatron-LM.
+_OF_PARTS = re.compile(r"zero|mp_rank_\d+(_\d+)?")
 _JSON = ".json"  # how an index is called that names others of the files beside it
 _ITEMS = ("file", "index", "unreadable")
 _HEAD_NBYTES = 512
@@ -71,7 +74,22 @@ class _Folder:
     @cached_property
     def format(self) -> formats.Format | None:
         """The format of the folder, if its files make it one checkpoint."""
-        return formats.folder_format(self.path, self.files)
+        parts = (
+            FolderEntry(name, below.path, EntryKind.FOLDER)
+            for below in self.inside
+            if _OF_PARTS.fullmatch(name := below.name.rpartition("/")[2])
+        )
+        return formats.folder_format(self.path, [*self.files, *parts])
+
+    @property
+    def mtime(self) -> float:
+        """When a file right in it was last changed; if there is none, one further below."""
+        folders = [self]
+        for each in folders:
+            if each.files:
+                return max(file.mtime for file in each.files)
+            folders += each.inside
+        return 0.0
 
     def takes(self, below: _Folder) -> bool:
         """Whether a folder below it belongs to it, whatever is in that."""
@@ -259,7 +277,7 @@ class _Search:
         format = "" if folder.format is None else folder.format.name
         if self._wanted.accepts_format(format):
             item = _item(folder.name, folder.path, _Kind("folder", (), format))
-            if self._wanted.fits(item.nbytes, max(each.mtime for each in folder.files)):
+            if self._wanted.fits(item.nbytes, folder.mtime):
                 found.items.append(item)
 
     def look_into(self, folder: _Folder, found: Discovery) -> None:

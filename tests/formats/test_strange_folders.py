@@ -82,6 +82,26 @@ def test_files_of_ranks_are_named_and_not_converted(tmp_path: Path) -> None:
     assert not [*(tmp_path / "out").rglob("*.safetensors")]
 
 
+def test_parts_in_folders_of_their_own_are_named_and_not_converted(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    names = ("iter/mp_rank_00/model.pt", "iter/mp_rank_01/model.pt", "one/mp_rank_00/model.pt")
+    universal = ("run/global_step2/mp_rank_00_model_states.pt", "run/global_step2/zero/w/fp32.pt")
+    for name in (*names, *universal):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(STATE, tree / name)
+    found = {each.name: each for each in ckptmove.batch("convert", tree, tmp_path / "out")}
+    assert {name: each.outcome for name, each in found.items()} == {
+        "iter": "refused",
+        "run/global_step2": "refused",
+        "one/mp_rank_00/model.pt": "done",  # nothing says that there is more of it
+    }
+    assert "Megatron-LM" in (found["iter"].reason or "")
+    assert "universal checkpoint" in (found["run/global_step2"].reason or "")
+    moved = ckptmove.batch("relocate", tree, tmp_path / "moved", to="cuda:0")
+    assert {each.name: each.outcome for each in moved} == dict.fromkeys(found, "done")
+    assert contents(tmp_path / "moved").keys() == contents(tree).keys()
+
+
 def test_what_lies_beside_items_is_told(tree: Path) -> None:
     torch.save({"iteration": 5}, tree / "run" / "step-10" / "common.pt")
     found = ckptmove.inspect(tree / "run" / "step-10")

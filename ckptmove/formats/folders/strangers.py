@@ -35,6 +35,11 @@ _STRANGERS: tuple[Stranger, ...] = (
         is_one=True,
     ),
     Stranger(r"pytorch_model_fsdp_\d+", "a sharded checkpoint of FSDP", "accelerate merge-weights"),
+    Stranger(
+        r"mp_rank_(?!00(_000)?$)\d+(_\d+)?",
+        "a checkpoint of Megatron-LM, whose parts of each rank (mp_rank_01) are not merged",
+        is_one=True,
+    ),
     Stranger(r"latest_checkpointed_iteration\.txt|mp_rank_\d+.*", "a checkpoint of Megatron-LM"),
     Stranger(r"\.snapshot_metadata", "a snapshot of torchsnapshot", is_one=True),
     Stranger(r"_CHECKPOINT_METADATA|_METADATA", "a checkpoint of Orbax", is_one=True),

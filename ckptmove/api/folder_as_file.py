@@ -17,7 +17,7 @@ from ..formats.folders.folder_record import (
     mixed_parts,
     read_record,
 )
-from ..formats.folders.layouts import layout_of, says
+from ..formats.folders.layouts import layout_below, says
 from ..formats.folders.training_folder import (
     LIKE_CHECKPOINTS,
     FolderCheckpoint,
@@ -152,8 +152,8 @@ def _contents(
 
 def tell_sections(draft: CheckpointGraph, record: FolderRecord) -> None:
     """Have tensors count as no weights whose file is not called like those of a model."""
-    layout = layout_of([part.name for part in record.parts])
-    said = {part.keys: says(part.name, layout) for part in record.parts}
+    start, layout = layout_below([part.name for part in record.parts])
+    said = {part.keys: says(part.name.removeprefix(start), layout) for part in record.parts}
     other = [keys for keys, each in said.items() if each.is_known and each.section not in _WEIGHTS]
     for entry in draft.list_contents().tensors:
         if entry.section in _WEIGHTS and any(entry.path[: len(keys)] == keys for keys in other):

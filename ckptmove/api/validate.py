@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from .. import formats
 from ..device import numbered
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
+from ..formats.folders.layouts import common_folder
 from ..manifest.manifest import Manifest
 from ..phrases import plural
 from ..reports.validate import (
@@ -381,8 +382,9 @@ def _of_all(findings: Sequence[tuple[Sequence[str], Finding]]) -> Finding:
     """One finding for the parts of a folder: the worst of them decides."""
     outcomes = {each.outcome for _, each in findings}
     worst = next(each for each in (FAILED, SKIPPED, PASSED) if each in outcomes)
+    folder = common_folder([each for files, _ in findings for each in files])
     lines = [
-        f"{place_of(files[0]).name}: {each.title}"
+        f"{files[0].removeprefix(folder)}: {each.title}"
         for files, each in findings
         if files and (each.outcome == worst or each.outcome == FAILED)
     ]

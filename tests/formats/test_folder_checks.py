@@ -68,6 +68,8 @@ def optimizer(**state: object) -> dict[str, object]:
         ("a/adapter_model.bin a/adapter_config.json", ""),
         ("training_args.bin config.json", ""),
         ("training_args.bin optimizer.pt", "trainer_state.json"),
+        ("trainer_state.json optimizer.pt", "scheduler.pt"),
+        ("trainer_state.json optimizer.pt scheduler.pt", ""),
         (
             "s/zero_pp_rank_1_mp_rank_00_optim_states.pt s/mp_rank_00_model_states.pt",
             "s/zero_pp_rank_0_mp_rank_00_optim_states.pt",
@@ -123,6 +125,33 @@ def test_what_training_always_saves_has_to_be_there(gone: str, said: str, tmp_pa
     assert not faults(tmp_path)
     (tmp_path / gone).unlink()
     assert [fault.partition(":")[0] for fault in faults(tmp_path)] == [said] * bool(said)
+
+
+def test_a_folder_around_a_checkpoint_is_checked_as_the_checkpoint(tmp_path: Path) -> None:
+    inner = model(tmp_path / "state")
+    for name in ("optimizer.bin", "optimizer_1.bin"):
+        torch.save(optimizer(), inner / name)
+    torch.save({"last_epoch": 2, "_step_count": 3}, inner / "scheduler.bin")
+    torch.save({"cpu": torch.get_rng_state()}, inner / "random_states_0.pkl")
+    assert not faults(tmp_path)
+    names = {each.name: each.section for each in inspect(inner).tensors}
+    assert {each.name: each.section for each in inspect(tmp_path).tensors} == names
+    assert "optimizer.state.0.exp_avg" in names
+    (inner / "optimizer.bin").unlink()
+    assert faults(tmp_path) == ["state/optimizer.bin is missing: optimizer_1.bin is there"]
+    (inner / "optimizer_1.bin").unlink()
+    assert [each.partition(":")[0] for each in faults(tmp_path)] == [
+        "the optimizer is missing, such as optimizer.bin"
+    ]
+
+
+def test_files_that_torch_loads_are_named_as_in_the_folder(tmp_path: Path) -> None:
+    for part in ("unet", "vae"):
+        (tmp_path / part).mkdir()
+        torch.save(WEIGHTS, tmp_path / part / "diffusion_pytorch_model.bin")
+    (tmp_path / "model_index.json").write_text("{}")
+    told = [each.partition(":")[0] for each in validate(tmp_path).of("reload").details]
+    assert told == [f"{part}/diffusion_pytorch_model.bin" for part in ("unet", "vae")]
 
 
 # Configurations
@@ -325,13 +354,14 @@ def test_a_folder_in_a_store_is_checked_as_one_here(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     model(tmp_path, trainer_state=STATE)
     torch.save(optimizer(), tmp_path / "optimizer.pt")
+    torch.save({"last_epoch": 2}, tmp_path / "scheduler.pt")
     torch.save({"cpu": torch.get_rng_state()}, tmp_path / "rng_state.pth")
     store = fsspec.filesystem("memory")
     store.put(str(tmp_path), "/checks/checkpoint-2", recursive=True)
     url = "memory://checks/checkpoint-2"
     try:
         assert not validate(url).of("container").data["faults"]
-        assert len(inspect(url).files) == 4
+        assert len(inspect(url).files) == 5
         assert diff(url, tmp_path).equal
         assert_same_tree(load(url, "cpu")["model"], WEIGHTS)
         store.pipe("/checks/checkpoint-2/trainer_state.json", b'{"global_step"')

@@ -33,7 +33,7 @@ OPTIONAL: Mapping[str, set[str]] = {
     },
     "skorch": {"criterion.pt", "history.json", "optimizer.pt"},
     "timm": {"config.json", "model.safetensors", "pytorch_model.bin"},
-    "trainer": {"generation_config.json", "scheduler.pt", "training_args.bin"},
+    "trainer": {"generation_config.json", "training_args.bin"},
     "transformers": {"generation_config.json"},
 }
 #: What is said where a file is missing of which only the role is known, or nothing is left.

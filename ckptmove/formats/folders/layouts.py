@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from ...manifest.manifest import Section
@@ -192,6 +193,28 @@ class Said(NamedTuple):
 def layout_of(names: Collection[str]) -> Layout | None:
     """The layout of a folder, by what is right in it."""
     return next((each for each in LAYOUTS if _any(each.marks, names)), None)
+
+
+def layout_below(names: Collection[str]) -> tuple[str, Layout | None]:
+    """The layout of a folder by all in it, and where it begins: `state/` if all is in that folder.
+
+    Only a folder that has a layout is where one begins; otherwise that is the outermost one.
+    """
+    layout = layout_of(_right_in("", names))
+    start = common_folder(names)
+    inner = None if layout is not None or not start else layout_of(_right_in(start, names))
+    return ("", layout) if inner is None else (start, inner)
+
+
+def common_folder(names: Collection[str]) -> str:
+    """The innermost folder that has all the files in it, with a `/` at its end, or nothing."""
+    folders = {tuple(name.split("/")[:-1]) for name in names} or {()}
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(min(folders), max(folders), strict=False))
+    return "".join(f"{each}/" for each, _ in same)
+
+
+def _right_in(folder: str, names: Collection[str]) -> set[str]:
+    return {name.removeprefix(folder).partition("/")[0] for name in names}
 
 
 def is_several(names: Collection[str]) -> bool:

@@ -8,6 +8,7 @@
     optimizer.bin, optimizer_1.bin, …              accelerate: one of each, the first has no number
     consolidated.00.pth …                          Meta: one of each tensor-parallel rank
     model_world_size_4_rank_0.pt …                 verl: one of each rank of FSDP, of so many
+    scheduler.pt                                   Trainer: else it loads no optimizer.pt either
     adapter_model.safetensors                      peft: with adapter_config.json; see `_WITNESSES`
     model-00002-of-00003.safetensors               with all others of three, and their index
 
@@ -203,6 +204,8 @@ def _by_witness(names: Collection[str]) -> Iterator[MissingFile]:
                 continue
             if wanted != "trainer_state.json" or any(map(_OF_TRAINER.fullmatch, names)):
                 yield MissingFile(match.expand(wanted), f"{name} is there")
+    if {"trainer_state.json", "optimizer.pt"} <= set(names) and "scheduler.pt" not in names:
+        yield MissingFile("scheduler.pt", "without it, the Trainer does not load optimizer.pt")
 
 
 def _absent(numbers: Collection[int], last: int) -> Iterator[int]:

@@ -13,7 +13,7 @@ The tree has an entry for each part, so the tensors are called `model.lm_head.we
 what libraries call their files, and any other is called by its name without the suffix. If two
 would have one name, the second keeps that of its file: `pytorch_model`, for one, where
 `model.safetensors` is `model` already. A subfolder of torch.distributed.checkpoint, or
-of DeepSpeed, is a part.
+of DeepSpeed, is a part. If all is in one subfolder that a library laid out, the names in it count.
 
 Folders within it that are checkpoints of their own (`checkpoint-600/`) are no part of it. Files
 that are called like checkpoints, but are none that can be read, are told.
@@ -43,7 +43,16 @@ from ..distributed.divided_folders import divided_folders
 from ..distributed.rank_files import is_of_rank
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
-from .layouts import Layout, Said, has_components, is_several, layout_of, says, stem_of
+from .layouts import (
+    Layout,
+    Said,
+    has_components,
+    is_several,
+    layout_below,
+    layout_of,
+    says,
+    stem_of,
+)
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
 from .weight_names import INDEX, INDEXES, NOT_COMPARED, same_weights, shard_name
@@ -220,20 +229,21 @@ def read_folder(
     `bare`: its weights are those of one model, whose names are to be those of its tensors.
     `by_rank`: each file that a rank of DeepSpeed wrote is a part.
     """
-    layout = layout_of(probe.entries.keys())
     found = _Files(probe.entries_below, by_rank=by_rank)
+    start, layout = layout_below([*found.parts, *(each.name for each in found.others)])
     parts: list[Part] = []
     unread: list[Unread] = []
     first = 0
     owners: dict[Path, Part] = {}
-    for said, name in sorted((says(name, layout), name) for name in found.parts):
+    said_of = {name: says(name.removeprefix(start), layout) for name in found.parts}
+    for said, name in sorted((said, name) for name, said in said_of.items()):
         keys = () if bare and said.section is Section.MODEL else said.keys
         copied = owners.get(keys) if said.section is Section.MODEL else None
         if copied is not None and not same_weights(name, copied.name):
             copied = None
         if is_of_rank(name):  # without it, the others are worth nothing
             said = said._replace(is_known=True)
-        keys = next(each for each in _free(keys, name) if each not in owners)
+        keys = next(each for each in _free(keys, name.removeprefix(start)) if each not in owners)
         checkpoint = _read(probe, name, said, unread, is_folder=name in found.folders)
         if checkpoint is None:
             continue
@@ -261,8 +271,9 @@ def read_folder(
     folder = FolderCheckpoint(format.name, probe, layout, parts, others, unread, format.carries)
     folder.own = found.own
     apart = set(found.own)
-    below = (n for n in probe.names_below() if apart.isdisjoint(folders_above(n)))
-    folder.missing = missing_files(below)
+    below = [n for n in probe.names_below() if apart.isdisjoint(folders_above(n))]
+    missing = missing_files(n.removeprefix(start) for n in below)
+    folder.missing = [each._replace(name=start + each.name) for each in missing]
     if folder.missing:
         told = join_names([f"{each.name} ({each.because})" for each in folder.missing], _MOST_NAMED)
         probe.note(f"incomplete, missing: {told}")

@@ -33,12 +33,12 @@ def plan_conversion(
         RefusedError: something would be lost that is not in `drops`, or written that must not be;
             or the result is far larger than its source, and there is no `force`.
     """
-    graph.losses += format.losses(graph, options)
-    check_losses(graph.losses, drops)
     source, most = _limit(graph)
     if not force:
         options = options._replace(most_nbytes=most)
     try:
+        graph.losses += format.losses(graph, options)
+        check_losses(graph.losses, drops)
         plan = plan_trusted(graph, format, options, drops, trusted=trusted)
         nbytes = sum(file.nbytes for file in plan.weights.files.values())
         if force or nbytes <= most:

@@ -85,6 +85,19 @@ def test_expanded_views_and_duplicates_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "x.safetensors").stat().st_size < 2 * base.nbytes
 
 
+def test_what_many_paths_lead_to_is_refused_as_dcp(tmp_path: Path) -> None:
+    tree: Any = {"x": torch.zeros(1)}
+    for _ in range(24):
+        tree = {"a": tree, "b": tree}
+    torch.save(tree, tmp_path / "paths.pt")
+    values = [str(n) for n in range(20_000)]
+    torch.save({str(n): values for n in range(800)}, tmp_path / "values.pt")
+    for name in ("paths", "values"):
+        with pytest.raises(RefusedError, match="more than 8 times as many"), at_most(20):
+            convert(tmp_path / f"{name}.pt", tmp_path / "out", format="dcp")
+        assert not (tmp_path / "out").exists()
+
+
 def test_small_files_and_casts_are_not_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1).expand(200_000)}, tmp_path / "small.pt")
     convert(tmp_path / "small.pt", tmp_path / "small.safetensors")

@@ -102,7 +102,7 @@ class Dcp(WritableFormat):
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
         """Text about the whole, and keys that are not text."""
-        losses = flatten(draft).losses
+        losses = flatten(draft, dcp_writing.most_leaves(options)).losses
         if draft.metadata:
             named = ", ".join(map(repr, sorted(draft.metadata)))
             losses.append(Loss("<metadata>", f"has no place in a state dict ({named:.200})"))

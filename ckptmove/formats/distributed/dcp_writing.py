@@ -21,6 +21,7 @@ from ...graph.reach import nodes_of
 from ...manifest.dtypes import nbytes_of
 from ...pickles.emit import emit
 from ...pickles.nodes import List, Persistent
+from ...pickles.terms import TooLong
 from ...pickles.walk import walk
 from ...sources.budget import Boundless
 from ...sources.source import Readable, Source
@@ -42,8 +43,7 @@ _MOST_LEAVES = 20_000_000
 def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     """How to write a draft, which must be a dict."""
     fill(draft)
-    most = _MOST_LEAVES if options.most_nbytes is None else options.most_nbytes // _LEAST_ITEM
-    found = flatten(draft, most)
+    found = flatten(draft, most_leaves(options))
     duplicates = _duplicates(found.leaves)
     if duplicates and options.shared == "error":
         raise RefusedError(
@@ -53,6 +53,8 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     layout = _Layout(draft, options.ranks)
     for leaf in found.leaves:
         layout.add(leaf)
+        if options.most_nbytes is not None and layout.values_nbytes > options.most_nbytes:
+            raise TooLong
     saved, sums = layout.saved, layout.sums
     metadata = metadata_of(saved, layout.requires_grad)
     plans = {each.name: each.plan() for each in layout.files if each.end}
@@ -81,6 +83,11 @@ def plan_write(draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
     )
 
 
+def most_leaves(options: WriteOptions) -> int:
+    """How many tensors and values there may be."""
+    return _MOST_LEAVES if options.most_nbytes is None else options.most_nbytes // _LEAST_ITEM
+
+
 class _Layout:
     """Items in their places, in the files of the ranks."""
 
@@ -91,6 +98,7 @@ class _Layout:
         self.saved = Saved()
         self.requires_grad: dict[str, bool] = {}
         self.values: dict[str, bytes] = {}  # the items of values in which there are no tensors
+        self.values_nbytes = 0  # of all values, which are held in memory
         self.inner: dict[str, WritePlan] = {}  # how the others are written
         self._least = [(0, n) for n in range(ranks)]
 
@@ -129,6 +137,7 @@ class _Layout:
         else:
             item = self.values[leaf.name] = value_item(emit(leaf.node))
             file.add_bytes(item)
+        self.values_nbytes += file.end - at
         return Lies(file.name, at, file.end - at)
 
     def emptiest(self) -> int:

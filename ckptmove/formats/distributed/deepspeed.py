@@ -40,7 +40,7 @@ from ..probe import Probe
 from ..torch.zip import TorchZipContainer
 from .flat import Elements, Whole, whole_of
 from .rank_files import RankFiles
-from .saved_file import SavedFile
+from .saved_file import SavedFile, by_name
 from .zero import Value, Zero, world_of
 
 _LATEST, _SCRIPT = BESIDE = "latest", "zero_to_fp32.py"
@@ -229,6 +229,8 @@ class ZeroContainer(PartsContainer):
     def _weights(self, module: MappingNode) -> Iterator[tuple[str, Node]]:
         """The weights and buffers by name, in the order of the model."""
         zero, file = self._zero, self._model[0]
+        if not all(isinstance(key, str) for key, _ in module.pairs):
+            raise file.malformed("a name in its module")
         saved = {str(key): node for key, node in module.pairs}
         told = file.root.get("shared_params")
         shared = {}
@@ -281,13 +283,12 @@ class ZeroContainer(PartsContainer):
         """Warn if buffers differ between ranks."""
         differ = set[str]()
         first = self._model[0]
+        mine_by_name = by_name(first.root.get("module"))
         for other in self._model[1:]:
-            module = other.root.get("module")
-            for name in buffers if isinstance(module, MappingNode) else ():
-                mine, theirs = (
-                    each.elements(held.get(name)) if isinstance(held, MappingNode) else None
-                    for each, held in ((first, first.root.get("module")), (other, module))
-                )
+            theirs_by_name = by_name(other.root.get("module"))
+            for name in buffers:
+                mine = first.elements(mine_by_name.get(name))
+                theirs = other.elements(theirs_by_name.get(name))
                 proofs = [each.proof for each in (mine, theirs) if each is not None and each.proof]
                 if len({proof[:2] for proof in proofs}) > 1:
                     differ.add(name)
@@ -323,11 +324,11 @@ class ZeroContainer(PartsContainer):
 
     def _rest(self, known: set[str]) -> Dict:
         """What else is in the optimizer's file."""
-        rest = Dict()
+        rest, met = Dict(), set[int]()
         for name, node in self._zero.rest():
             if name in known:
                 continue
-            if any(isinstance(each, Persistent) for each in nodes_of(node)):
+            if any(isinstance(each, Persistent) for each in nodes_of(node, met=met)):
                 raise UnsupportedError(
                     f"has tensors under {name!r:.100} of the optimizer, of which nothing tells how "
                     "ranks divide them"

@@ -6,7 +6,7 @@ from math import prod
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import BITS
-from ...pickles.nodes import Call, Dict, List, Node, Tuple
+from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
 from ...plans.plan import Proof
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
@@ -94,9 +94,15 @@ def dict_in(file: SavedFile, within: Dict, key: str) -> Dict:
     return found
 
 
-def item_of(node: Node, n: int) -> Node:
-    """What a list, or a dict with numbers for keys, has under a number."""
+def by_number(node: Node) -> dict[int, Node]:
+    """What a list, or a dict with numbers for keys, has under each number."""
     if isinstance(node, List):
-        return node.items[n] if n < len(node.items) else None
+        return dict(enumerate(node.items))
     pairs = node.pairs if isinstance(node, Dict) else ()
-    return next((value for key, value in pairs if type(key) is int and key == n), None)
+    return {key: value for key, value in pairs if type(key) is int}
+
+
+def by_name(node: Node) -> dict[str, Node]:
+    """What a kind of dict has under each name."""
+    pairs = node.pairs if isinstance(node, Mapping) else ()
+    return {str(key): value for key, value in pairs if isinstance(key, str)}

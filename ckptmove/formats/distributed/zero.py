@@ -17,16 +17,16 @@ Source: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py; utils/zero_to_fp32.p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from math import prod
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import BITS
 from ...pickles.nodes import Dict, List, Node
-from ...pickles.nodes import Mapping as MappingNode
 from ...torch_pickle.values.persistent_ids import is_size
 from .flat import Elements, Row, Whole, share
-from .saved_file import SavedFile, dict_in, item_of, shapes_in
+from .saved_file import SavedFile, by_name, by_number, dict_in, shapes_in
 
 _FLAT, _FLAT_OF_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _BASE, _BASE_OF_3 = "base_optimizer_state", "optimizer_state_dict"
@@ -36,6 +36,7 @@ LAYOUT = frozenset((_FLAT, _FLAT_OF_3, _BASE, _BASE_OF_3)) | {
     *("group_paddings", "param_alignment_paddings", "partition_count", "param_slice_mappings"),
 }
 _LARGEST_VALUE = 64  # bytes of a tensor that all ranks have, such as a step
+_MOST_KINDS = 16  # of what an optimizer has of each parameter; Adam has four
 Value = Whole | Elements | bool | int | float | str | None
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -57,6 +58,12 @@ class Zero:
         self._model = model
         self._inner = [dict_in(rank, rank.root, _INNER) for rank in ranks]
         self.is_stage_3 = self._inner[0].get(_FLAT_OF_3) is not None
+        self._states = [
+            by_number(_base(rank, inner, self.is_stage_3).get("state"))
+            for rank, inner in zip(ranks, self._inner, strict=True)
+        ]
+        self._cut = [by_number(inner.get("group_paddings")) for inner in self._inner]
+        self._aligned = by_number(self._inner[0].get("param_alignment_paddings"))
         key = _FLAT_OF_3 if self.is_stage_3 else _FLAT
         self._flats = [
             _flats(rank, inner, key) for rank, inner in zip(ranks, self._inner, strict=True)
@@ -77,9 +84,12 @@ class Zero:
 
     def rest(self) -> Iterator[tuple[str, Node]]:
         """What else the optimizer's file of the first rank holds, by name."""
-        inner = self._inner[0]
-        yield from ((str(key), node) for key, node in inner.pairs if str(key) not in LAYOUT)
-        yield from ((str(k), node) for k, node in self.ranks[0].root.pairs if str(k) != _INNER)
+        rank, apart = self.ranks[0], {*LAYOUT, _INNER}
+        for key, node in (*self._inner[0].pairs, *rank.root.pairs):
+            if not isinstance(key, str):
+                raise rank.malformed("a name in it")
+            if key not in apart:
+                yield str(key), node
 
     # -- stages 1 and 2 ------------------------------------------------------------------------
 
@@ -112,7 +122,7 @@ class Zero:
 
     def _paddings(self, group: int, count: int) -> Sequence[int]:
         """How many elements follow each parameter of a group."""
-        told = item_of(self._inner[0].get("param_alignment_paddings"), group)
+        told = self._aligned.get(group)
         if told is None:
             return [0] * count
         items = told.items if isinstance(told, List) else ()
@@ -133,7 +143,7 @@ class Zero:
             key: _rows([[each.divided[key][n] for each in blocks] for n in range(ranks)], key)
             for key in keys
         }
-        owned = [self._subgroups(about, len(blocks)) for about in self._abouts(len(shapes))]
+        owned = self._first_subgroups(self._abouts(len(shapes)), len(blocks))
         start = 0
         named = ((g, n, s) for g, group in enumerate(shapes) for n, s in group.items())
         for group, name, shape in named:
@@ -166,11 +176,11 @@ class Zero:
     ) -> _Block:
         """The subgroup that a parameter is in; if it is in several, their values must agree.
 
-        `owned` are those of its group.
+        `owned` has the first one of its group.
         """
         if start + numel > row.numel:
             raise CorruptError(f"its partitions have no more room for {name!r:.100}")
-        met = [n for n, _, _ in row.within(start, numel)] or owned[:1]
+        met = [n for n, _, _ in row.within(start, numel)] or owned
         found = [blocks[n] for n in met] or [_Block([], {}, {})]
         first = found[0].values
         for each in found[1:]:
@@ -180,11 +190,18 @@ class Zero:
         return found[0]
 
     @staticmethod
-    def _subgroups(about: Node, count: int) -> list[int]:
-        """The numbers of the subgroups of a group, of so many."""
-        params = about.get("params") if isinstance(about, Dict) else None
-        items = params.items if isinstance(params, List) else ()
-        return [n for n in items if is_size(n) and isinstance(n, int) and n < count]
+    def _first_subgroups(abouts: Sequence[Node], count: int) -> list[list[int]]:
+        """The number of the first subgroup of each group, of so many, if it has one."""
+        first = list[list[int]]()
+        found = dict[int, list[int]]()  # lists may be shared, and long
+        for about in abouts:
+            params = about.get("params") if isinstance(about, Dict) else None
+            if id(params) not in found:
+                items = params.items if isinstance(params, List) else ()
+                known = (n for n in items if is_size(n) and isinstance(n, int) and n < count)
+                found[id(params)] = list(islice(known, 1))
+            first.append(found[id(params)])
+        return first
 
     # -- both ----------------------------------------------------------------------------------
 
@@ -194,18 +211,22 @@ class Zero:
         items = listed.items if isinstance(listed, List) else ()
         if len(items) != count:
             raise self.ranks[0].malformed("the number of its param_groups")
+        if len(set(map(id, items))) < count:  # each is copied
+            raise self.ranks[0].malformed("that two of its param_groups are one")
         return items
 
     def _block(self, n: int) -> _Block:
         """The optimizer state of a group or subgroup: what is divided, and what all ranks have."""
-        entries = [
-            item_of(_base(rank, inner, self.is_stage_3).get("state"), n)
-            for rank, inner in zip(self.ranks, self._inner, strict=True)
-        ]
+        entries = [states.get(n) for states in self._states]
         first = entries[0]
         if all(entry is None for entry in entries):
             return _Block([], {}, {})
-        names = [str(key) for key, _ in first.pairs] if isinstance(first, Dict) else []
+        pairs = first.pairs if isinstance(first, Dict) else []
+        if len(pairs) > _MOST_KINDS:
+            raise UnsupportedError(
+                f"its optimizer has {len(pairs):,} kinds of state of each parameter"
+            )
+        names = [str(key) for key, _ in pairs]
         divided: dict[str, list[Elements]] = {}
         values: dict[str, Value] = {}
         for entry in entries:
@@ -216,8 +237,8 @@ class Zero:
             found = [r.elements(node) for r, node in zip(self.ranks, nodes, strict=True)]
             parts = [
                 each.first(flats[n].numel)
-                for each, flats, inner in zip(found, self._flats, self._inner, strict=True)
-                if each is not None and _fits(each, flats[n].numel, _padding(inner, n))
+                for each, flats, cut in zip(found, self._flats, self._cut, strict=True)
+                if each is not None and _fits(each, flats[n].numel, cut.get(n))
             ]
             if len(parts) == len(self.ranks):
                 divided[key] = parts
@@ -235,12 +256,11 @@ class Zero:
         """The weights that were not trained."""
         wholes: dict[str, Whole] = {}
         (shapes,) = shapes_in(self._model[0], "frozen_param_shapes", grouped=False)
+        held = [by_name(file.root.get("frozen_param_fragments")) for file in self._model]
         for name, shape in shapes.items():
             parts = list[Elements]()
-            for file in self._model:
-                fragments = file.root.get("frozen_param_fragments")
-                node = fragments.get(name) if isinstance(fragments, MappingNode) else None
-                part = file.elements(node)
+            for file, fragments in zip(self._model, held, strict=True):
+                part = file.elements(fragments.get(name))
                 if part is None:
                     raise CorruptError(f"has no weight of {name!r:.100}", path=file.source.path)
                 parts.append(part)
@@ -302,13 +322,9 @@ def _flats(rank: SavedFile, inner: Dict, key: str) -> list[Elements]:
     return flats
 
 
-def _padding(inner: Dict, group: int) -> int:
-    told = item_of(inner.get("group_paddings"), group)
-    return told if is_size(told) and isinstance(told, int) else 0
-
-
-def _fits(state: Elements, numel: int, padding: int) -> bool:
+def _fits(state: Elements, numel: int, cut: Node) -> bool:
     """Whether state is divided as the weights are, which may have been cut by their padding."""
+    padding = cut if is_size(cut) and isinstance(cut, int) else 0
     return len(state.shape) == 1 and state.numel in (numel, numel + padding)
 
 

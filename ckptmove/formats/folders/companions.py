@@ -30,8 +30,9 @@ _MOST_NBYTES = 64 << 20  # of a file, such as that of a tokenizer
 _MOST_NAMED = 1 << 10  # bytes of a file that names another
 _NAMING = ("latest", "last_checkpoint")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
-#: A line of YAML that is not indented; or within brackets that are.
-_YAML = re.compile(r"\s.*|[#\]})%].*|-(\s.*)?|---.*|\.\.\..*|[{\[].*|[^:]*.*:(\s.*)?")
+#: A line of YAML that is not indented, by how it begins or by its key; or within brackets that are.
+_YAML = re.compile(r"[\s#\]})%{\[]|-(?:\s|\Z)|---|\.\.\.")
+_YAML_KEY = re.compile(r":(?:\s|\Z)")
 _OBJECTS = (
     *("config.json", "generation_config.json", "trainer_state.json", "adapter_config.json"),
     *("model_index.json", "scheduler_config.json", "tokenizer_config.json", "tokenizer.json"),
@@ -241,7 +242,7 @@ def _yaml_faults(content: bytes, entry: FolderEntry, folder: _Folder) -> Iterato
         yield "its last line is cut short"
     else:
         for n, line in enumerate(text.splitlines(), 1):
-            if line and not _YAML.fullmatch(line):
+            if line and not (_YAML.match(line) or _YAML_KEY.search(line)):
                 yield f"its line {n:,} is not YAML"
                 break
 

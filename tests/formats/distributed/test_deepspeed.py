@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, UnsupportedError
 from tests.conftest import RunCli, examples
+from tests.making.building import at_most
 from tests.making.zero import Run, run, save_zero
 from tests.oracles.sameness import assert_same_tree
 
@@ -263,6 +264,16 @@ def flats_elsewhere(state: Any) -> None:
     state["optimizer_state_dict"]["new"] = torch.ones(3)
 
 
+def many_kinds(state: Any) -> None:
+    first = state["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+    first.update({f"kind {n}": n for n in range(100)})
+
+
+def one_group_twice(state: Any) -> None:
+    groups = state["optimizer_state_dict"]["base_optimizer_state"]["param_groups"]
+    groups[1] = groups[0]
+
+
 OPTIM = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 CHANGES: dict[str, tuple[str, Any, str]] = {
     "fewer elements": (OPTIM, shorter, "have .* elements|not divided"),
@@ -286,6 +297,56 @@ def test_partitions_that_do_not_fit_are_refused(name: str, tmp_path: Path) -> No
         ckptmove.convert(folder, tmp_path / "out.pt")
     assert len(str(raised.value)) <= 300
     assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (many_kinds, "103 kinds of state"),
+        (one_group_twice, "two of its param_groups are one"),
+        (inner(7, 1), "a name in it is not"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_would_grow_with_each_parameter_or_be_renamed_is_refused(
+    change: Any, message: str, tmp_path: Path
+) -> None:
+    folder = save_zero(tmp_path / "run", run(stage=2))
+    for file in folder.glob("zero_pp*"):
+        saved_again(file, change)
+    with pytest.raises(InputError, match=message):
+        ckptmove.inspect(folder)
+
+
+def test_names_of_weights_are_text(tmp_path: Path) -> None:
+    folder = save_zero(tmp_path / "run", run(stage=2))
+    model = folder / "mp_rank_00_model_states.pt"
+    saved_again(model, lambda state: state["module"].update({("a", 1): torch.ones(2)}))
+    with pytest.raises(InputError, match="a name in its module"):
+        ckptmove.inspect(folder)
+
+
+def test_many_of_all_are_read_in_time_that_grows_with_them_alone(tmp_path: Path) -> None:
+    """Shared lists are walked once, and what is looked up is found by its number or name."""
+    folder = save_zero(tmp_path / "run", run(stage=3, ranks=1))
+    many, numbers = 20_000, list(range(100_000, 200_000))
+
+    def groups(state: Any) -> None:
+        state["optimizer_state_dict"] |= {
+            "fp32_flat_groups": [torch.zeros(0)],
+            "optimizer_state_dict": {
+                "state": {},
+                "param_groups": [{"params": numbers} for _ in range(many)],
+            },
+        }
+
+    def shapes(state: Any) -> None:
+        state |= {"param_shapes": [{} for _ in range(many)], "module": {}, "shared_params": {}}
+        state |= {"frozen_param_shapes": {}, "frozen_param_fragments": {}}
+
+    saved_again(folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt", groups)
+    saved_again(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt", shapes)
+    with at_most(20):
+        assert ckptmove.inspect(folder).tensors == ()
 
 
 def test_what_all_ranks_have_of_unknown_use_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
+import ckptmove
 from tests.conftest import RunCli
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -126,3 +128,37 @@ def test_a_question_is_answered_by_one_command(
         assert line in done.stdout
     assert "_orig_mod" not in done.stdout
     assert "privateuseone" not in done.stdout
+
+
+NAMES_ITS_DEVICE = """
+    import torch
+    from torch import nn
+
+    class Placed(nn.Module):
+        def __init__(self, device):
+            super().__init__()
+            self.device = device
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x.to(self.device))
+
+    model = Placed(torch.device(0)).to(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = model(torch.randn(8, 4)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_report_names_the_device_that_is_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "asked.py"
+    path.write_text(textwrap.dedent(NAMES_ITS_DEVICE))
+    found = ckptmove.doctor(script=path, device="cuda:0", simulate=True)
+    assert found.verdicts == ()
+    told = json.dumps(found.to_json())
+    assert '"value": "cuda:0"' in told
+    assert "privateuseone" not in told

@@ -92,6 +92,9 @@ def _called(manifest: Manifest, call: Callable[[str], str]) -> Manifest:
             key: replace(each, location=call(each.location))
             for key, each in manifest.storages.items()
         },
+        values_naming_devices=tuple(
+            replace(each, value=call(each.value)) for each in manifest.values_naming_devices
+        ),
         warnings=tuple(map(call, manifest.warnings)),
     )
 

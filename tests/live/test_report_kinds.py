@@ -134,6 +134,8 @@ def test_packed_weights_are_told_of() -> None:
         model = torch.ao.quantization.quantize_dynamic(LanguageModel(1), {nn.Linear})
     (told,) = ckptmove.report(model).warnings
     assert "'layers.0.inner._packed_params._packed_params'" in told
+    assert told in ckptmove.move(model, place={"*": "cpu"}).warnings
+    assert ckptmove.move(model, "cpu").warnings == ()
 
 
 def test_a_ring_of_modules_ends() -> None:

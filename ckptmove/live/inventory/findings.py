@@ -26,7 +26,7 @@ def warnings_of(
     together = belonging(found)
     held = list(zip(found.all, entries, strict=True))
     yield from map(str, _each_unregistered(together.unregistered))
-    yield from _packed(found)
+    yield from packed(found)
     yield from _lazy(entries)
     yield from map(str, without_values(entries))
     yield from _offloaded(held, offloads)
@@ -73,7 +73,8 @@ def _each_unregistered(found: Iterable[Unregistered]) -> Iterator[Verdict]:
         yield unregistered(those, advice, shared_by=shared_by)
 
 
-def _packed(found: Holdings) -> Iterator[str]:
+def packed(found: Holdings) -> Iterator[str]:
+    """Tensors of quantized modules that torch packed for the CPU, in a sentence; or nothing."""
     names = [
         spell((*path, name))
         for path, module in found.modules.items()

@@ -19,6 +19,7 @@ from ...phrases import first_line, quote
 from ...placement.place import place as placed
 from ...placement.rules import Device, Rules, rules_of
 from ...reports.move import MoveReport
+from ..inventory.findings import packed
 from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings
 from ..inventory.manifest import manifest_of, tag_of
 from ..inventory.ownership import unregistered
@@ -79,6 +80,8 @@ def move(
     pairs = list(zip(going.all, entries, targets, strict=True))
     named = renaming(found.naming, pairs, values)
     warnings += [*moves.warnings, *_capturable(pairs, groups)]
+    if to is None or _spelled(to) != "cpu":
+        warnings += packed(found)
     if found.full:
         warnings.append(
             "the attributes hold more objects than ckptmove examines; the rest stays where it is"

@@ -83,6 +83,14 @@ def test_what_another_machine_may_be_at_is_kept(killed: Path, store: Store) -> N
     assert uploads(store) == 1
 
 
+@pytest.mark.parametrize("pid", ["Infinity", "[]", "9" * 5000])
+def test_what_is_no_record_is_left_alone(pid: str, store: Store) -> None:
+    said = f'{{"key": "out/a", "upload": "x", "machine": "m", "started": "1", "pid": {pid}}}'
+    store.put(f"out/{OBJECT_LEDGER}/uploads/a.json", said.encode())
+    assert not ckptmove.recover(store.url("out")).files
+    assert len(records(store)) == 1
+
+
 def test_a_single_object_has_nothing_to_recover(store: Store) -> None:
     with pytest.raises(RefusedError, match="never changed in place"):
         ckptmove.recover(store.put("run.pt", b"x"))

@@ -373,3 +373,13 @@ def test_a_folder_in_a_store_is_checked_as_one_here(tmp_path: Path) -> None:
         assert named == ["rng_state_0.pth is missing", "trainer_state.json"]
     finally:
         store.rm("/checks", recursive=True)
+
+
+def test_what_names_very_many_files_is_checked_in_time(tmp_path: Path) -> None:
+    folder = model(tmp_path / "model")
+    for n in range(1_000):
+        (folder / f"{n}.txt").touch()
+    named = {str(n): f"file {n}" for n in range(300_000)}
+    (folder / "other.json").write_text(json.dumps({"weight_map": named}))
+    with at_most(10):
+        assert len(faults(folder)) == len(named)

@@ -16,12 +16,13 @@ pipelines/pipeline_utils.py (`save_pretrained`), sentence_transformers/SentenceT
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cached_property
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError
 from ...phrases import short
-from ...sources.place import EntryKind, FolderEntry
+from ...sources.place import EntryKind, FolderEntry, folders_above
 from ..safetensors.header import Json, read_json
 from .training_folder import FolderCheckpoint
 from .weight_names import usual_name
@@ -91,23 +92,24 @@ class _Folder:
         self.files = {each.name for each in found.others if each.kind is EntryKind.FILE}
         self.parts = {each.name for each in found.parts}
         self.unread = {each.name for each in found.not_looked_at}
-        self.sources = set(found.source_names)
+        self._names = self.files | self.parts | self.unread | set(found.source_names)
+        self._folders = {folder for name in self._names for folder in folders_above(name)}
+        self._weights = dict[str, bool]()  # of folders that were asked about
 
     def has(self, name: str) -> bool:
         """Whether a file is there, or a folder with files."""
-        everything = (self.files, self.parts, self.sources, self.unread)
-        return any(name in each for each in everything) or self.has_files_in(name)
+        return name in self._names or self.has_files_in(name)
 
     def has_files_in(self, folder: str) -> bool:
-        start = f"{folder}/"
-        return any(
-            name.startswith(start)
-            for each in (self.files, self.parts, self.sources, self.unread)
-            for name in each
-        )
+        return folder in self._folders
 
     def has_weights_in(self, folder: str) -> bool:
         """Whether a checkpoint is in a folder; of the folder itself only what is right in it."""
+        if folder not in self._weights:
+            self._weights[folder] = self._find_weights(folder)
+        return self._weights[folder]
+
+    def _find_weights(self, folder: str) -> bool:
         start = f"{folder}/" if folder else ""
         names = (*self.parts, *self.unread, *self.files)
         found = [name.removeprefix(start) for name in names if name.startswith(start)]
@@ -115,6 +117,12 @@ class _Folder:
             return True
         found = [name for name in found if start + name not in self.files]
         return any(folder or "/" not in name for name in found)
+
+    @cached_property
+    def configured(self) -> Set[str]:
+        """The folders with a configuration in them, or below."""
+        names = (name for name in self.files if name.endswith("config.json"))
+        return {folder for name in names for folder in folders_above(name)}
 
 
 _Check = Callable[[bytes, FolderEntry, _Folder], Iterator[str]]
@@ -216,13 +224,8 @@ def _modules_faults(said: Json, inside: str, folder: _Folder) -> Iterator[str]:
                 yield f"its module {short(path)} is missing"
         elif kind in _WITH_WEIGHTS and not folder.has_weights_in(where):
             yield f"the weights of its module {short(path or kind)} are missing"
-        elif path and kind not in _WITHOUT_FILES and not _has_configuration(where, folder):
+        elif path and kind not in _WITHOUT_FILES and where not in folder.configured:
             yield f"{where}/config.json is missing"
-
-
-def _has_configuration(where: str, folder: _Folder) -> bool:
-    start = f"{where}/"
-    return any(n.startswith(start) and n.endswith("config.json") for n in folder.files)
 
 
 _STRUCTURES: Mapping[str, Callable[[Json, str, _Folder], Iterator[str]]] = {

@@ -120,7 +120,7 @@ def _ended(record: FolderEntry, store: StorePath) -> Iterator[Unfinished]:
         machine, pid, started = str(said["machine"]), int(said["pid"]), str(said["started"])
     except Missing:
         return  # it has ended just now
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return  # it is no record of ours
     bucket, prefix, _ = store.fs.split_path(store.path)
     prefix = prefix.strip("/")

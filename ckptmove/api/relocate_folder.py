@@ -53,7 +53,9 @@ class PartFile(NamedTuple):
 
 
 def _stores_devices(before: FolderCheckpoint, part: Part) -> bool:
-    return any(each.stores_devices for _, each in before.containers_of(part))
+    """Whether a file of it says on which devices its tensors are."""
+    carries = part.checkpoint.carries.devices
+    return carries and any(each.stores_devices for _, each in before.containers_of(part))
 
 
 class FolderChange:
@@ -111,7 +113,7 @@ class FolderChange:
         start = os.path.join(self.path, "")
         for part in self.before.parts:
             for number, container in self.before.containers_of(part):
-                if not container.stores_devices:
+                if not (self._keys[part.keys] and container.stores_devices):
                     continue
                 source = self.before.files[number]
                 try:

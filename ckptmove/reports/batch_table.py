@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..manifest.manifest import Manifest, Role, Storage, TensorEntry, Total
+from ..manifest.manifest import Manifest, Storage, TensorEntry, Total
 from ..phrases import plural
 from .batch_items import Result
 from .blocks import Block, Table
+from .folder_files import NOT_STORED, is_untagged
 from .text import LONGEST_REASON, one_line, printable, size
 
-#: Where tensors are counted whose format stores no devices.
-NOT_STORED = "not stored"
 _HEAD = "item", "format", "device", "dtype", "tensors", "bytes"
 _RIGHT = 4, 5
 _MOST_DTYPES = 3
@@ -41,14 +40,13 @@ class Contents(NamedTuple):
     def of(cls, manifest: Manifest, format: str, *, stores_devices: bool) -> Contents:
         """What a manifest tells; each storage counts once."""
 
-        def is_untagged(entry: TensorEntry) -> bool:
-            tagged = entry.role is not Role.UNTAGGED and entry.name not in manifest.divisions
-            return not (stores_devices and tagged)
+        def tagged(entry: TensorEntry) -> bool:
+            return stores_devices and not is_untagged(entry, manifest)
 
-        untagged = {entry.storage for entry in manifest.tensors if is_untagged(entry)}
+        untagged = {entry.storage for entry in manifest.tensors if not tagged(entry)}
 
         def device_of(entry: TensorEntry) -> str:
-            return NOT_STORED if is_untagged(entry) else entry.device
+            return entry.device if tagged(entry) else NOT_STORED
 
         def location_of(storage: Storage) -> str:
             return NOT_STORED if storage.id in untagged else storage.location

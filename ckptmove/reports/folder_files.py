@@ -1,17 +1,29 @@
-"""Show what each file of a folder is."""
+"""Show what each file of a folder is, and of which tensors it stores no devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..manifest.folder_files import MISSING, FolderFile
-from ..manifest.manifest import Manifest
+from ..manifest.manifest import Manifest, Role, TensorEntry
 from .blocks import Block, Table
 from .text import cut, listed, size
 
+#: The device of what is stored without one.
+NOT_STORED = "not stored"
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10
 _LONGEST_NAME = 64  # letters of a path, unless all of it is shown
+
+
+def is_untagged(entry: TensorEntry, manifest: Manifest) -> bool:
+    """Whether no file says on which device a tensor is, such as safetensors and those of DCP."""
+    return entry.role is Role.UNTAGGED or entry.name in manifest.divisions
+
+
+def device_of(entry: TensorEntry, manifest: Manifest) -> str:
+    """The device of a tensor, or that it is not stored."""
+    return NOT_STORED if is_untagged(entry, manifest) else entry.device
 
 
 def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
@@ -34,7 +46,7 @@ def _row(file: FolderFile, longest: int | None) -> tuple[str, ...]:
     name = cut(file.name, longest)
     if file.not_read is not None:
         return name, "missing" if file.not_read == MISSING else "not read", "", "", "", ""
-    devices = ", ".join(file.devices) or ("not stored" if file.tensors else "")
+    devices = ", ".join(file.devices) or (NOT_STORED if file.tensors else "")
     sections = ", ".join(file.sections)
     if file.copy_of is not None:
         sections = f"as {cut(file.copy_of, longest)}?"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..manifest.manifest import Manifest, TensorEntry
+from .folder_files import device_of
 from .text import cut, shape, size
 
 _MOST_GROUPS = 40  # more than these are collapsed by block
@@ -34,7 +35,7 @@ class Group:
             f"×{count:,}" if count > 1 else "",
             shape(first.shape) if len(shapes) == 1 else f"{len(shapes):,} shapes",
             first.dtype,
-            first.device,
+            device_of(first, manifest),
             size(sum(entry.nbytes for entry in self.entries)),
             self._remark(manifest),
         )

@@ -30,7 +30,7 @@ from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
 from .blocks import Block, Columns, Drawing, PageBlock, Table
-from .folder_files import files_of
+from .folder_files import device_of, files_of
 from .groups import groups_of
 from .text import cut, listed, shape, size
 
@@ -102,7 +102,7 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
 
 
 def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    totals = manifest.totals(lambda entry: (str(entry.section), entry.device, entry.dtype))
+    totals = manifest.totals(lambda e: (str(e.section), device_of(e, manifest), e.dtype))
     order = list(manifest.sections)
     rows = sorted(totals.items(), key=lambda item: order.index(item[0][0]))
     before = ""
@@ -202,7 +202,7 @@ def tensors(manifest: Manifest) -> Iterator[Block]:
     """Every tensor, a line each."""
     yield manifest.verdict
     head = "name", "section", "dtype", "shape", "device", "bytes", "storage", ""
-    rows = [_tensor_row(entry, manifest.divisions.get(entry.name)) for entry in manifest.tensors]
+    rows = [_tensor_row(entry, manifest) for entry in manifest.tensors]
     yield Table(rows, head, right=(5,))
 
 
@@ -237,7 +237,7 @@ def tensor_columns(manifest: Manifest) -> Columns:
         (
             [entry.name for entry in entries],
             [str(entry.section) for entry in entries],
-            [entry.device for entry in entries],
+            [device_of(entry, manifest) for entry in entries],
             [entry.dtype for entry in entries],
             [shape(entry.shape) for entry in entries],
             sizes,
@@ -249,13 +249,14 @@ def tensor_columns(manifest: Manifest) -> Columns:
     )
 
 
-def _tensor_row(entry: TensorEntry, division: str | None) -> tuple[str, ...]:
+def _tensor_row(entry: TensorEntry, manifest: Manifest) -> tuple[str, ...]:
+    division = manifest.divisions.get(entry.name)
     return (
         entry.name,
         str(entry.section),
         entry.dtype,
         shape(entry.shape),
-        entry.device,
+        device_of(entry, manifest),
         size(entry.nbytes),
         entry.storage or "",
         "; ".join((*([division] if division else []), *_remarks(entry))),

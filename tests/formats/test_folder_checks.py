@@ -155,6 +155,18 @@ def test_files_that_torch_loads_are_named_as_in_the_folder(tmp_path: Path) -> No
     assert told == [f"{part}/diffusion_pytorch_model.bin" for part in ("unet", "vae")]
 
 
+def test_a_device_that_is_not_stored_is_not_said_to_be_the_cpu(tmp_path: Path) -> None:
+    folder = model(tmp_path / "folder")
+    torch.save(optimizer(), folder / "optimizer.pt")
+    for each in (folder, save_dcp(tmp_path / "dcp", {"weight": torch.ones(2)})):
+        shown = str(inspect(each)).splitlines()
+        rows = [line for line in shown if line.startswith(("model", "weight"))]
+        assert len(rows) >= 2, shown
+        assert all("not stored" in line for line in rows), shown
+    shown = str(inspect(folder)).splitlines()
+    assert any(line.startswith("optimizer ") and " cpu " in line for line in shown), shown
+
+
 # Configurations
 
 

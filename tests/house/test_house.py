@@ -133,8 +133,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "placement",
     ),
     (
-        "reports.groups",
         "reports.folder_files",
+        "reports.groups",
         "reports.inspect",
         "reports.live",
         "reports.device_values",

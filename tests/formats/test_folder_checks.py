@@ -395,3 +395,13 @@ def test_what_names_very_many_files_is_checked_in_time(tmp_path: Path) -> None:
     (folder / "other.json").write_text(json.dumps({"weight_map": named}))
     with at_most(10):
         assert len(faults(folder)) == len(named)
+
+
+def test_a_component_of_an_endless_class_is_checked_in_time(tmp_path: Path) -> None:
+    folder = model(tmp_path / "model")
+    (folder / "unet").mkdir()
+    (folder / "unet" / "notes.txt").touch()
+    said = {"unet": ["diffusers", "Scheduler" * 60_000 + "-"]}
+    (folder / "model_index.json").write_text(json.dumps(said))
+    with at_most(10):
+        assert faults(folder) == ["model_index.json: the weights of its component unet are missing"]

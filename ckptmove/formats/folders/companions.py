@@ -28,6 +28,7 @@ from .training_folder import FolderCheckpoint
 from .weight_names import usual_name
 
 _MOST_NBYTES = 64 << 20  # of a file, such as that of a tokenizer
+_LONGEST_CLASS = 200  # characters; patterns would take the square of that
 _MOST_NAMED = 1 << 10  # bytes of a file that names another
 _NAMING = ("latest", "last_checkpoint")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
@@ -192,7 +193,7 @@ def _pipeline_faults(said: Json, inside: str, folder: _Folder) -> Iterator[str]:
     for name, what in said.items():
         if name.startswith("_") or not _is_component(what):
             continue
-        where, kind = f"{inside}/{name}" if inside else name, what[1]
+        where, kind = f"{inside}/{name}" if inside else name, what[1][-_LONGEST_CLASS:]
         known = next((file for each, file in _WITHOUT_WEIGHTS if each.fullmatch(kind)), None)
         if not folder.has_files_in(where):
             file = f"{where}/{known}" if known else where

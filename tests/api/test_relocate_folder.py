@@ -339,3 +339,22 @@ def test_a_run_names_its_checkpoints_and_the_command_for_them(
     (tmp_path / "run" / "model.safetensors").unlink()
     done = run_cli("relocate", "run", "out", "--to=cpu", exit=3)
     assert "checkpoint-5, checkpoint-600 in it are checkpoints of their own" in done.stderr
+
+
+def test_a_distributed_model_in_it_is_copied_as_it_is(tmp_path: Path, run_cli: RunCli) -> None:
+    """As FSDP saves it under accelerate: the optimizer of a file, the model of two ranks."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    weight = torch.arange(6.0).reshape(3, 2)
+    save(tmp_path / "model.pt", {"weight": weight}, "cuda:1")
+    ckptmove.convert(tmp_path / "model.pt", folder / "pytorch_model_fsdp_0", format="dcp", ranks=2)
+    save(
+        folder / "optimizer.bin", {"state": {0: {"exp_avg": weight}}, "param_groups": []}, "cuda:1"
+    )
+    before = contents(folder / "pytorch_model_fsdp_0")
+    done = run_cli("relocate", "in", "out", "--to", "cpu", exit=0)
+    assert "copied unchanged, stores no devices: 3 files" in done.stdout
+    assert devices(tmp_path / "out") == {"optimizer.bin: state.0.exp_avg": "cpu"}
+    assert contents(tmp_path / "out" / "pytorch_model_fsdp_0") == before
+    run_cli("relocate", "in", "--to", "cpu", "--in-place", exit=0)
+    assert contents(folder) == contents(tmp_path / "out")

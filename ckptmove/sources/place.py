@@ -14,7 +14,7 @@ from enum import Enum
 from typing import ClassVar, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, StrPath, UnsupportedError
-from ..system.files import WINDOWS
+from ..system import WINDOWS
 from ..system.names import why_no_name, without_slash
 from .source import File, Source
 from .urls import is_url, looks_like_url

@@ -3,3 +3,7 @@
 Everything else calls these, and asks nobody which system it is. What a system lacks has something
 in its place here, or is refused by name.
 """
+
+import sys
+
+WINDOWS = sys.platform == "win32"

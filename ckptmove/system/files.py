@@ -19,7 +19,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-WINDOWS = sys.platform == "win32"
+from . import WINDOWS
+
 #: Whether a file, or a folder with files, can be renamed and removed while the file is open.
 RENAMES_OPEN = not WINDOWS
 #: Of every descriptor: what we start does not inherit it, and no byte becomes another.

@@ -12,7 +12,7 @@ import os
 import sys
 import unicodedata
 
-from .files import WINDOWS
+from . import WINDOWS
 
 _DEVICES = {
     *("CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import _thread
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from .files import WINDOWS
+from . import WINDOWS
 
 #: What may end a process from outside: Ctrl-C, a supervisor, a terminal that is gone.
 ENDING: tuple[signal.Signals, ...] = tuple(
@@ -40,7 +39,7 @@ def ask_to_end() -> None:
 def own_group() -> dict[str, Any]:
     """Arguments of `subprocess.Popen`, for a process that Ctrl-C in a terminal does not reach."""
     if WINDOWS:
-        return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+        return {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP of subprocess
     return {"start_new_session": True}
 
 

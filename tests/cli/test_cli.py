@@ -379,14 +379,24 @@ HEAVY = (
     "ckptmove.trial",
     "ckptmove.api.convert",
 )
+START = {
+    "",
+    ".__main__",
+    ".cli",
+    ".cli.streams",
+    ".errors",
+    ".system",
+    ".system.signals",
+    ".version",
+}
 SLOW = ("hashlib", "html", "ipaddress", "random", "subprocess", "torch", "numpy")
 
 
 @pytest.mark.parametrize(
     ("arguments", "ours"),
     [
-        ("--version", {"", ".__main__", ".cli", ".cli.streams", ".errors", ".version"}),
-        ("--help", {"", ".__main__", ".cli", ".cli.streams", ".errors", ".version"}),
+        ("--version", START),
+        ("--help", START),
         ("inspect run.pt", None),
     ],
 )

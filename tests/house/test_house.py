@@ -38,11 +38,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "plans",
     ),
     (
+        "system",
         "system.files",
         "system.signals",
         "system.locks",
         "system.names",
-        "system",
         "sources.budget",
         "sources.source",
         "sources.joined",

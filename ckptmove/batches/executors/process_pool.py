@@ -26,7 +26,7 @@ from types import FrameType
 from typing import IO, Any, NamedTuple, NoReturn
 
 from ...sources.filesystem import register_filesystems, registered_filesystems
-from ...system.files import WINDOWS
+from ...system import WINDOWS
 from ...system.signals import ENDING, KILL, ask_to_end, own_group
 from ..run_item import LISTENER
 

@@ -27,7 +27,7 @@ from ...errors import CkptmoveError, RefusedError
 from ...sources.filesystem import Missing, StorePath, is_s3, open_store
 from ...sources.place import FolderEntry
 from ...sources.remote_place import RemotePlace
-from ...system.files import WINDOWS
+from ...system import WINDOWS
 from .errors import with_write_retries
 
 _RENEWED = 60.0  # seconds

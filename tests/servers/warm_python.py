@@ -257,11 +257,14 @@ def _run() -> None:
 
 
 def _end() -> int:
-    """End the process as Python does, and give the exit code; Ctrl-C is left to Python.
+    """End the process as Python does, and give the exit code, or end by Ctrl-C.
 
-    Only modules are not torn down: with torch that takes longer than most programs.
+    Python forgets that Ctrl-C ended it where a function that runs at the end compiles text, as one
+    of torch._dynamo does if tabulate is installed. Only modules are not torn down: with torch that
+    takes longer than most programs.
     """
     code: Any = 0
+    interrupted = False
     try:
         _run()
     except SystemExit as ended:
@@ -269,15 +272,19 @@ def _end() -> int:
         if not isinstance(code, int | None):
             sys.stderr.write(f"{code}\n")
             code = 1
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         own = error.__traceback__
         sys.excepthook(type(error), error, own and own.tb_next and own.tb_next.tb_next)
         code = 1
+        interrupted = isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     return code or 0
 
 

@@ -410,7 +410,7 @@ def test_a_model_that_fails_is_a_finding(sound: Path) -> None:
         ({"inputs": ["a=bool[3]", "a=bool[4]"]}, "'--input a is given twice|a is given twice"),
         ({"step": "fly"}, "must be forward or train"),
         ({"step": "forward"}, "is not known"),
-        ({"optimizer": "AdamW"}, "is not a name in Python code"),
+        ({"optimizer": "Adam W"}, "is not a name in Python code"),
     ],
 )
 def test_nonsense_is_refused(sound: Path, options: dict[str, Any], said: str) -> None:

@@ -15,7 +15,7 @@ Source: deepspeed/runtime/engine.py, `save_checkpoint` (DeepSpeed 0.8 to 0.19).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import InputError, UnsupportedError
 from ...graph.canonical import Graph
@@ -94,8 +94,18 @@ class DeepSpeed(Format):
             if world_of(rank) != world:
                 raise rank.malformed(f"the number of ranks (other files say {world:,}): it")
         container = ZeroContainer(probe, model, ranks)
+        _tell_devices(probe, opened.values())
         sources: list[Source] = [container.joined, *(each.source for each in opened.values())]
         return Checkpoint(self.name, container, self.carries, sources)
+
+
+def _tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:
+    """Tell what the files say of devices, which what is made of several of them can't."""
+    stored = (each for file in files for each in file.container.storages.values())
+    devices = sorted({str(each.location) for each in stored} - {"cpu"})
+    if devices:
+        told = join_names(devices, _MOST_NAMED)
+        probe.note(f"its files are tagged {told}; the whole tensors made of them are shown without")
 
 
 def _is_universal(probe: Probe, files: RankFiles) -> bool:

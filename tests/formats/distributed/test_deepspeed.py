@@ -17,6 +17,7 @@ import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, RefusedError, UnsupportedError
 from tests.conftest import RunCli, examples
 from tests.making.building import at_most
+from tests.making.saving import tagging
 from tests.making.zero import Run, run, save_zero
 from tests.oracles.sameness import assert_same_tree
 
@@ -446,3 +447,10 @@ def test_shapes_that_lie_are_refused(tmp_path: Path) -> None:
         saved_again(model, change)
         with pytest.raises(CorruptError, match=r"elements, and its parameters|alignment_paddings"):
             ckptmove.convert(folder, tmp_path / "out.pt")
+
+
+def test_what_the_files_say_of_devices_is_told(tmp_path: Path) -> None:
+    with tagging("cuda:3"):
+        folder = save_zero(tmp_path, run())
+    [note] = ckptmove.inspect(folder).warnings
+    assert note == "its files are tagged cuda:3; the whole tensors made of them are shown without"

@@ -83,6 +83,7 @@ class DeepSpeed(Format):
         if not named.are_there:
             return _read_run(probe)
         files = checked_files(probe)
+        _tell_others(probe, files.names)
         opened = dict[str, SavedFile]()
         for n, name in enumerate(files.names, 1):
             opened[name] = _open(probe, name, n)
@@ -106,6 +107,13 @@ def _tell_devices(probe: Probe, files: Iterable[SavedFile]) -> None:
     if devices:
         told = join_names(devices, _MOST_NAMED)
         probe.note(f"its files are tagged {told}; the whole tensors made of them are shown without")
+
+
+def _tell_others(probe: Probe, known: Iterable[str]) -> None:
+    """Tell of what lies beside a checkpoint, and is not in what is made of it."""
+    others = sorted(probe.entries.keys() - {*known, *BESIDE})
+    if others:
+        probe.note(f"{join_names(others, _MOST_NAMED)} in it was not looked at")
 
 
 def _is_universal(probe: Probe, files: RankFiles) -> bool:
@@ -177,6 +185,7 @@ def _read_run(probe: Probe) -> Checkpoint:
     if others:
         named = join_names(others, _MOST_NAMED)
         probe.note(f"only {tag} was looked at, the newest in it; not {named}")
+    _tell_others(probe, tags)
     found = probe.open_folder(tag)
     if not any(name.endswith("_states.pt") for name in found.entries):
         raise UnsupportedError(

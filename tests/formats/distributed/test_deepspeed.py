@@ -454,3 +454,14 @@ def test_what_the_files_say_of_devices_is_told(tmp_path: Path) -> None:
         folder = save_zero(tmp_path, run())
     [note] = ckptmove.inspect(folder).warnings
     assert note == "its files are tagged cuda:3; the whole tensors made of them are shown without"
+
+
+def test_what_lies_beside_the_files_of_ranks_is_told(tmp_path: Path) -> None:
+    folder = save_zero(tmp_path, run())
+    assert ckptmove.inspect(folder).warnings == ckptmove.inspect(tmp_path).warnings == ()
+    (folder / "sampler.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    assert set(ckptmove.inspect(tmp_path).warnings) == {
+        "config.yaml in it was not looked at",
+        "sampler.json in it was not looked at",
+    }

@@ -271,7 +271,7 @@ class File(Source):
         parts = []
         while nbytes:
             try:
-                part = files.read_at(self.fd, nbytes, start)
+                part = files.read_some(self.fd, nbytes, start)
             except OSError as error:
                 raise InputError(f"can't be read: {error.strerror}", path=self.path) from error
             if not part:

@@ -50,7 +50,7 @@ def optional_module(name: str) -> Any:
 # -- reading and writing at an offset --------------------------------------------------------------
 
 
-def read_at(fd: int, nbytes: int, at: int) -> bytes:
+def read_some(fd: int, nbytes: int, at: int) -> bytes:
     """As `os.pread`: fewer bytes at the end of the file, or when a signal comes."""
     if hasattr(os, "pread"):
         data: bytes = os.pread(fd, nbytes, at)
@@ -68,7 +68,7 @@ def read_into(fd: int, buffer: bytearray | memoryview, at: int) -> int:
     view = memoryview(buffer)
     done = 0
     while done < len(view):
-        part = read_at(fd, len(view) - done, at + done)
+        part = read_some(fd, len(view) - done, at + done)
         if not part:
             break
         view[done : done + len(part)] = part

@@ -67,7 +67,7 @@ class Copier:
                 if error.errno not in NOT_HERE:
                     raise
                 self.method = "read"
-        data = files.read_at(source.fd, min(nbytes, _BUFFER), start)
+        data = files.read_some(source.fd, min(nbytes, _BUFFER), start)
         return files.write_some(self.fd, data, at)
 
 
@@ -93,7 +93,7 @@ def read_at(fd: int, at: int, nbytes: int) -> bytes:
     """The bytes at an offset; fewer where the file ends."""
     parts = []
     while nbytes:
-        part = files.read_at(fd, nbytes, at)
+        part = files.read_some(fd, nbytes, at)
         if not part:
             break
         parts.append(part)

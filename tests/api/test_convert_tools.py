@@ -15,7 +15,7 @@ from torch import nn, optim
 
 from ckptmove import convert
 from tests.making.checkpoints import hf_trainer_folder, lightning_checkpoint
-from tests.making.frameworks import regression, tiny_gpt2
+from tests.making.frameworks import regression, tiny_gpt2, trainer_arguments
 from tests.oracles.readers import load
 from tests.oracles.sameness import assert_same_tree
 
@@ -150,16 +150,7 @@ def test_a_trainer_resumes_from_what_went_there_and_back(tmp_path: Path) -> None
         convert(
             tmp_path / f"{name}.safetensors", folder / name, format="torch-zip", trust_objects=True
         )
-    arguments = transformers.TrainingArguments(
-        output_dir=tmp_path / "more",
-        max_steps=3,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-    )
+    arguments = trainer_arguments(transformers, tmp_path / "more", max_steps=3, save_strategy="no")
     tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
     trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from tests.making.checkpoints import (
     lightning_checkpoint,
     save,
 )
-from tests.making.frameworks import regression, tiny_gpt2
+from tests.making.frameworks import regression, tiny_gpt2, trainer_arguments
 from tests.making.modules import TinyNet
 from tests.making.training import step
 from tests.oracles.readers import assert_same_checkpoint, labels, load, pid_locations
@@ -43,16 +43,7 @@ def test_a_hugging_face_trainer_resumes(tmp_path: Path) -> None:
     assert not cannot_load(folder / "optimizer.pt")
 
     transformers: Any = pytest.importorskip("transformers")
-    arguments = transformers.TrainingArguments(
-        output_dir=tmp_path / "more",
-        max_steps=3,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-    )
+    arguments = trainer_arguments(transformers, tmp_path / "more", max_steps=3, save_strategy="no")
     tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
     trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
     with warnings.catch_warnings():

@@ -17,20 +17,24 @@ def _counter_or_rng(storage: Storage) -> bool:
     return storage.nbytes() in (4, HOST_RNG_NBYTES)
 
 
-def hf_trainer_folder(directory: Path, tag: str = "cpu") -> Path:
-    """The `checkpoint-2` folder of a Hugging Face trainer that trained a tiny GPT-2."""
-    transformers: Any = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    arguments = transformers.TrainingArguments(
+def trainer_arguments(transformers: Any, directory: Path, **options: Any) -> Any:
+    """Arguments of a Hugging Face trainer that trains on the CPU, and says nothing."""
+    return transformers.TrainingArguments(
         output_dir=directory,
-        max_steps=2,
-        save_steps=2,
         per_device_train_batch_size=2,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        **options,
     )
+
+
+def hf_trainer_folder(directory: Path, tag: str = "cpu") -> Path:
+    """The `checkpoint-2` folder of a Hugging Face trainer that trained a tiny GPT-2."""
+    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    arguments = trainer_arguments(transformers, directory, max_steps=2, save_steps=2)
     tokens = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
     trainer = transformers.Trainer(tiny_gpt2(transformers), arguments, train_dataset=tokens)
     with tagging(tag, _counter_or_rng), warnings.catch_warnings():

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from tests.making.frameworks import regression, tiny_gpt2
+from tests.making.frameworks import regression, tiny_gpt2, trainer_arguments
 from tests.making.saving import HOST_RNG_NBYTES, Keep, Storage, save, tagging
 
 Maker = Callable[[Path, str], Path]
@@ -53,16 +53,8 @@ def _saving(tag: str, keep_cpu: Keep = _on_the_host) -> Iterator[None]:
 def _trainer(directory: Path, steps: int) -> Any:
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    arguments = transformers.TrainingArguments(
-        output_dir=directory,
-        max_steps=steps,
-        save_steps=2,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        seed=_SEED,
+    arguments = trainer_arguments(
+        transformers, directory, max_steps=steps, save_steps=2, seed=_SEED
     )
     tokens = [{"input_ids": [(n + k) % 16 for k in range(8)]} for n in range(16)]
     rows = [{**each, "labels": each["input_ids"]} for each in tokens]

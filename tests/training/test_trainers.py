@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptmove
-from tests.making.frameworks import tiny_gpt2
+from tests.making.frameworks import tiny_gpt2, trainer_arguments
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks, about themselves
 
@@ -110,16 +110,7 @@ def transformers_fit(folder: Path, resumed: str | None = None) -> Any:
     pytest.importorskip("accelerate")
     from ckptmove.training.transformers import SafetensorsCallback
 
-    arguments = transformers.TrainingArguments(
-        output_dir=folder,
-        max_steps=4,
-        save_steps=2,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
+    arguments = trainer_arguments(transformers, folder, max_steps=4, save_steps=2)
     tokens = [{"input_ids": list(range(n, n + 8)), "labels": list(range(8))} for n in range(8)]
     trainer = transformers.Trainer(
         tiny_gpt2(transformers),

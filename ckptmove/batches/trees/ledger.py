@@ -28,7 +28,7 @@ from typing import IO, Any, ClassVar
 
 from ...errors import RefusedError
 from ...reports.batch_items import Entry
-from ...system.files import AT_ONCE, NO_LINK, READ, READ_WRITE, read_at, sync
+from ...system.files import AT_ONCE, NO_LINK, READ, READ_WRITE, read_some, sync
 from ...system.locks import close, lock_byte
 from ...writing.final_name import failure_of
 
@@ -129,7 +129,7 @@ class FileLedger:
         with _closing(fd):
             _lock(fd, _TAIL, wait=True)
             size = os.fstat(fd).st_size
-            torn = size > 0 and read_at(fd, 1, size - 1) != b"\n"
+            torn = size > 0 and read_some(fd, 1, size - 1) != b"\n"
             data = (b"\n" if torn else b"") + line.encode()
             if os.write(fd, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -189,8 +189,8 @@ def _names(held: Iterable[HeldTensor]) -> dict[int, Path]:
 
 def written(model: nn.Module) -> nn.Module:
     """The model that the user wrote, if `torch.compile` made this one of it."""
-    within = dict(model._modules.items())  # of a script module it is none
-    return within.get(COMPILED) or model
+    found = dict(model._modules.items()).get(COMPILED)  # of a script module it is no dict
+    return model if found is None else found
 
 
 # -- optimizers ------------------------------------------------------------------------------------

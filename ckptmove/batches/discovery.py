@@ -20,6 +20,7 @@ from .. import formats
 from ..errors import InputError, UnsupportedError
 from ..formats.checkpoint import Checkpoint
 from ..formats.distributed.deepspeed import BESIDE, DeepSpeed
+from ..formats.distributed.universal import Universal
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.weight_names import INDEX
 from ..reports.batch_items import Entry, Item
@@ -149,7 +150,7 @@ def discover(
         found.companions.update(
             "".join((*each.name.rpartition("/")[:2], beside))
             for each in found.items
-            if each.format == DeepSpeed.name
+            if each.format in (DeepSpeed.name, Universal.name)
             for beside in BESIDE
         )
     return found

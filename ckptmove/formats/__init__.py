@@ -25,6 +25,7 @@ from .distributed.dcp import Dcp, no_devices
 from .distributed.deepspeed import DeepSpeed, check_complete
 from .distributed.divided_folders import divided_folders
 from .distributed.hf_shards import HuggingFaceShards
+from .distributed.universal import Universal
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
@@ -64,6 +65,7 @@ __all__ = [
 #: The first that recognizes something reads it.
 FORMATS: tuple[Format, ...] = (
     Dcp(),
+    Universal(),
     DeepSpeed(),
     HuggingFaceShards(),
     TrainingFolder(),

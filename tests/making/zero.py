@@ -1,7 +1,8 @@
 """Folders of DeepSpeed with ZeRO, written as `engine.save_checkpoint` of 0.19 writes them.
 
 Checked once against the library itself: `zero_to_fp32` of 0.19.8 makes of these folders the weights
-that went in.
+that went in. Universal checkpoints and pipelines are as `ds_to_universal` and `PipelineModule` of
+0.19.8 write them.
 """
 
 from __future__ import annotations
@@ -88,6 +89,65 @@ def save_zero(folder: Path, run: Run) -> Path:
             optimizer["zero_stage"] = classes["ZeroStageEnum"](run.stage)
             saved = {"optimizer_state_dict": optimizer, "ds_config": {}, "ds_version": "0.19.8"}
             torch.save(saved, to / f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return to
+
+
+def save_universal(folder: Path, run: Run) -> Path:
+    """Write a run as `ds_to_universal` does, and give the folder of its checkpoint."""
+    to = folder / f"{run.tag}_universal"
+    (to / "zero").mkdir(parents=True, exist_ok=True)
+    (folder / "latest_universal").write_text(to.name)
+    sliced = run.stage == 3
+    with classes_of_deepspeed() as classes:
+        for rank in range(run.ranks if sliced else 1):
+            name = f"zero_pp_rank_{rank}_mp_rank_00" if sliced else "mp_rank_00"
+            torch.save(_model(run, rank), to / f"{name}_model_states.pt")
+        states = _slices(run, 0) if sliced else _partitions(run, 0)
+        if not sliced:
+            states["param_groups"] = states.pop("base_optimizer_state")["param_groups"]
+            del states["single_partition_of_fp32_groups"]
+        else:
+            states["param_groups"] = states["optimizer_state_dict"]["param_groups"]
+        states["loss_scaler"] = classes["LossScaler"](1.0)
+        states["zero_stage"] = classes["ZeroStageEnum"](run.stage)
+        torch.save(states, to / "zero" / "optimizer_state.pt")
+    for n, group in enumerate(run.groups):
+        for name, weight in group.items():
+            own = to / "zero" / name
+            own.mkdir(exist_ok=True)
+            for key in ("fp32", "exp_avg", "exp_avg_sq"):
+                tensor = weight if key == "fp32" else run.state(key, name)
+                whole = {"cat_dim": 0, "param": tensor}
+                torch.save(tensor.flatten().clone() if sliced else whole, own / f"{key}.pt")
+            if not sliced:
+                torch.save(torch.tensor(2.0 + n), own / "step.pt")
+    for name, buffer in (run.buffers | run.frozen).items() if not sliced else ():
+        (to / "zero" / name).mkdir(exist_ok=True)
+        torch.save({"param": buffer.float()}, to / "zero" / name / "fp32.pt")
+    return to
+
+
+def save_pipeline(folder: Path, stages: Sequence[Run]) -> Path:
+    """Write a run of each stage; the first word of a name is the number of its layer."""
+    to = folder / stages[0].tag
+    to.mkdir(parents=True, exist_ok=True)
+    (folder / "latest").write_text(to.name)
+    layers = dict[int, OrderedDict[str, torch.Tensor]]()
+    with classes_of_deepspeed() as classes:
+        for stage, run in enumerate(stages):
+            model = _model(run, 0)
+            for key, tensor in model["module"].items():
+                number, _, own = key.partition(".")
+                layers.setdefault(int(number), OrderedDict())[own] = tensor
+            model |= {"module": None, "mp_world_size": len(stages)}
+            torch.save(model, to / f"mp_rank_{stage:02}_model_states.pt")
+            for rank in range(run.ranks):
+                states = _partitions(run, rank)
+                states["loss_scaler"] = classes["LossScaler"](1.0)
+                name = f"zero_pp_rank_{rank}_mp_rank_{stage:02}_optim_states.pt"
+                torch.save({"optimizer_state_dict": states, "ds_config": {}}, to / name)
+    for number, layer in layers.items():
+        torch.save(layer, to / f"layer_{number:02}-model_states.pt")
     return to
 
 

@@ -3,12 +3,18 @@
     shard-RRRRR-model-00001-of-00002.safetensors        of rank R, counted from 1
       __metadata__: {"DCP_SHARDING_INFO": {TENSOR: {"saved_offsets": [ROW, …]}, …}, …}
 
-Each file has boxes of tensors, by the names of these; their shapes are those of the boxes, and what
-is not listed there is whole. A tensor is as large as its boxes reach, which must tile it exactly.
-There is no index and nothing tells how many ranks saved: that the last ones are missing is seen
-only if their boxes leave a gap.
+Each file has boxes of tensors, by the names of these; their shapes are those of the boxes. A tensor
+is as large as its boxes reach, which must tile it exactly. There is no index and nothing tells how
+many ranks saved: that the last ones are missing is seen only if their boxes leave a gap.
 
-Source: torch/distributed/checkpoint/hf_storage.py, _hf_utils.py (torch 2.7 to 2.13).
+The writer of transformers for FSDP with tensor parallelism may put several boxes of a tensor into
+one file, and says more:
+
+      __metadata__: {"transformers_dcp_chunk_version": "1", "DCP_SHARDING_INFO":
+                     {"chunk_0": {"fqn": TENSOR, "shape": [ROWS, …], "saved_offsets": …}, …}, …}
+
+Source: torch/distributed/checkpoint/hf_storage.py, _hf_utils.py (torch 2.7 to 2.13);
+transformers/distributed/hf_storage.py (of September 2026).
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ...errors import CorruptError, InputError
+from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import TensorEntry
 from ...sources.joined import Joined, Strip
@@ -32,7 +38,9 @@ from ..safetensors.header import Entry, read_header, read_json, shown
 from .boxes import Box, check_tiling, division_of, runs_of
 
 _NAME = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
-_OFFSETS = "saved_offsets"
+_OFFSETS, _SHAPE, _TENSOR = "saved_offsets", "shape", "fqn"
+_VERSION = "transformers_dcp_chunk_version"
+_KNOWN_VERSION = "1"
 _NBYTES_OF_QUOTE = 6  # an entry has four in 28 bytes at least
 
 
@@ -48,6 +56,8 @@ class _Tensor(NamedTuple):
 
     dtype: str
     chunks: dict[Box, _Chunk]
+    #: its shape, if the files say it
+    shape: tuple[int, ...] | None = None
 
 
 class HuggingFaceShards(Format):
@@ -99,29 +109,52 @@ def _add(file: Source, tensors: dict[str, _Tensor]) -> int:
     """Read the header of a file, add what it has of each tensor, and give its length."""
     header = read_header(file)
     told = header.metadata.get(SHARDING)
-    said = None if told is None else read_json(told.encode(), SHARDING, _NBYTES_OF_QUOTE)
-    if told is not None and not isinstance(said, dict):
+    said = {} if told is None else read_json(told.encode(), SHARDING, _NBYTES_OF_QUOTE)
+    if not isinstance(said, dict):
         raise CorruptError(f"its {SHARDING} is malformed")
-    for name, entry in header.entries.items():
-        offsets = (0,) * len(entry.shape)
-        if isinstance(said, dict):
-            offsets = _offsets(name, said.get(name), len(entry.shape))
-        tensor = tensors.setdefault(name, _Tensor(entry.dtype, {}))
+    for name in said:
+        if name not in header.entries:
+            raise CorruptError(f"its {SHARDING} lists {shown(name)}, which is not in it")
+    version = header.metadata.get(_VERSION)
+    if version not in (None, _KNOWN_VERSION):
+        raise UnsupportedError(f"its {_VERSION} is {version!r:.40}, which is not known")
+    for key, entry in header.entries.items():
+        about = said.get(key)
+        name, shape = key, None
+        if version is not None:
+            name, shape = _place(key, about)
+        count = len(entry.shape)
+        offsets = (0,) * count if told is None else _numbers(key, about, _OFFSETS, count)
+        tensor = tensors.setdefault(name, _Tensor(entry.dtype, {}, shape))
         box = Box(offsets, entry.shape)
         known = next(iter(tensor.chunks), box)
         if tensor.dtype != entry.dtype or len(known.sizes) != len(box.sizes):
             raise CorruptError(f"{shown(name)} has another dtype or rank in another file")
+        if tensor.shape != shape:
+            raise CorruptError(f"{shown(name)} has another shape in another file")
         if box in tensor.chunks and box.numel:
             raise CorruptError(f"another file has the same part of {shown(name)}")
         tensor.chunks[box] = _Chunk(file, entry)
     return header.data_at
 
 
-def _offsets(name: str, said: object, count: int) -> tuple[int, ...]:
-    """Where a part begins in its tensor."""
-    found = said.get(_OFFSETS) if isinstance(said, dict) else None
-    if not isinstance(found, list) or len(found) != count or not all(map(is_size, found)):
-        raise CorruptError(f"its {SHARDING} does not say where {shown(name)} begins")
+def _place(key: str, about: object) -> tuple[str, tuple[int, ...]]:
+    """The tensor that a part belongs to, and the shape of this, as transformers says them."""
+    name = about.get(_TENSOR) if isinstance(about, dict) else None
+    if not isinstance(name, str):
+        raise CorruptError(f"its {SHARDING} does not say which tensor {shown(key)} is of")
+    return name, _numbers(key, about, _SHAPE)
+
+
+def _numbers(key: str, about: object, what: str, count: int | None = None) -> tuple[int, ...]:
+    """Where a part begins in its tensor, or another list of sizes."""
+    found = about.get(what) if isinstance(about, dict) else None
+    if (
+        not isinstance(found, list)
+        or (count is not None and len(found) != count)
+        or not all(map(is_size, found))
+    ):
+        raise CorruptError(f"its {SHARDING} gives {shown(key)} no valid {what}")
     return tuple(found)
 
 
@@ -142,7 +175,10 @@ class _ShardsContainer(TensorsContainer):
         placed: dict[str, Placed] = {}
         for name, tensor in tensors.items():
             ends = [tuple(map(sum, zip(*box, strict=True))) for box in tensor.chunks]
-            shape = self._shapes[name] = tuple(map(max, zip(*ends, strict=True)))
+            shape = tensor.shape
+            if shape is None:
+                shape = tuple(map(max, zip(*ends, strict=True)))
+            self._shapes[name] = shape
             boxes = self._boxes[name] = check_tiling(name, shape, list(tensor.chunks))
             nbytes = nbytes_of(sum(box.numel for box in boxes), tensor.dtype)
             at = self.joined.add(nbytes, partial(_strips, tensor, shape, boxes))

@@ -26,11 +26,18 @@ class SavedFile:
         self.source = source
         self.container = container
         roots = container.roots
-        root = roots[0][1] if len(roots) == 1 and not roots[0][0] else None
-        if not isinstance(root, Dict) or container.big_endian:
+        if len(roots) != 1 or roots[0][0] or container.big_endian:
             raise UnsupportedError("is not what DeepSpeed saves", path=source.path)
-        self.root = root
+        #: what was saved
+        self.top = roots[0][1]
         self._recogniser = Recogniser(container.ids, container.tensors)
+
+    @property
+    def root(self) -> Dict:
+        """What was saved, where that is a dict; UnsupportedError if it is not."""
+        if not isinstance(self.top, Dict):
+            raise UnsupportedError("is not what DeepSpeed saves", path=self.source.path)
+        return self.top
 
     def elements(self, node: Node) -> Elements | None:
         """Where the elements of a tensor lie; None if it is none, or these do not follow a row."""

@@ -16,7 +16,7 @@ Source: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py; utils/zero_to_fp32.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import prod
 from typing import NamedTuple
@@ -26,70 +26,50 @@ from ...manifest.dtypes import BITS
 from ...pickles.nodes import Dict, List, Node
 from ...torch_pickle.values.persistent_ids import is_size
 from .flat import Elements, Row, Whole, share
-from .saved_file import SavedFile, by_name, by_number, dict_in, shapes_in
+from .saved_file import SavedFile, by_number, dict_in, shapes_in
+from .trained import INNER, Trained, Value, abouts_of, frozen_in, groups_of, rest_of
 
 _FLAT, _FLAT_OF_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _BASE, _BASE_OF_3 = "base_optimizer_state", "optimizer_state_dict"
-_INNER = "optimizer_state_dict"
 #: What only says how the partitions were made.
 LAYOUT = frozenset((_FLAT, _FLAT_OF_3, _BASE, _BASE_OF_3)) | {
     *("group_paddings", "param_alignment_paddings", "partition_count", "param_slice_mappings"),
 }
 _LARGEST_VALUE = 64  # bytes of a tensor that all ranks have, such as a step
 _MOST_KINDS = 16  # of what an optimizer has of each parameter; Adam has four
-Value = Whole | Elements | bool | int | float | str | None
 _SCALARS = (bool, int, float, str, type(None))
 
 
-class Group(NamedTuple):
-    """A group of parameters."""
-
-    names: Sequence[str]
-    #: what the optimizer says of it
-    about: Dict | None
-
-
-class Zero:
+class Zero(Trained):
     """The weights and the optimizer state of all ranks, put together."""
 
     def __init__(self, model: Sequence[SavedFile], ranks: Sequence[SavedFile]) -> None:
         """`model`: the file of the model, or with stage 3 those of all ranks."""
+        super().__init__()
         self.ranks = ranks
         self._model = model
-        self._inner = [dict_in(rank, rank.root, _INNER) for rank in ranks]
-        self.is_stage_3 = self._inner[0].get(_FLAT_OF_3) is not None
+        self._inner = [dict_in(rank, rank.root, INNER) for rank in ranks]
+        self.is_divided = self._inner[0].get(_FLAT_OF_3) is not None
         self._states = [
-            by_number(_base(rank, inner, self.is_stage_3).get("state"))
+            by_number(_base(rank, inner, self.is_divided).get("state"))
             for rank, inner in zip(ranks, self._inner, strict=True)
         ]
         self._cut = [by_number(inner.get("group_paddings")) for inner in self._inner]
         self._aligned = by_number(self._inner[0].get("param_alignment_paddings"))
-        key = _FLAT_OF_3 if self.is_stage_3 else _FLAT
+        key = _FLAT_OF_3 if self.is_divided else _FLAT
         self._flats = [
             _flats(rank, inner, key) for rank, inner in zip(ranks, self._inner, strict=True)
         ]
         if len({len(each) for each in self._flats}) > 1:
             raise CorruptError("its ranks have different numbers of groups: of two saves")
-        #: the trained weights, by name
-        self.weights: dict[str, Whole] = {}
-        #: what the optimizer has of each, by its name there
-        self.state: dict[str, dict[str, Value]] = {}
         shapes = shapes_in(model[0], "param_shapes", grouped=True)
-        if self.is_stage_3:
+        if self.is_divided:
             self._read_slices(shapes)
         else:
             self._read_partitions(shapes)
-        self.groups = self._groups(shapes)
-        self.frozen = self._frozen()
-
-    def rest(self) -> Iterator[tuple[str, Node]]:
-        """What else the optimizer's file of the first rank holds, by name."""
-        rank, apart = self.ranks[0], {*LAYOUT, _INNER}
-        for key, node in (*self._inner[0].pairs, *rank.root.pairs):
-            if not isinstance(key, str):
-                raise rank.malformed("a name in it")
-            if key not in apart:
-                yield str(key), node
+        self.groups = groups_of(shapes, self._abouts(len(shapes)))
+        self.frozen = frozen_in(model)
+        self.rest = rest_of(ranks[0], self._inner[0], LAYOUT)
 
     # -- stages 1 and 2 ------------------------------------------------------------------------
 
@@ -207,13 +187,9 @@ class Zero:
 
     def _abouts(self, count: int) -> Sequence[Node]:
         """What the optimizer says of each of so many groups."""
-        listed = _base(self.ranks[0], self._inner[0], self.is_stage_3).get("param_groups")
-        items = listed.items if isinstance(listed, List) else ()
-        if len(items) != count:
-            raise self.ranks[0].malformed("the number of its param_groups")
-        if len(set(map(id, items))) < count:  # each is copied
-            raise self.ranks[0].malformed("that two of its param_groups are one")
-        return items
+        return abouts_of(
+            self.ranks[0], _base(self.ranks[0], self._inner[0], self.is_divided), count
+        )
 
     def _block(self, n: int) -> _Block:
         """The optimizer state of a group or subgroup: what is divided, and what all ranks have."""
@@ -246,32 +222,6 @@ class Zero:
                 values[key] = _value(key, nodes, found)
         return _Block(names, divided, values)
 
-    def _groups(self, shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> list[Group]:
-        return [
-            Group(list(group), about if isinstance(about, Dict) else None)
-            for group, about in zip(shapes, self._abouts(len(shapes)), strict=True)
-        ]
-
-    def _frozen(self) -> dict[str, Whole]:
-        """The weights that were not trained."""
-        wholes: dict[str, Whole] = {}
-        (shapes,) = shapes_in(self._model[0], "frozen_param_shapes", grouped=False)
-        held = [by_name(file.root.get("frozen_param_fragments")) for file in self._model]
-        for name, shape in shapes.items():
-            parts = list[Elements]()
-            for file, fragments in zip(self._model, held, strict=True):
-                part = file.elements(fragments.get(name))
-                if part is None:
-                    raise CorruptError(f"has no weight of {name!r:.100}", path=file.source.path)
-                parts.append(part)
-            numel, dtype, width = prod(shape), parts[0].dtype, BITS[parts[0].dtype] // 8
-            each = share(numel, len(parts))
-            if any(part.numel != each or part.dtype != dtype for part in parts):
-                raise CorruptError(f"ranks differ in the weight of {name!r:.100}")
-            rows = [Row([part], width) for part in parts]
-            wholes[name] = Whole(dtype, shape, numel, rows, 0, len(parts) > 1)
-        return wholes
-
 
 class _Block(NamedTuple):
     """The optimizer state of a group or subgroup."""
@@ -287,7 +237,7 @@ class _Block(NamedTuple):
 
 def world_of(rank: SavedFile) -> int:
     """How many ranks saved, by the file of one; UnsupportedError if groups differ in it."""
-    inner = dict_in(rank, rank.root, _INNER)
+    inner = dict_in(rank, rank.root, INNER)
     told = inner.get("partition_count")
     counts = told.items if isinstance(told, List) else [told]
     if len(set(map(str, counts))) > 1:
@@ -302,9 +252,9 @@ def world_of(rank: SavedFile) -> int:
     return count
 
 
-def _base(rank: SavedFile, inner: Dict, is_stage_3: bool) -> Dict:
+def _base(rank: SavedFile, inner: Dict, is_divided: bool) -> Dict:
     """What the optimizer of the user saved."""
-    base = inner.get(_BASE_OF_3 if is_stage_3 else _BASE)
+    base = inner.get(_BASE_OF_3 if is_divided else _BASE)
     if isinstance(base, List):
         raise UnsupportedError("is an elastic checkpoint of ZeRO 1", path=rank.source.path)
     if not isinstance(base, Dict):

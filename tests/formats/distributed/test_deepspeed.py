@@ -318,6 +318,27 @@ def test_what_would_grow_with_each_parameter_or_be_renamed_is_refused(
         ckptmove.inspect(folder)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_shared_weight_that_is_not_there_is_refused_or_named(stage: int, tmp_path: Path) -> None:
+    folder = save_zero(tmp_path / "run", run(stage=stage))
+    for model in folder.glob("*model_states.pt"):
+        saved_again(model, lambda state: state["shared_params"].update({"head.weight": "no.such"}))
+    with pytest.raises(
+        CorruptError, match=r"'head\.weight' shares the weight of 'no\.such', which"
+    ):
+        ckptmove.inspect(folder)
+
+    def left_out(state: Any) -> None:
+        """As with `exclude_frozen_parameters`."""
+        state |= {"frozen_param_shapes": None, "frozen_param_fragments": None}
+        del state["module"]["norm.weight"], state["module"]["head.weight"]
+
+    for model in folder.glob("*model_states.pt"):
+        saved_again(model, left_out)
+    [note] = ckptmove.inspect(folder).warnings
+    assert note == "weights that were not trained were not saved: head.weight"
+
+
 def test_names_of_weights_are_text(tmp_path: Path) -> None:
     folder = save_zero(tmp_path / "run", run(stage=2))
     model = folder / "mp_rank_00_model_states.pt"
@@ -394,7 +415,7 @@ def test_files_of_two_saves_are_refused(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("zero_pp_rank_0_mp_rank_01_optim_states.pt", "tensor parallelism"),
-        ("layer_03-model_states.pt", "a pipeline"),
+        ("layer_03-model_01-model_states.pt", "tensor parallelism"),
         ("layer_0_expert_2_mp_rank_00_model_states.pt", "experts"),
     ],
 )
@@ -403,17 +424,6 @@ def test_what_has_no_rule_is_refused_by_name(name: str, message: str, tmp_path: 
     shutil.copy(folder / OPTIM, folder / name)
     with pytest.raises(UnsupportedError, match=message):
         ckptmove.inspect(folder)
-
-
-def test_universal_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
-    folder = save_zero(tmp_path / "run", run(stage=2))
-    for file in folder.glob("zero_pp*"):
-        file.unlink()
-    assert ckptmove.inspect(folder).tensors
-    (folder / "zero" / "up.bias").mkdir(parents=True)
-    torch.save({"param": torch.ones(5)}, folder / "zero" / "up.bias" / "fp32.pt")
-    with pytest.raises(UnsupportedError, match="universal checkpoint of DeepSpeed"):
-        ckptmove.convert(folder, tmp_path / "out.pt")
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 import ckptmove
 from ckptmove.errors import CkptmoveError, CorruptError, InputError, UnsupportedError
+from ckptmove.formats.safetensors.header import read_header
+from ckptmove.sources.source import Memory
 from tests.conftest import RunCli, examples
 from tests.making.distributed import Box, boxes_of, save_hf_rank
 from tests.oracles.sameness import assert_same_tree
@@ -60,6 +62,34 @@ def state() -> dict[str, torch.Tensor]:
 
 
 BOXES = {"rows": ROWS, "columns": COLUMNS}
+
+
+def save_chunks(
+    folder: Path, state: Mapping[str, torch.Tensor], boxes: Mapping[str, Sequence[Box]], ranks: int
+) -> Path:
+    """Write boxes as transformers does for FSDP with tensor parallelism: several of one a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        held: dict[str, torch.Tensor] = {}
+        told: dict[str, Any] = {}
+        for name, tensor in state.items():
+            own = boxes.get(name, [((0,) * tensor.dim(), tuple(tensor.shape))])
+            for start, size in own[rank::ranks]:
+                part = tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))
+                key = f"chunk_{len(held)}"
+                held[key] = tensor[part].clone(memory_format=torch.contiguous_format)
+                told[key] = {
+                    "fqn": name,
+                    "shape": list(tensor.shape),
+                    "saved_offsets": list(start),
+                }
+        metadata = {
+            "format": "pt",
+            "transformers_dcp_chunk_version": "1",
+            "DCP_SHARDING_INFO": json.dumps(told),
+        }
+        save_file(held, folder / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors", metadata)
+    return folder
 
 
 def by_torch(folder: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -124,6 +154,64 @@ def test_any_shape_divided_in_any_way(
     same(ckptmove.load(folder), {"w": tensor})
     ckptmove.convert(folder, folder.parent / f"{folder.name}.safetensors")
     same(load_file(folder.parent / f"{folder.name}.safetensors"), {"w": tensor})
+
+
+@hypothesis_settings(max_examples=examples(40))
+@given(shape=st.lists(st.integers(1, 5), max_size=3), seed=st.integers(0), ranks=st.integers(1, 3))
+def test_several_parts_of_a_tensor_in_one_file(
+    tmp_path_factory: pytest.TempPathFactory, shape: list[int], seed: int, ranks: int
+) -> None:
+    torch.manual_seed(seed % 1000)
+    wanted = {"w": torch.randn(shape), "b": torch.arange(3)}
+    boxes = {"w": boxes_of(shape, Random(seed))}
+    folder = save_chunks(tmp_path_factory.mktemp("hf"), wanted, boxes, ranks)
+    same(ckptmove.load(folder), wanted)
+    ckptmove.convert(folder, folder.parent / f"{folder.name}.safetensors")
+    same(load_file(folder.parent / f"{folder.name}.safetensors"), wanted)
+
+
+CHANGES: dict[str, tuple[Any, str]] = {
+    "no name": (lambda told: told["chunk_0"].pop("fqn"), "which tensor 'chunk_0' is of"),
+    "no shape": (lambda told: told["chunk_0"].pop("shape"), "no valid shape"),
+    "a longer shape": (lambda told: told["chunk_0"].update(shape=[4, 6, 1]), "another shape"),
+    "another shape": (lambda told: told["chunk_0"].update(shape=[5, 6]), "another shape"),
+    "not in it": (lambda told: told.update({"x": told["chunk_0"]}), "lists 'x', which is not"),
+    "not listed": (lambda told: told.pop("chunk_0"), "which tensor 'chunk_0' is of"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_said_of_parts_and_lies_is_refused(name: str, tmp_path: Path) -> None:
+    change, message = CHANGES[name]
+    folder = save_chunks(tmp_path / "step", saved(), BOXES, 2)
+    first = folder / "shard-00001-model-00001-of-00001.safetensors"
+    metadata = read_header(Memory(first.read_bytes(), "")).metadata
+    told = json.loads(metadata["DCP_SHARDING_INFO"])
+    change(told)
+    save_file(load_file(first), first, {**metadata} | {"DCP_SHARDING_INFO": json.dumps(told)})
+    with pytest.raises(CorruptError, match=message):
+        ckptmove.convert(folder, tmp_path / "out.pt")
+    save_file(load_file(first), first, {**metadata} | {"transformers_dcp_chunk_version": "2"})
+    with pytest.raises(UnsupportedError, match="'2', which is not known"):
+        ckptmove.inspect(folder)
+
+
+def test_rows_that_only_the_last_rank_had_are_missed_where_the_shape_is_told(
+    tmp_path: Path,
+) -> None:
+    folder = save_chunks(tmp_path / "step", {"rows": torch.randn(4, 6)}, {"rows": ROWS}, 3)
+    (folder / "shard-00003-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(CorruptError, match="chunks of 'rows' are missing"):
+        ckptmove.inspect(folder)
+
+
+def test_a_tensor_that_is_listed_and_not_there_is_refused(folder: Path) -> None:
+    first = folder / "shard-00001-model-00001-of-00001.safetensors"
+    held, metadata = load_file(first), {**read_header(Memory(first.read_bytes(), "")).metadata}
+    del held["whole"]
+    save_file(held, first, metadata)
+    with pytest.raises(CorruptError, match="lists 'whole', which is not in it"):
+        ckptmove.inspect(folder)
 
 
 def test_missing_files_are_named(folder: Path) -> None:

@@ -92,11 +92,11 @@ def test_parts_in_folders_of_their_own_are_named_and_not_converted(tmp_path: Pat
     found = {each.name: each for each in ckptmove.batch("convert", tree, tmp_path / "out")}
     assert {name: each.outcome for name, each in found.items()} == {
         "iter": "refused",
-        "run/global_step2": "refused",
+        "run/global_step2": "failed",
         "one/mp_rank_00/model.pt": "done",  # nothing says that there is more of it
     }
     assert "Megatron-LM" in (found["iter"].reason or "")
-    assert "universal checkpoint" in (found["run/global_step2"].reason or "")
+    assert "'zero/optimizer_state.pt' is missing" in (found["run/global_step2"].reason or "")
     moved = ckptmove.batch("relocate", tree, tmp_path / "moved", to="cuda:0")
     assert {each.name: each.outcome for each in moved} == dict.fromkeys(found, "done")
     assert contents(tmp_path / "moved").keys() == contents(tree).keys()

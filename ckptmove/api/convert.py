@@ -331,8 +331,8 @@ def _tell_of_folder(
         graph.losses += packed.losses
         tell_sections(graph, packed.record)
     if _leads_back(edits, target):
-        if packed is not None:
+        if packed is not None and packed.leads_back:
             metadata[FOLDER] = packed.record.to_text()
-        elif FOLDER in graph.metadata:
+        elif packed is None and FOLDER in graph.metadata:
             return
     graph.metadata = metadata

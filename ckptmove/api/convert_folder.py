@@ -15,7 +15,7 @@ from .. import formats
 from ..errors import CkptmoveError, RefusedError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import ModelFolder
-from ..formats.folders.training_folder import TrainingFolder
+from ..formats.folders.training_folder import TrainingFolder, roots_as
 from ..formats.folders.weight_names import INDEX, NOT_COMPARED
 from ..formats.writing import WriteOptions
 from ..graph.draft import CheckpointGraph
@@ -23,6 +23,7 @@ from ..manifest.manifest import Section, TensorEntry
 from ..pickles.nodes import Mapping as MappingNode
 from ..reports.convert import ConvertReport, Loss
 from ..sources import place_of
+from ..sources.joined import Joined
 from ..sources.place import Place
 from ..writing.verify import Progress
 from .configuration import CONFIGURATION, main_dtype, with_dtype
@@ -204,7 +205,11 @@ class _FolderConversion:
         follow = self.options.follow_links
         found = stack.enter_context(formats.opened(place.path, follow_links=follow))
         for source in () if follow else found.sources:
+            if isinstance(source, Joined):  # of files that are sources, too
+                continue
             place_of(source.path).check_link(place_of(self.path), source)
+        if file.section is not None:
+            found.container.roots = list(roots_as(file.section, found))
         if self.options.strict:
             refuse_unknown(found.manifest, otherwise=self.options.otherwise)
         self.nbytes += sum(source.own_nbytes for source in found.sources)
@@ -265,7 +270,7 @@ class _FolderConversion:
 
     def _single_name(self, file: CheckpointFile, draft: CheckpointGraph) -> str:
         """What a checkpoint that is no weights alone is called in its new folder."""
-        name = file.name[len(file.folder) :]
+        name = file.called
         if self.target.format.name == "safetensors":
             return name if name.endswith(_SAFE) else name + _SAFE
         if not draft.format.startswith("safetensors"):

@@ -53,6 +53,7 @@ class PackedFolder(NamedTuple):
     record: FolderRecord
     losses: Sequence[Loss]
     left_out: Sequence[str]  #: names of other files
+    leads_back: bool = True  #: whether the folder can be made again
 
 
 def pack(found: Checkpoint, *, follow_links: bool) -> PackedFolder | None:
@@ -92,6 +93,8 @@ def _form_of(format: str) -> str | None:
 
 def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     """Leave copies of weights, and what leads to no form of a folder, out of a checkpoint."""
+    of_ranks = {each.name for each in formats.FORMATS if each.in_parts}
+    leads_back = of_ranks.isdisjoint(part.checkpoint.format for part in found.parts)
     losses = [Loss(each.name, f"can't be read: {each.why}") for each in found.unread]
     left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
     taken = {each.name for each in found.parts}
@@ -101,6 +104,9 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
             losses.append(Loss(part.name, "has a name that can't be kept"))
         elif part.copy_of is not None:
             left_out.append(part.name)
+        elif not leads_back:  # the state is all that is wanted of it
+            parts.append(RecordedPart(name, part.keys, format or ""))
+            continue
         elif format is None:
             what = f"is a {part.checkpoint.format} file"
             losses.append(Loss(part.name, f"{what}, which can't be made again"))
@@ -110,7 +116,7 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
             parts.append(RecordedPart(name, part.keys, format))
             continue
         gone.append(part.keys)
-    for name, other in mixed_parts(parts):
+    for name, other in mixed_parts(parts) if leads_back else ():
         losses.append(Loss(name, f"has the keys of {other}, so it can't be made again"))
         gone += [each.keys for each in parts if each.name == name]
         parts = [each for each in parts if each.name != name]
@@ -126,6 +132,9 @@ def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
     within = found.container.parts
     found.container.parts = {name: each for name, each in within.items() if name in kept}
     place = place_of(found.container.source.path)
+    if not leads_back:
+        left_out += [each.name for each in found.others if each.kind is not EntryKind.FOLDER]
+        return PackedFolder(FolderRecord(parts, {}), losses, left_out, leads_back=False)
     files = _contents(found.others, place, left_out, follow_links=follow_links)
     return PackedFolder(FolderRecord(parts, files), losses, left_out)
 

@@ -11,8 +11,10 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import CorruptError, InputError, RefusedError, UnsupportedError
 from ..formats.distributed.divided_folders import divided_folders
+from ..formats.folders.layouts import layout_of, name_as_file, says
 from ..formats.folders.weight_names import INDEX, weights_among
 from ..formats.pickle import PlainPickle
+from ..manifest.manifest import Section
 from ..plans.plan import Copy, Plan, Write
 from ..reports.convert import Loss
 from ..sources import place_of
@@ -27,7 +29,6 @@ _MOST = 100_000  # files, and folders
 #: Files that are called so are checkpoints, or damaged.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
-_WHY_DIVIDED = "is a checkpoint that ranks wrote together, which has to be converted by itself"
 _PROGRAM = "is a program, which stays a pickle"
 #: Formats that may run something where they are loaded, and why they are not converted.
 _PICKLES = {
@@ -81,11 +82,18 @@ class Companion(NamedTuple):
 
 
 class CheckpointFile(NamedTuple):
-    """A checkpoint in a folder: a file, or an index with its files."""
+    """A checkpoint in a folder: a file, an index with its files, or a folder that ranks wrote."""
 
     name: str  #: within the folder
     files: Collection[str]  #: the names of all its files
     is_weights: bool  #: whether libraries look for weights under this name
+    section: Section | None = None  #: what the name of a folder says that it serves
+
+    @property
+    def called(self) -> str:
+        """What it is called in its folder; of a folder, what its file would be called."""
+        own = self.name[len(self.folder) :]
+        return own if self.section is None else name_as_file(own)
 
     @property
     def folder(self) -> str:
@@ -95,7 +103,7 @@ class CheckpointFile(NamedTuple):
     @property
     def stem(self) -> str:
         """Its name without what says the format, and without the folder."""
-        name = self.name[len(self.folder) :].removesuffix(INDEX)
+        name = self.called.removesuffix(INDEX)
         return name.rpartition(".")[0] or name
 
 
@@ -124,9 +132,8 @@ def files_of(
     files, place = all_files(folder, warnings, follow_links=follow_links), place_of(folder)
     kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
     divided = divided_folders(files) - {name.rpartition("/")[0] for name in kept}
-    kept |= {each for each in files if not divided.isdisjoint(folders_above(each))}
     sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
-    sorting.pickles += (Loss(f"{each}/", _WHY_DIVIDED) for each in sorted(divided))
+    sorting.take_divided(divided)
     sorting.take_weights()
     sorting.take_others()
     rest = [files[name] for name in files if name not in sorting.taken]
@@ -173,10 +180,20 @@ class _Sorting:
         self.copies = list[tuple[str, list[str]]]()
         self.taken = set[str]()  # names of files that are not copied
 
+    def take_divided(self, folders: Collection[str]) -> None:
+        """Take folders that ranks wrote together, with all that is in them."""
+        layout = layout_of({name.partition("/")[0] for name in self.files})
+        for folder in sorted(folders):
+            files = [name for name in self.files if folder in folders_above(name)]
+            section = says(folder, layout).section
+            self.taken.update(files)
+            is_weights = section is Section.MODEL
+            self.checkpoints.append(CheckpointFile(folder, tuple(files), is_weights, section))
+
     def take_weights(self) -> None:
         """Take what has the usual name of weights."""
         below: dict[str, list[str]] = {}
-        for name in self.files:
+        for name in (each for each in self.files if each not in self.taken):
             folder, slash, own = name.rpartition("/")
             if own:
                 below.setdefault(folder + slash, []).append(own)

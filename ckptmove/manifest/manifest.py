@@ -347,9 +347,9 @@ class Manifest(Report):
         devices = self.devices
         if not devices:
             return "no tensors"
-        if self.divisions and devices.keys() == {"cpu"}:
-            return "carries no devices"
         untagged = sum(each.role is Role.UNTAGGED for each in self.tensors)
+        if self.divisions and devices.keys() == {"cpu"} and not untagged:
+            return "carries no devices"
         if untagged and untagged == len(self.tensors):
             return "carries no devices"
         if len(devices) == 1:

@@ -157,8 +157,8 @@ class DcpContainer(PartsContainer):
         self._files = files
         self._number = {name: n for n, name in enumerate(files, 1)}
         self._metadata = metadata
-        probe.session.folder()
-        self._chunks: dict[str, dict[Box, Lies]] = {}  # of each tensor, those that are not empty
+        self._base = probe.session.folder()  # what the ids of storages start with
+        self._chunks: dict[str, dict[Box, Lies]] = {}  # of each storage, those that are not empty
         self._items: dict[str, list[tuple[Box, Item]]] = {}
         graph, parts = Graph(None), dict[str, Container]()
         leaves = list[tuple[tuple[str | int, ...], Node]]()
@@ -171,8 +171,9 @@ class DcpContainer(PartsContainer):
                 parts[name] = part
                 leaves.append((keys, part.roots[0][1]))
             else:
-                storages[name] = self._storage(name, tensor)
-                leaves.append((keys, self._tensor(graph, name, tensor)))
+                stored = self._storage(name, tensor)
+                storages[stored.id] = stored
+                leaves.append((keys, self._tensor(graph, stored, tensor)))
         super().__init__(Memory(b"", probe.path), parts)
         self.storages = storages
         self.ids = graph.ids
@@ -198,31 +199,34 @@ class DcpContainer(PartsContainer):
 
     def _storage(self, name: str, tensor: SavedTensor) -> Storage:
         filled = check_tiling(name, tensor.shape, list(tensor.chunks))
-        self._chunks[name] = {box: tensor.chunks[box] for box in filled}
+        id = self._base + name
+        self._chunks[id] = {box: tensor.chunks[box] for box in filled}
         nbytes = nbytes_of(sum(box.numel for box in filled), tensor.dtype)
-        at = self.joined.add(nbytes, partial(self._strips, name))
-        return Storage(name, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
+        at = self.joined.add(nbytes, partial(self._strips, id))
+        return Storage(id, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
 
     @staticmethod
-    def _tensor(graph: Graph, name: str, tensor: SavedTensor) -> Node:
+    def _tensor(graph: Graph, stored: Storage, tensor: SavedTensor) -> Node:
         dtype, shape = tensor.dtype, tensor.shape
-        nbytes = sum(box.numel for box in tensor.chunks) * BITS[dtype] // 8
-        node = graph.storage(name, dtype, nbytes, "cpu")
+        node = graph.storage(stored.id, dtype, stored.nbytes, "cpu")
         return graph.tensor(node, dtype, shape, contiguous_stride(shape), 0)
 
-    def items_of(self, name: str) -> list[tuple[Box, Item]]:
-        """The items of a tensor, opened when they are asked for first."""
-        if name not in self._items:
-            tensor = self.saved.tensors[name]
-            self._items[name] = [
-                (box, open_item(self._files[lies.file], lies, name, tensor, box))
-                for box, lies in self._chunks[name].items()
-            ]
-        return self._items[name]
+    def _saved(self, storage: str) -> SavedTensor:
+        return self.saved.tensors[storage.removeprefix(self._base)]
 
-    def _strips(self, name: str) -> Sequence[Strip]:
-        tensor = self.saved.tensors[name]
-        return [strip_of(item, tensor, box) for box, item in self.items_of(name)]
+    def items_of(self, storage: str) -> list[tuple[Box, Item]]:
+        """The items of a tensor, opened when they are asked for first."""
+        if storage not in self._items:
+            tensor, name = self._saved(storage), storage.removeprefix(self._base)
+            self._items[storage] = [
+                (box, open_item(self._files[lies.file], lies, name, tensor, box))
+                for box, lies in self._chunks[storage].items()
+            ]
+        return self._items[storage]
+
+    def _strips(self, storage: str) -> Sequence[Strip]:
+        tensor = self._saved(storage)
+        return [strip_of(item, tensor, box) for box, item in self.items_of(storage)]
 
     def proofs(self, storage: str) -> Sequence[Proof]:
         """The checksum of each chunk, which its item has."""
@@ -282,11 +286,11 @@ class DcpContainer(PartsContainer):
                 where = lies.file, _rank(lies.file)
                 yield Chunk(each.name, box.offsets, box.sizes, *where, box.numel * width)
 
-    def _division(self, name: str) -> str:
+    def _division(self, storage: str) -> str:
         """How a tensor is divided, or which rank has saved it."""
-        chunks = self._chunks[name]
+        chunks = self._chunks[storage]
         if len(chunks) > 1:
-            return division_of(self.saved.tensors[name].shape, list(chunks))
+            return division_of(self._saved(storage).shape, list(chunks))
         ranks = [_rank(lies.file) for lies in chunks.values()]
         return f"one copy, rank {ranks[0]}" if ranks and ranks[0] is not None else "one copy"
 

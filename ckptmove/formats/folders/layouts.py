@@ -58,12 +58,18 @@ _COMPONENTS = (
 )
 
 #: A folder of torch.distributed.checkpoint; a file may be called so, too, and be anything.
-_DISTRIBUTED_OPTIMIZER = Rule(rf"optimizer{_NUMBER}", Section.OPTIMIZER, r"optimizer\1")
+_DISTRIBUTED_OPTIMIZERS = (
+    Rule(r"optimizer(?:_0)?", Section.OPTIMIZER, "optimizer"),
+    Rule(r"optimizer(_\d+)", Section.OPTIMIZER, r"optimizer\1"),
+)
 #: What files are called whichever library writes them.
 ANY = (
     *_MODELS,
+    # accelerate/utils/fsdp_utils.py: a folder of torch.distributed.checkpoint, or the whole
+    Rule(r"pytorch_model_fsdp(?:_0)?(?:\.bin)?", Section.MODEL, "model"),
+    Rule(r"pytorch_model_fsdp(_\d+)(?:\.bin)?", Section.MODEL, r"model\1"),
     Rule(rf"optimizer{_NUMBER}\.(?:pt|pth|bin)", Section.OPTIMIZER, r"optimizer\1"),
-    _DISTRIBUTED_OPTIMIZER,
+    *_DISTRIBUTED_OPTIMIZERS,
     Rule(rf"(?:lr_)?scheduler{_NUMBER}\.(?:pt|pth|bin)", Section.SCHEDULER, r"scheduler\1"),
     Rule(r"rng_state\.pth", Section.RNG, "rng"),
     Rule(r"rng_state_(\d+)\.pth", Section.RNG, r"rng/\1"),
@@ -90,7 +96,6 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "Hugging Face Trainer",
         (r"optimizer\.pt", r"scheduler\.pt", r"rng_state(_\d+)?\.pth"),
-        (Rule(r"pytorch_model_fsdp_0", Section.MODEL, "model"),),
         weights="model.safetensors",
         rng="rng_state.pth",
     ),
@@ -103,12 +108,11 @@ LAYOUTS: tuple[Layout, ...] = (
             r"random_states_\d+\.pkl",
             r"custom_checkpoint_\d+\.pkl",
             r"(model|pytorch_model)_[1-9]\d*\.(safetensors|bin)",
+            r"pytorch_model_fsdp(_\d+)?(\.bin)?",
         ),
         (
             Rule(r"model(_\d+)\.safetensors(?:\.index\.json)?", Section.MODEL, r"model\1"),
             Rule(r"pytorch_model(_\d+)\.bin(?:\.index\.json)?", Section.MODEL, r"model\1"),
-            Rule(rf"pytorch_model_fsdp{_NUMBER}\.bin", Section.MODEL, r"model\1"),
-            Rule(r"pytorch_model_fsdp_0", Section.MODEL, "model"),
             Rule(rf"sampler{_NUMBER}\.bin", Section.OTHER, r"sampler\1"),
             Rule(rf"dl_state_dict{_NUMBER}\.bin", Section.OTHER, r"dl_state_dict\1"),
             Rule(r"custom_checkpoint_(\d+)\.pkl", Section.OTHER, r"custom_checkpoint/\1"),
@@ -174,10 +178,11 @@ _OF_TRAINING = tuple(
     rule.pattern
     for rule in (*ANY, *(rule for layout in LAYOUTS for rule in layout.rules))
     if rule.section in (Section.OPTIMIZER, Section.SCHEDULER, Section.RNG)
-    and rule is not _DISTRIBUTED_OPTIMIZER
+    and rule not in _DISTRIBUTED_OPTIMIZERS
 )
 #: `convert` writes `optimizer.pt` as `optimizer.pt.safetensors`.
 _CONVERTED = re.compile(r"(.+\.(?:pt|pth|bin|ckpt|pkl))\.safetensors", re.DOTALL)
+_OF_FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d+)")
 _SUFFIX = re.compile(r"(\.(safetensors|bin|pt|pth|ckpt|pkl|tar|pt2|index\.json))+$")
 
 
@@ -244,6 +249,15 @@ def before_convert(name: str) -> str:
     """What a file was called that `convert` wrote as safetensors."""
     match = _CONVERTED.fullmatch(name)
     return name if match is None else match[1]
+
+
+def name_as_file(folder: str) -> str:
+    """What a folder that ranks wrote together would be called if one of them had saved all."""
+    match = _OF_FSDP.fullmatch(folder)
+    if match is None:
+        return folder
+    stem, number = match.groups()
+    return f"{stem.removesuffix('_fsdp')}{'' if number == '_0' else number}.bin"
 
 
 def stem_of(name: str) -> str:

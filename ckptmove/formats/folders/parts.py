@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...errors import InputError, UnsupportedError
-from ...manifest.manifest import Role, Section
+from ...manifest.manifest import Chunk, Role, Section, TensorEntry
 from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...sources.source import Readable
@@ -43,6 +43,16 @@ class PartsContainer(Container):
     def described_nbytes(self) -> int:
         """The length of the index."""
         return self.source.nbytes
+
+    def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
+        found = dict[str, str]()
+        for part in self.parts.values():
+            found |= part.divisions(tensors)
+        return found
+
+    def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
+        for part in self.parts.values():
+            yield from part.chunks(tensors)
 
     def everything(self) -> Iterator[Container]:
         """Itself, and what is in the files, however deep."""

@@ -33,12 +33,14 @@ from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
 from ...phrases import few, join_names
+from ...pickles.nodes import Dict, Node
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source
 from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
+from ..distributed.dcp import Dcp
 from ..distributed.divided_folders import divided_folders
 from ..distributed.rank_files import is_of_rank
 from ..probe import Probe
@@ -323,7 +325,7 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
     writers: dict[str, None] = {}
     for part in parts:
         inside = part.checkpoint.container
-        for path, root in inside.roots:
+        for path, root in roots_as(part.section, part.checkpoint):
             full = (*part.keys, *path)
             section = inside.section_at(path)
             container.roots.append((full, root))
@@ -334,6 +336,19 @@ def _container(probe: Probe, parts: Sequence[Part]) -> PartsContainer:
     written = [each for each in writers if each]
     container.writer = written[0] if len(written) == 1 else ""
     return container
+
+
+def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]:
+    """The roots of a part; what accelerate has put under the name of its section, without that.
+
+    Source: accelerate/utils/fsdp_utils.py, `save_fsdp_model`, `save_fsdp_optimizer`.
+    """
+    roots = found.container.roots
+    if found.format == Dcp.name and len(roots) == 1:
+        _, root = roots[0]
+        if isinstance(root, Dict) and [key for key, _ in root.pairs] == [str(section)]:
+            return [((), root.pairs[0][1])]
+    return roots
 
 
 class _Files:

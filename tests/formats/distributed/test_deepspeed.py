@@ -188,12 +188,12 @@ def test_in_the_folder_of_a_trainer_it_is_a_part(tmp_path: Path, run_cli: RunCli
     assert_is(ckptmove.load(folder)["global_step5"], trained)
     told = ckptmove.inspect(folder)
     assert {each.name for each in told.files if each.format == "deepspeed"} == {"global_step5"}
-    with pytest.raises(RefusedError, match="global_step5"):
-        ckptmove.convert(folder, tmp_path / "all.safetensors")
-    done = run_cli("convert", folder, f"{tmp_path / 'parts'}/", exit=1)
-    assert "not converted: global_step5/ is a checkpoint that ranks wrote together" in done.stdout
-    assert_is(ckptmove.load(tmp_path / "parts" / "global_step5"), trained)
-    assert not [*(tmp_path / "parts" / "global_step5").glob("*.safetensors")]
+    whole = ckptmove.convert(folder, tmp_path / "all.safetensors")
+    assert set(whole.left_out) == {"latest", "zero_to_fp32.py"}
+    assert_is(ckptmove.load(tmp_path / "all.safetensors")["global_step5"], trained)
+    run_cli("convert", folder, f"{tmp_path / 'parts'}/", exit=0)
+    assert_is(ckptmove.load(tmp_path / "parts" / "global_step5.safetensors"), trained)
+    assert not (tmp_path / "parts" / "global_step5").exists()
 
 
 def test_relocate_takes_the_files_of_all_ranks(tmp_path: Path) -> None:

@@ -111,7 +111,6 @@ STRANGE = {
     "__0_0.distcp": "its save did not finish",
     "mp_rank_00_model_states.pt": "DeepSpeed",
     "global_step500": "DeepSpeed",
-    "pytorch_model_fsdp_0": "FSDP",
     "latest_checkpointed_iteration.txt": "Megatron-LM",
     "saved_model.pb": "SavedModel",
     "data.pkl": "unpacked checkpoint",

@@ -34,7 +34,6 @@ _STRANGERS: tuple[Stranger, ...] = (
         "a checkpoint of FSDP in files of ranks, such as verl writes, which are not merged",
         is_one=True,
     ),
-    Stranger(r"pytorch_model_fsdp_\d+", "a sharded checkpoint of FSDP", "accelerate merge-weights"),
     Stranger(
         r"mp_rank_(?!00(_000)?$)\d+(_\d+)?",
         "a checkpoint of Megatron-LM, whose parts of each rank (mp_rank_01) are not merged",

@@ -40,7 +40,6 @@ from ...sources.source import Memory, Source
 from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
-from ..distributed.dcp import Dcp
 from ..distributed.divided_folders import divided_folders
 from ..distributed.rank_files import is_of_rank
 from ..probe import Probe
@@ -344,7 +343,7 @@ def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]
     Source: accelerate/utils/fsdp_utils.py, `save_fsdp_model`, `save_fsdp_optimizer`.
     """
     roots = found.container.roots
-    if found.format == Dcp.name and len(roots) == 1:
+    if not isinstance(found.container.source, Source) and len(roots) == 1:  # of a folder
         _, root = roots[0]
         if isinstance(root, Dict) and [key for key, _ in root.pairs] == [str(section)]:
             return [((), root.pairs[0][1])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import warnings
 import zlib
 from collections.abc import Callable
@@ -370,6 +371,32 @@ def test_what_may_be_of_two_saves_is_told(folder: Path) -> None:
     os.utime(folder / ".metadata", (1, 1))
     (warning,) = ckptmove.inspect(folder).warnings
     assert warning.startswith(".metadata is older than __0_")
+    with file.open("ab") as opened:
+        opened.write(b"of a longer save")
+    with pytest.raises(CorruptError, match=r"of two saves: __0_\d.distcp is newer than .metadata"):
+        ckptmove.inspect(folder)
+
+
+def trained(folder: Path, step: int) -> Path:
+    """What a rank saves of four parameters in a step, in two files."""
+    tensors = {f"{n}.{key}": torch.full((), step) for n in range(4) for key in ("step", *"xy")}
+    return save_dcp(folder, {"state": tensors}, files=2)
+
+
+def test_steps_tell_the_files_of_two_saves(tmp_path: Path) -> None:
+    first, second = (trained(tmp_path / f"{step}", step) for step in (1000, 2000))
+    assert not ckptmove.inspect(first).warnings
+    file = sorted(second.glob("*.distcp"))[-1]
+    shutil.copy2(file, first)
+    [note] = ckptmove.inspect(first).warnings
+    said = f"steps of the optimizer are 1000 in __0_0.distcp, and 2000 in {file.name}"
+    assert note == f"{said}: of two saves?"
+    os.utime(first / file.name, (1e9, 1e9))
+    with pytest.raises(CorruptError, match=f"written far apart: {said}"):
+        ckptmove.convert(first, tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()
+    mixed = {f"{n}.step": torch.tensor(n) for n in range(8)}  # some were frozen once
+    assert not ckptmove.inspect(save_dcp(tmp_path / "own", mixed, files=2)).warnings
 
 
 class Payload:

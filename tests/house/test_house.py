@@ -320,6 +320,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.distributed.boxes",
         "formats.distributed.metadata",
         "formats.distributed.items",
+        "formats.distributed.saves",
         "formats.distributed.tree",
         "formats.distributed.flattening",
         "formats.distributed.item_frame",

@@ -45,12 +45,12 @@ from .boxes import Box, check_tiling, division_of
 from .flattening import flatten
 from .items import Item, open_item, strip_of
 from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from .saves import check_saves
 from .tree import tree_of
 
 _OF_RANK = re.compile(r"__(\d+)\.metadata")
 _ITEMS = ".distcp"
 _LONGEST_RANK = 9  # digits
-_MOST_SECONDS = 60  # by which a copy of `.metadata` may be older than the rest
 _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _NO_RANK = "copy the files of all ranks into one folder"
@@ -308,27 +308,8 @@ class DcpContainer(PartsContainer):
         beside = sorted(name for name in probe.entries if name.endswith(_BESIDE))
         if beside:  # of Megatron, Lightning and others
             self.warnings.append(f"{join_names(beside, 3)} beside the items was not looked at")
-        used = dict.fromkeys(self._files, 0)
-        for _, lies in self.saved.items():
-            used[lies.file] += lies.nbytes
-        for name, file in self._files.items():
-            rest = file.nbytes - used[name]
-            if rest:  # torch leaves none
-                self.warnings.append(f"{rest:,} bytes of {name} are in no item: of another save?")
-        self._warn_of_times(probe)
-
-    def _warn_of_times(self, probe: Probe) -> None:
-        """Tell of metadata that is older than what it is about, since it is written last."""
-        if METADATA not in probe.entries:
-            return
-        written = probe.entries[METADATA].mtime
-        times = {name: probe.entries[name].mtime for name in self._files if name in probe.entries}
-        newest = max(times, key=times.__getitem__, default="")
-        if written and newest and times[newest] > written + _MOST_SECONDS:
-            self.warnings.append(
-                f".metadata is older than {newest}: if that is not because of how they were "
-                "copied, a later save did not finish"
-            )
+        sizes = {name: file.nbytes for name, file in self._files.items()}
+        self.warnings += check_saves(self.saved, sizes, probe.entries, self.items_of)
 
 
 def _rank(name: str) -> int | None:

@@ -58,6 +58,8 @@ class Saved:
     blobs: dict[str, Lies] = field(default_factory=dict)
     #: the keys that lead to each
     paths: dict[str, Keys] = field(default_factory=dict)
+    #: items that another rank has saved too
+    copies: list[Lies] = field(default_factory=list)
 
     def join(self, other: Saved) -> None:
         """Add what another rank saved by itself; what all saved is taken once."""
@@ -66,9 +68,11 @@ class Saved:
             if mine[:2] != tensor[:2]:
                 raise CorruptError(f"ranks differ in the shape or dtype of {name!r}")
             for box, lies in tensor.chunks.items():
-                mine.chunks.setdefault(box, lies)
+                if mine.chunks.setdefault(box, lies) != lies:
+                    self.copies.append(lies)
         for name, lies in other.blobs.items():
-            self.blobs.setdefault(name, lies)
+            if self.blobs.setdefault(name, lies) != lies:
+                self.copies.append(lies)
         self.paths |= {name: keys for name, keys in other.paths.items() if name not in self.paths}
 
     @property

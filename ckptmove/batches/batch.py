@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 from ..api.options import Option, declare_options
 from ..errors import StrPath, UsageError
@@ -18,9 +18,40 @@ from .running import Batch
 from .selection import FORMAT_NAMES, ItemFilter
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it since Python 3.11
+
     from .executors.ray_executor import Cluster
+    from .keywords import OfConvert, OfInspect, OfRelocate, OfValidate
 
 
+@overload
+def batch(
+    verb: Literal["inspect"],
+    src: StrPath,
+    dst: StrPath | None = None,
+    **options: Unpack[OfInspect],
+) -> Batch: ...
+@overload
+def batch(
+    verb: Literal["relocate"],
+    src: StrPath,
+    dst: StrPath | None = None,
+    **options: Unpack[OfRelocate],
+) -> Batch: ...
+@overload
+def batch(
+    verb: Literal["convert"],
+    src: StrPath,
+    dst: StrPath | None = None,
+    **options: Unpack[OfConvert],
+) -> Batch: ...
+@overload
+def batch(
+    verb: Literal["validate"],
+    src: StrPath,
+    dst: StrPath | None = None,
+    **options: Unpack[OfValidate],
+) -> Batch: ...
 @declare_options
 def batch(
     verb: VerbName,

@@ -204,8 +204,8 @@ def test_in_a_batch_it_is_said_of_each_item(verb: VerbName, tmp_path: Path) -> N
     tree.mkdir()
     shutil.move(_zip(tmp_path, {"w": torch.ones(1), "more": Runs(tmp_path / "canary")}), tree)
     torch.save({"w": torch.ones(1)}, tree / "plain.pt")
-    options: dict[str, Any] = {"to": "cpu"} if verb == "relocate" else {}
-    batch = ckptmove.batch(verb, tree, tmp_path / "to", strict=True, jobs=1, **options)
+    options: dict[str, Any] = {"strict": True} | ({"to": "cpu"} if verb == "relocate" else {})
+    batch = ckptmove.batch(verb, tree, tmp_path / "to", jobs=1, **options)
     found = {result.name: result for result in batch}
     assert (found["in.pt"].outcome, found["plain.pt"].outcome) == ("refused", "done")
     assert NAMED in found["in.pt"].reason

@@ -6,6 +6,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -28,8 +29,8 @@ def tree(training_folder: TrainingFolder, tmp_path: Path) -> Path:
     return root
 
 
-def rows_of(tree: Path | str, **options: object) -> dict[str, InspectedItem]:
-    with ckptmove.batch("inspect", tree, executor=ThreadPoolExecutor(1), **options) as batch:  # type: ignore[arg-type]
+def rows_of(tree: Path | str, **options: Any) -> dict[str, InspectedItem]:
+    with ckptmove.batch("inspect", tree, executor=ThreadPoolExecutor(1), **options) as batch:
         assert {each.name for each in batch} == {each.name for each in batch.report().items or ()}
         return {each.name: each for each in batch.report().items or ()}
 

@@ -513,6 +513,7 @@ def test_former_names_of_arguments_work_and_warn(tmp_path: Path) -> None:
     assert report.left_out == ("b",)
     with pytest.raises(ckptmove.UsageError, match="both are given"):
         former(tmp_path / "run.pt", tmp_path / "b.pt", exclude="b", exclude_tensors="b")
+    former = ckptmove.batch
     with pytest.warns(DeprecationWarning, match="part is now called subset"):
-        work = ckptmove.batch("validate", tmp_path, part=True, against=tmp_path)
+        work = former("validate", tmp_path, part=True, against=tmp_path)
     work.close()

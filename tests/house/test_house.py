@@ -440,6 +440,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "batches.discovery",
         "batches.outputs",
         "batches.options",
+        "batches.keywords",
         "batches.fingerprints",
         "batches.run_item",
         "batches.forecast",

@@ -220,9 +220,8 @@ def test_no_batch_runs_them(verb: VerbName, cases: list[Case], watched: Path) ->
                 tree,
                 to,
                 executor=executor,
-                strict=strict,
                 copy_rest=copied,
-                **options,
+                **options | {"strict": strict},
             )
             outcomes = Counter(result.outcome for result in batch)
         assert outcomes

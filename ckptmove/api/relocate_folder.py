@@ -27,7 +27,14 @@ from ..writing.in_place.change import InPlaceFolder, check_folder_in_place
 from ..writing.verify import Progress
 from .folder_files import all_files, check_apart
 
-_SLOWEST = ("upload", "fetch", "read", "kernel", "reflink")  # how bytes are copied
+_TOLD = (
+    "store",
+    "upload",
+    "fetch",
+    "read",
+    "kernel",
+    "reflink",
+)  # how bytes are copied, what matters most first
 
 
 class PartFile(NamedTuple):
@@ -199,7 +206,7 @@ class FolderChange:
                 companion.copy_into(made, progress)
             self.before.check_unchanged()
             made.commit()
-        return next((each for each in _SLOWEST if each in how), None), self.new_nbytes
+        return next((each for each in _TOLD if each in how), None), self.new_nbytes
 
     @property
     def new_nbytes(self) -> int:

@@ -57,6 +57,7 @@ def assemble(nbytes: int, pieces: Pieces) -> Plan:
     """A plan made of pieces, each in its place."""
     return Plan(
         method="relay",
+        reads_all=True,
         nbytes=nbytes,
         copies=tuple(sorted(pieces.copies, key=lambda copy: copy.at)),
         writes=tuple(sorted(pieces.writes, key=lambda write: write.at)),

@@ -110,6 +110,8 @@ class Plan(NamedTuple):
     #: else is
     seal: Callable[[Sequence[int]], Sequence[Write]] | None = None
     source_checksums: tuple[SourceChecksum, ...] = ()  #: of what no copy has
+    #: whether all bytes have to come through here, to be summed; else a store may copy them itself
+    reads_all: bool = False
 
     @property
     def keeps_length(self) -> bool:

@@ -42,7 +42,7 @@ class RemoteObject(Source):
             raise UnsupportedError("its size is not known, so parts of it can't be read", path=url)
         self.nbytes = size
         self._stamp = stamp_of(about)
-        self._etag = str(about.get("ETag") or "")
+        self.etag = str(about.get("ETag") or "")  #: what its store knows this version by, if told
         self._fetched = FetchStats(0, 0)
         known = known_objects()
         most = _WHOLE if known is None else max(_WHOLE, known.whole_nbytes)
@@ -206,7 +206,7 @@ class RemoteObject(Source):
             return b""
         try:
             data = with_retries(
-                lambda: fetch_range(self.place, start, nbytes, self.nbytes, self._etag),
+                lambda: fetch_range(self.place, start, nbytes, self.nbytes, self.etag),
                 self.path,
                 stopped=self._stopped,
             )
@@ -238,7 +238,7 @@ class RemoteObject(Source):
 
         What came by one answer, with its ETag, is of one version.
         """
-        if self._is_small and self._etag and is_s3(self.place.fs) and self._fetched.requests == 1:
+        if self._is_small and self.etag and is_s3(self.place.fs) and self._fetched.requests == 1:
             return
         try:
             now = stamp_of(info_of(self.place))

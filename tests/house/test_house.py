@@ -255,6 +255,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "writing.upload.errors",
         "writing.upload.readahead",
         "writing.upload.stream_plan",
+        "writing.upload.server_copy",
         "writing.upload.parts",
         "writing.upload.unfinished",
         "writing.upload.s3",
@@ -597,6 +598,8 @@ def public(module: str) -> Iterator[tuple[str, ast.AST]]:
     def inside(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
         for node in body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                if any(ast.unparse(each) == "overload" for each in node.decorator_list):
+                    continue
                 yield prefix + node.name, node
                 if isinstance(node, ast.ClassDef):
                     yield from inside(node.body, f"{prefix}{node.name}.")

@@ -23,6 +23,7 @@ from ckptmove.runtime import gather as gathering
 from ckptmove.writing.execute import ProgressCounter
 from ckptmove.writing.upload.parts import part_nbytes_for, send
 from ckptmove.writing.upload.readahead import RunningChecksums
+from ckptmove.writing.upload.server_copy import parts_of
 from ckptmove.writing.upload.stream_plan import PlanSource
 from tests.conftest import examples
 from tests.making.plans import Case, cases, content, opened
@@ -36,9 +37,14 @@ TRANSPOSED = Gather(10, 200_000, 1, 0, 200_000, "int16", (1000, 100), (1, 1000),
 DENSE = Gather(0, 150_000, 1, 50_000, 150_000, "uint8", (150_000,), (1,), 0)
 
 
+def spans(whole: PlanSource | Plan, nbytes: int) -> list[tuple[int, int]]:
+    """From where to where its parts of this size go."""
+    return [(each.start, each.end) for each in parts_of(whole.nbytes, nbytes)]
+
+
 def taken(assembled: PlanSource, nbytes: int) -> list[bytes]:
     """Its parts."""
-    return [part.getvalue() for part in assembled.parts(nbytes)]
+    return [part.getvalue() for part in assembled.parts(spans(assembled, nbytes))]
 
 
 @settings(max_examples=examples(100))
@@ -147,7 +153,7 @@ def test_damage_is_found_before_the_part_is_given_away(which: int, tmp_path: Pat
     given = list[BytesIO]()
     with opened(tmp_path, [bytes(data) for data in damaged]) as sources:
         with pytest.raises(CorruptError, match=f"'of {which}' is damaged") as caught:
-            given += PlanSource(plan, sources, "out").parts(1 << 20)
+            given += PlanSource(plan, sources, "out").parts(spans(plan, 1 << 20))
         assert caught.value.path == str(tmp_path / f"in-{which}")
     assert not given
     with opened(tmp_path, BOTH) as sources:
@@ -255,7 +261,7 @@ def test_as_many_parts_are_in_memory_as_are_sent_at_once_and_one_more(tmp_path: 
 
     told = list[int]()
     with opened(tmp_path, BOTH) as sources:
-        parts = counted(PlanSource(JOINED, sources, "out").parts(10_000))
+        parts = counted(PlanSource(JOINED, sources, "out").parts(spans(JOINED, 10_000)))
         thread = threading.Thread(target=send, args=(slow, parts, ProgressCounter(told.append)))
         thread.start()
         until(lambda: len(made) == 4 and slow.begun == 3)
@@ -280,7 +286,7 @@ def test_what_goes_wrong_stops_what_is_on_its_way(
 
     monkeypatch.setattr(slow, "put", put)
     with opened(tmp_path, BOTH) as sources:
-        parts = PlanSource(JOINED, sources, "out").parts(1000)
+        parts = PlanSource(JOINED, sources, "out").parts(spans(JOINED, 1000))
         with pytest.raises(WriteError, match="no"):
             send(slow, parts, ProgressCounter(None))  # type: ignore[arg-type]
     assert slow.stopped

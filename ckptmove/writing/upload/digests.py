@@ -22,6 +22,11 @@ def collecting_digests(wanted: bool) -> Iterator[dict[str, str]]:
         _COLLECTED.reset(token)
 
 
+def digests_wanted() -> bool:
+    """Whether someone collects digests, for which all bytes have to come through here."""
+    return _COLLECTED.get() is not None
+
+
 def digested(url: str, parts: Iterator[BytesIO]) -> Iterator[BytesIO]:
     """The parts of an object, as they are; its digest is known after the last one."""
     found = _COLLECTED.get()

@@ -23,7 +23,8 @@ from ...errors import InputError, RefusedError, WriteError
 from ...sources.filesystem import StorePath, info_of, protocols_of
 from ..final_name import exists_error
 from .errors import failure, with_write_retries
-from .parts import PART_NBYTES
+from .parts import PART_NBYTES, NotCopiedError
+from .server_copy import StoreCopy
 
 _AZURE = {"abfs", "abfss", "az"}
 #: Where a file that is opened with `x` is made only if nothing is there when it is committed.
@@ -90,6 +91,10 @@ class TransactedUpload:
         except Exception as error:
             raise failure(error, self._place.url) from error
         self._md5.update(data.getbuffer())
+
+    def copy(self, number: int, part: StoreCopy) -> None:
+        """As `Upload.copy`: it is never asked to."""
+        raise NotCopiedError
 
     def stop(self) -> None:
         """As `Upload.stop`: what is on its way arrives."""

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from ..execute import ProgressCounter
+from .server_copy import StoreCopy
 
 PART_NBYTES = 16 << 20
 _MOST_PARTS = 10_000
@@ -26,6 +27,9 @@ class Upload(Protocol):
     def put(self, number: int, data: BytesIO) -> None:
         """Bring a part there; the first has the number 1. What had its number is replaced."""
 
+    def copy(self, number: int, part: StoreCopy) -> None:
+        """As `put`, of a part that the store copies. Raises NotCopiedError if it can't."""
+
     def stop(self) -> None:
         """Have parts that are on their way fail soon."""
 
@@ -40,7 +44,11 @@ class Upload(Protocol):
         """Forget all parts; nothing happens if it was completed, or never begun."""
 
 
-def send(upload: Upload, parts: Iterator[BytesIO], report: ProgressCounter) -> None:
+class NotCopiedError(Exception):
+    """A store can't copy a part itself: all of it has to be sent."""
+
+
+def send(upload: Upload, parts: Iterator[BytesIO | StoreCopy], report: ProgressCounter) -> None:
     """Put all parts, as many at once as may be; tells when they have arrived."""
     running = dict[Future[None], int]()
 
@@ -57,7 +65,10 @@ def send(upload: Upload, parts: Iterator[BytesIO], report: ProgressCounter) -> N
             if part is None:
                 break
             settle(upload.at_once - 1)
-            running[pool.submit(upload.put, number, part)] = part.getbuffer().nbytes
+            if isinstance(part, StoreCopy):
+                running[pool.submit(upload.copy, number, part)] = part.nbytes
+            else:
+                running[pool.submit(upload.put, number, part)] = part.getbuffer().nbytes
             del part
         settle(0)
     except BaseException:

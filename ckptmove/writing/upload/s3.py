@@ -2,6 +2,7 @@
 
     create_multipart_upload        nothing is visible until the end
     upload_part, several at once   each with its MD5, which the server checks, and so do we
+    upload_part_copy               of what another object has: see `server_copy`
     complete_multipart_upload      the object is there, complete; or
     abort_multipart_upload         its parts are removed
 
@@ -23,11 +24,13 @@ from concurrent.futures import Future
 from io import BytesIO
 from typing import Any
 
-from ...errors import CkptmoveError, InputError, RefusedError, WriteError
+from ...errors import CkptmoveError, CorruptError, InputError, RefusedError, WriteError
 from ...sources.filesystem import StorePath, info_of
+from ...sources.range_request import CHANGED
 from ..final_name import exists_error
 from .errors import with_write_retries
-from .parts import part_nbytes_for
+from .parts import NotCopiedError, part_nbytes_for
+from .server_copy import StoreCopy
 from .unfinished import UploadRecord
 
 _ABORTS = 3  # what was on its way when an upload was aborted may come in after that
@@ -84,23 +87,58 @@ class MultipartUpload:
         def send() -> None:
             data.seek(0)
             with _digest_checked(number):
-                answer = self._sent(given)
-            tag = _tag_in(answer)
-            plain = not _is_encrypted(answer) and _MD5.fullmatch(tag) is not None
+                answer = self._sent("upload_part", given)
+            tag, plain = self._arrived(number, answer, _is_encrypted(answer))
             if plain and tag != md5.hexdigest():
                 raise _otherwise(number)
-            with self._guard:
-                self._parts[number] = {
-                    "PartNumber": number,
-                    "ETag": answer["ETag"],
-                    **{name: answer[name] for name in _CHECKSUMS if name in answer},
-                }
-                self._plain = self._plain and plain
-            self._record.renew()
 
         with_write_retries(send, self._place.url)
 
-    def _sent(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def copy(self, number: int, part: StoreCopy) -> None:
+        """As `Upload.copy`: only of the version that was read. Raises CorruptError for another."""
+        bucket, key, version = part.source.place.fs.split_path(part.source.place.path)
+        which = {"VersionId": version} if version else {}
+        given = {
+            **self._where,
+            "PartNumber": number,
+            "UploadId": self._id,
+            "CopySource": {"Bucket": bucket, "Key": key, **which},
+            "CopySourceRange": f"bytes={part.source_at}-{part.source_at + part.nbytes - 1}",
+            "CopySourceIfMatch": part.source.etag,
+        }
+
+        def ask() -> None:
+            answer = self._sent("upload_part_copy", given)
+            self._arrived(number, answer["CopyPartResult"], _is_encrypted(answer))
+
+        try:
+            with_write_retries(ask, self._place.url)
+        except CkptmoveError as error:
+            if _is_refused_condition(error.__cause__):
+                raise CorruptError(CHANGED, path=part.source.path) from error
+            if self._stopped:
+                raise
+            raise NotCopiedError from error
+        except KeyError as error:
+            raise NotCopiedError from error
+
+    def _arrived(
+        self, number: int, answer: Mapping[str, Any], is_encrypted: bool
+    ) -> tuple[str, bool]:
+        """Note a part that is there; gives its ETag, and whether that is its MD5."""
+        tag = _tag_in(answer)
+        plain = not is_encrypted and _MD5.fullmatch(tag) is not None
+        with self._guard:
+            self._parts[number] = {
+                "PartNumber": number,
+                "ETag": answer["ETag"],
+                **{name: answer[name] for name in _CHECKSUMS if name in answer},
+            }
+            self._plain = self._plain and plain
+        self._record.renew()
+        return tag, plain
+
+    def _sent(self, method: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a part, unless the upload was stopped."""
         with self._guard:
             if self._stopped:
@@ -108,7 +146,7 @@ class MultipartUpload:
             fs = self._place.fs
             from asyncio import run_coroutine_threadsafe  # a while to import
 
-            future = run_coroutine_threadsafe(fs._call_s3("upload_part", **given), fs.loop)
+            future = run_coroutine_threadsafe(fs._call_s3(method, **given), fs.loop)
             self._running.add(future)
         try:
             answer: Mapping[str, Any] = future.result()
@@ -188,6 +226,10 @@ class SingleUpload:
         """As `Upload.put`: there is one."""
         assert number == 1
         self._data = data
+
+    def copy(self, number: int, part: StoreCopy) -> None:
+        """As `Upload.copy`: what is small is sent."""
+        raise NotCopiedError
 
     def stop(self) -> None:
         """As `Upload.stop`: nothing is on its way."""
@@ -281,11 +323,11 @@ def _otherwise(number: int) -> ConnectionError:
 
 def _refused(error: CkptmoveError, url: str) -> CkptmoveError:
     """Why an object could not be made: something may be there."""
-    cause = error.__cause__
-    code = _code(cause)
-    if isinstance(cause, FileExistsError) or code == "PreconditionFailed":
-        return exists_error(url)
-    return error
+    return exists_error(url) if _is_refused_condition(error.__cause__) else error
+
+
+def _is_refused_condition(error: BaseException | None) -> bool:
+    return isinstance(error, FileExistsError) or _code(error) == "PreconditionFailed"
 
 
 def _code(error: BaseException | None) -> str | None:

@@ -6,7 +6,8 @@ sees the object until it is committed; if it is not, its parts are removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
 from typing import Any, TypeVar
 
 from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteError
@@ -18,11 +19,12 @@ from ...sources.source import Source
 from ..execute import ProgressCounter
 from ..final_name import exists_error
 from ..verify import Progress
-from .digests import digested
+from .digests import digested, digests_wanted
 from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
-from .parts import PART_NBYTES, Upload, send
+from .parts import PART_NBYTES, NotCopiedError, Upload, send
 from .s3 import MultipartUpload, SingleUpload
+from .server_copy import Part, StoreCopy, divide, parts_of
 from .stream_plan import PlanSource
 
 _Self = TypeVar("_Self", bound="StagedUpload")
@@ -59,21 +61,32 @@ class StagedUpload:
     def write(self, plan: Plan, progress: Progress | None = None) -> str:
         """Upload what the plan makes, verified but not complete; gives `upload`.
 
-        `progress` is called with bytes as they have arrived. Raises CorruptError if a source is
-        damaged or was changed.
+        It gives `store` if the store copied some of it from the source itself, which is verified as
+        `server_copy` says. `progress` is called with bytes as they have arrived. Raises
+        CorruptError if a source is damaged or was changed.
         """
         report = ProgressCounter(progress)
         assembled = PlanSource(plan, self.sources, self.path)
         self._upload = upload = self._upload_of(plan.nbytes)
-        for _ in range(2):  # once more if a plan seals what lies before what it measures
+        whole = parts_of(plan.nbytes, upload.part_nbytes)
+        divided = None
+        if isinstance(upload, MultipartUpload) and not digests_wanted():
+            divided = divide(plan, self.sources, self.place, upload.part_nbytes)
+        for _ in range(3):
             uninterruptible(upload.begin)
-            send(upload, digested(self.path, assembled.parts(upload.part_nbytes)), report)
-            if assembled.settled:
-                break
+            try:
+                send(upload, _made(assembled, divided or whole, self.path), report)
+            except NotCopiedError:
+                self.abort()
+                self._upload, divided = self._upload_of(plan.nbytes), None
+                upload = self._upload
+            else:
+                if assembled.settled:  # else once more: a plan seals what lies before its measures
+                    break
             report = ProgressCounter(None)
         assembled.check_unchanged()
         self._assembled = assembled
-        return "upload"
+        return "upload" if divided is None else "store"
 
     def _upload_of(self, nbytes: int) -> Upload:
         if not is_s3(self.place.fs):
@@ -113,6 +126,15 @@ class StagedUpload:
                 error.hint = said if error.hint is None else f"{error.hint}; {said}"
             elif error is None:
                 raise WriteError(said, path=self.path) from failed
+
+
+def _made(assembled: PlanSource, parts: Sequence[Part], path: str) -> Iterator[BytesIO | StoreCopy]:
+    """The parts of an object: those that are sent, and what the store is to copy."""
+    sent = [(part.start, part.end) for part in parts if part.copy is None]
+    made = digested(path, assembled.parts(sent))
+    for part in parts:
+        yield next(made) if part.copy is None else part.copy
+    yield from made  # which is checked at its end
 
 
 class StagedObject(StagedUpload):

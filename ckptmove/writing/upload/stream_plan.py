@@ -7,6 +7,7 @@ once these are known.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -14,11 +15,13 @@ from itertools import accumulate
 from operator import attrgetter
 
 from ...errors import CorruptError, StrPath, UnsupportedError, WriteError
-from ...plans.plan import Copy, Gather, Plan, Write
+from ...plans.plan import Checksum, Copy, Gather, Plan, Write
 from ...sources.source import Source, check_range
 from ..execute import read_gather
 from ..verify import Measured, crc32_of, damage_error
 from .readahead import ReadaheadSource, RunningChecksums
+
+_NO_MORE = (sys.maxsize, memoryview(b""))  # where the next bytes lie, after the last
 
 
 class PlanSource(Source):
@@ -44,22 +47,25 @@ class PlanSource(Source):
 
     # -- all of it, part by part ---------------------------------------------------------------
 
-    def parts(self, nbytes: int) -> Iterator[BytesIO]:
-        """All of it in parts of this size; the last may be smaller. Each is forgotten here.
+    def parts(self, spans: Sequence[tuple[int, int]]) -> Iterator[BytesIO]:
+        """These parts of it, in order, from where to where; each is forgotten here.
 
-        Raises CorruptError if a source is damaged or was changed, WriteError if a gather gives
-        other sizes than planned.
+        What lies between them is not read, and no gather or measure may be there. Raises
+        CorruptError if a source is damaged or was changed, WriteError if a gather gives other sizes
+        than planned.
         """
         self.settled = False
+        runs = _joined(spans)
         plan, running = self._plan, RunningChecksums(self._plan.source_checksums, self._sources)
-        measured, summed = Measured(plan.measures), Measured(plan.checksums)
+        sums = [each for each in plan.checksums if _within(each.at, each.at + each.nbytes, runs)]
+        measured, summed = Measured(plan.measures), Measured(sums)
         sealed = list[tuple[int, bytes]]()
-        for at, part in self._filled(nbytes, running):
+        for at, part in self._filled(spans, runs, running):
             view = part.getbuffer()
             self._writes.paint(at, view)
             measured.add(at, view)
             summed.add(at, view)
-            self._check_sums(summed.crcs, at, at + len(view))
+            self._check_sums(sums, summed.crcs, at, at + len(view))
             if self._seals.meets(at, at + len(view)):
                 known = self._seals
                 if self._sealed is None:
@@ -82,32 +88,38 @@ class PlanSource(Source):
             return []
         return sorted(self._plan.seal(crcs), key=attrgetter("at"))
 
-    def _filled(self, nbytes: int, running: RunningChecksums) -> Iterator[tuple[int, BytesIO]]:
+    def _filled(
+        self, spans: Iterable[tuple[int, int]], runs: Sequence[range], running: RunningChecksums
+    ) -> Iterator[tuple[int, BytesIO]]:
         """Parts with what is copied and gathered, and zeros between."""
-        start, end, part = 0, min(nbytes, self.nbytes), _zeros(min(nbytes, self.nbytes))
-        for at, data in self._made(running):
-            while data:
-                while at >= end:
-                    yield start, part
-                    start, end = end, min(end + nbytes, self.nbytes)
-                    part = _zeros(end - start)
+        made = self._made(runs, running)
+        at, data = next(made, _NO_MORE)
+        for start, end in spans:
+            part = _zeros(end - start)
+            while at < end:
                 taken = data[: end - at]
                 part.getbuffer()[at - start : at - start + len(taken)] = taken
                 at, data = at + len(taken), data[len(taken) :]
-        while start < end:
+                if not data:
+                    at, data = next(made, _NO_MORE)
             yield start, part
-            start, end = end, min(end + nbytes, self.nbytes)
-            part = _zeros(end - start)
+            del part
 
-    def _made(self, running: RunningChecksums) -> Iterator[tuple[int, memoryview]]:
+    def _made(
+        self, runs: Sequence[range], running: RunningChecksums
+    ) -> Iterator[tuple[int, memoryview]]:
         for piece in self._pieces:
-            if isinstance(piece, Copy):
-                shift = piece.at - piece.source_at
-                source = self._sources[piece.source]
-                for start, data in source.chunks(piece.source_at, piece.nbytes):
-                    yield start + shift, memoryview(data)
-            else:
+            if not isinstance(piece, Copy):
                 yield from self._gathered(piece, running)
+                continue
+            shift, end = piece.at - piece.source_at, piece.at + piece.nbytes
+            n = bisect_right(runs, piece.at, key=attrgetter("stop"))
+            while n < len(runs) and runs[n].start < end:
+                low, high = max(piece.at, runs[n].start), min(end, runs[n].stop)
+                for start, data in self._sources[piece.source].chunks(low - shift, high - low):
+                    if data:
+                        yield start + shift, memoryview(data)
+                n += 1
 
     def _gathered(
         self, gather: Gather, running: RunningChecksums
@@ -117,18 +129,18 @@ class PlanSource(Source):
             sources[gather.source] = ReadaheadSource(sources[gather.source], gather, running)
         yield from read_gather(sources, gather, self.path)
 
-    def _check_sums(self, crcs: Sequence[int], start: int, end: int) -> None:
+    def _check_sums(
+        self, sums: Sequence[Checksum], crcs: Sequence[int], start: int, end: int
+    ) -> None:
         """Raises CorruptError if a record that ends within this range is not what it was."""
-        sums = self._plan.checksums
         n = bisect_right(sums, start, key=lambda each: each.at + each.nbytes)
         while n < len(sums) and sums[n].at + sums[n].nbytes <= end:
             if crcs[n] != sums[n].crc32:
-                self._blame(n)
+                self._blame(sums[n])
             n += 1
 
-    def _blame(self, n: int) -> None:
+    def _blame(self, each: Checksum) -> None:
         """Raise the error for a wrong checksum: it names the source or the destination."""
-        each = self._plan.checksums[n]
         source = self._sources[each.source]
         if crc32_of(source, each.source_at, each.nbytes) != each.crc32:
             raise damage_error(each.name, source)
@@ -200,6 +212,23 @@ class PlanSource(Source):
     def mappable(self, start: int, nbytes: int) -> int:
         """As `Source.mappable`, which it isn't."""
         raise UnsupportedError("can't be mapped: it is not there yet", path=self.path)
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[range]:
+    """Spans in order, those that touch as one."""
+    runs = list[range]()
+    for start, end in spans:
+        if runs and runs[-1].stop == start:
+            runs[-1] = range(runs[-1].start, end)
+        else:
+            runs.append(range(start, end))
+    return runs
+
+
+def _within(start: int, end: int, runs: Sequence[range]) -> bool:
+    """Whether a range lies in one of these."""
+    n = bisect_right(runs, start, key=attrgetter("stop"))
+    return n < len(runs) and runs[n].start <= start and end <= runs[n].stop
 
 
 def _zeros(nbytes: int) -> BytesIO:

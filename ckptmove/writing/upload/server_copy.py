@@ -1,0 +1,103 @@
+"""Divide an upload within one store: what does not change is copied by the store itself.
+
+    |  sent  |        copied        | sent |     copied     | sent |      parts of the object
+    0       5 MiB                  pickle                directory
+
+`upload_part_copy` makes a part of a range of another object, so these bytes never come here. A part
+takes 5 MiB at least, but for the last, and 5 GiB at most: so what lies around a change is sent with
+it. Nothing here sums what the store copies. It copies only if the source has the ETag that was
+read, tells the ETag of each part, and the ETag of the object is that of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ...plans.plan import Plan
+from ...sources.filesystem import StorePath, is_s3
+from ...sources.remote_object import RemoteObject
+from ...sources.source import Source
+
+_LEAST = 5 << 20  # bytes of a part that is not the last
+_STEP = 64 << 20  # bytes that are copied by one request, if a few thousand are enough
+_MOST_COPIES = 5_000
+
+
+class StoreCopy(NamedTuple):
+    """A part that the store copies from another object in it."""
+
+    source: RemoteObject
+    source_at: int
+    nbytes: int
+
+
+class Part(NamedTuple):
+    """A part of an upload: `[start, end)` of the object."""
+
+    start: int
+    end: int
+    copy: StoreCopy | None = None  #: None for one that is sent
+
+
+def parts_of(nbytes: int, part_nbytes: int) -> list[Part]:
+    """Parts of one size that are all sent; the last may be smaller."""
+    return [Part(at, min(nbytes, at + part_nbytes)) for at in range(0, nbytes, part_nbytes)]
+
+
+def divide(
+    plan: Plan, sources: Sequence[Source], store: StorePath, part_nbytes: int
+) -> list[Part] | None:
+    """The parts of an upload of which the store copies some; None if it can copy none of them."""
+    if plan.reads_all or plan.gathers or plan.seal is not None or plan.source_checksums:
+        return None
+    found, done = list[Part](), 0
+    for start, copy in _unchanged(plan, sources, store):
+        end = start + copy.nbytes
+        since = start if start == done else max(start, done + _LEAST)
+        if end - since < _LEAST:
+            continue
+        found += _sent(done, since, part_nbytes)
+        found += _copied(since, end, copy, max(_STEP, -(-plan.nbytes // _MOST_COPIES)))
+        done = end
+    if not done:
+        return None
+    return [*found, *_sent(done, plan.nbytes, part_nbytes)]
+
+
+def _unchanged(
+    plan: Plan, sources: Sequence[Source], store: StorePath
+) -> Iterator[tuple[int, StoreCopy]]:
+    """Where what the store can copy lies between the writes, in order."""
+    writes = sorted((write.at, write.at + len(write.data)) for write in plan.writes if write.data)
+    n = 0
+    for copy in plan.copies:
+        source = sources[copy.source]
+        if not isinstance(source, RemoteObject) or not source.etag:
+            continue
+        if not is_s3(store.fs) or source.place.fs != store.fs:
+            continue
+        shift, at, end = copy.source_at - copy.at, copy.at, copy.at + copy.nbytes
+        while n < len(writes) and writes[n][1] <= at:
+            n += 1
+        for low, high in (*writes[n:], (end, end)):
+            stop = min(low, end)
+            if stop > at:
+                yield at, StoreCopy(source, at + shift, stop - at)
+            at = max(at, high)
+            if at >= end:
+                break
+
+
+def _sent(start: int, end: int, part_nbytes: int) -> Iterator[Part]:
+    """Parts about equal in size, so that none is too small."""
+    count = -(-(end - start) // part_nbytes)
+    for n in range(count):
+        yield Part(start + (end - start) * n // count, start + (end - start) * (n + 1) // count)
+
+
+def _copied(start: int, end: int, copy: StoreCopy, step: int) -> Iterator[Part]:
+    first = copy.source_at + copy.nbytes - (end - start)
+    for each in _sent(start, end, step):
+        made = copy._replace(source_at=first + each.start - start, nbytes=each.end - each.start)
+        yield each._replace(copy=made)

@@ -102,6 +102,9 @@ def relocate(
     `device_map`, `map`, `to`. What torch itself keeps on the CPU (RNG states, optimizer steps, …)
     stays there and is reported.
 
+    Within one S3 store, the store itself copies what does not change, and only the rest comes here:
+    the report says so. Of what it copies it tells ETags, which are checked; nothing is summed.
+
     Of a folder, every file is written: each checkpoint in it by its own format, and all other files
     unchanged, as those that store no devices (safetensors). The rules hold for all of it, with the
     names that `inspect` shows. With `in_place`, all files change or none.

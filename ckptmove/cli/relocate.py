@@ -21,7 +21,8 @@ def relocate(
     needed. SRC is not changed. The new file appears complete and verified, or not at all. RNG
     states and optimizer steps stay on the CPU, because torch keeps them there for every device.
 
-    SRC and DST may be in an object store: s3://bucket/run.pt.
+    SRC and DST may be in an object store: s3://bucket/run.pt. Within one S3 store, the store itself
+    copies what does not change; that is verified by ETags, not summed.
 
     Without DST, the new file is written beside SRC: run.pt becomes run.cuda-0.pt with --to cuda:0,
     and run.relocated.pt without --to.

@@ -53,7 +53,9 @@ class RelocateReport(DeviceValuesReport):
             length, over the old one) or `none` (nothing to write). Of a folder, the first of
             `in-place`, `relay`, `patch`, `clone` that one of its files has.
         copied: how the bytes were copied: `reflink`, `kernel` or `read`; `fetch` from an object
-            store, `upload` to one; None if nothing was copied.
+            store, `upload` to one; `store` if that copied most of it itself from a source in it:
+            those bytes were not summed, but the source was what was read, and the ETag of the new
+            object is that of its parts; None if nothing was copied.
         moved: from `cpu→cuda:0` to the totals of storages and bytes, and of tensors that store
             their own device.
         kept: tensors that the rules match and that stay, with the reason.
@@ -119,7 +121,7 @@ class RelocateReport(DeviceValuesReport):
             nothing = "nothing to move; " if self.method == "clone" else ""
             yield (
                 f"{nothing}wrote {self.destination} {_HOW[self.method]}: "
-                f"{size(self.bytes_written)} in {self.seconds:.2f} s, verified"
+                f"{size(self.bytes_written)} in {self.seconds:.2f} s, {_verified(self)}"
             )
         else:
             yield f"would write {self.destination} {_HOW[self.method]}"
@@ -140,8 +142,14 @@ def _folder(report: RelocateReport) -> str:
         return f"would write {report.destination}: {files}"
     return (
         f"wrote {report.destination}: {files}, {size(report.bytes_written)} in "
-        f"{report.seconds:.2f} s, verified"
+        f"{report.seconds:.2f} s, {_verified(report)}"
     )
+
+
+def _verified(report: RelocateReport) -> str:
+    if report.copied != "store":
+        return "verified"
+    return "verified by its ETags: the store itself copied what does not change"
 
 
 def _files(report: RelocateReport, full: bool) -> Iterator[str]:

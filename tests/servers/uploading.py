@@ -19,7 +19,7 @@ _Answer = Callable[[str, list[tuple[str, str]]], Any]
 class Asked(NamedTuple):
     """A request of a client."""
 
-    kind: str  #: `begin`, `part`, `complete`, `abort`, `put`, or else its HTTP method
+    kind: str  #: `begin`, `part`, `copy`, `complete`, `abort`, `put`, or else its HTTP method
     key: str  #: the object
     environ: _Environ  #: of WSGI
 
@@ -66,6 +66,7 @@ class Server:
 
     def reset(self) -> None:
         self.asked = list[tuple[str, str]]()
+        self.nbytes = 0  #: how many bytes of bodies came in and went out
         self.fault: Fault = lambda _: None  #: called before each request
         self.after: Fault = lambda _: None  #: called after each; with a status, the answer is lost
 
@@ -82,6 +83,7 @@ class Server:
     def _answer(self, environ: _Environ, answer: _Answer) -> Iterable[bytes]:
         request = Asked(_kind(environ), environ["PATH_INFO"].removeprefix(f"/{BUCKET}/"), environ)
         self.asked.append((request.kind, request.key))
+        self.nbytes += int(environ.get("CONTENT_LENGTH") or 0)
         status = self.fault(request)
         if status is not None:
             read(request)
@@ -91,7 +93,12 @@ class Server:
             list(self._app(environ, lambda *_: None))
             return _refuse(status_after, answer)
         answered: Iterable[bytes] = self._app(environ, answer)
-        return answered
+        return self._counted(answered)
+
+    def _counted(self, answered: Iterable[bytes]) -> Iterable[bytes]:
+        for piece in answered:
+            self.nbytes += len(piece)
+            yield piece
 
 
 def read(request: Asked) -> bytes:
@@ -114,7 +121,9 @@ def _kind(environ: _Environ) -> str:
     if "uploads" in query and method == "POST":
         return "begin"
     if "uploadId" in query:
-        return {"PUT": "part", "POST": "complete", "DELETE": "abort"}.get(method, method)
+        method = "COPY" if "HTTP_X_AMZ_COPY_SOURCE" in environ else method
+        kinds = {"PUT": "part", "COPY": "copy", "POST": "complete", "DELETE": "abort"}
+        return kinds.get(method, method)
     return "put" if method == "PUT" else method
 
 

@@ -121,7 +121,10 @@ def batch(
     ] = False,
     digests: Annotated[
         bool,
-        Option("Compute the SHA-256 of each file in DST, while what was written is verified."),
+        Option(
+            "Compute the SHA-256 of each file in DST, while what was written is verified, and of "
+            "each in SRC: all bytes have to be read for that."
+        ),
     ] = False,
     delete_source: Annotated[
         bool,

@@ -104,8 +104,10 @@ def plan_batch(
     asked = list(_tasks(verb, items, ledger, options, request, verify=verify, timeout=timeout))
     for task, finished in zip(asked, tree.map_items(_is_done, asked), strict=True):
         if finished and not (delete_source and not dry_run):  # what was done is to be removed
-            known = {} if task.known is None else task.known.digests
-            done.append(task.item._replace(digests=known))
+            known = task.known
+            assert known is not None, "it says what is done"
+            about = task.item._replace(digests=known.digests, source_digests=known.source_digests)
+            done.append(about)
         elif task.item.name in clash:
             other = clash[task.item.name]
             why = f"would have the same name in the destination as {other}"

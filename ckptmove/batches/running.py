@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..errors import CkptmoveError
 from ..phrases import plural
 from ..reports.batch import BatchPlan, BatchReport
-from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of
+from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of, skipped
 from ..reports.batch_table import InspectedItem
 from ..system.files import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted
@@ -182,8 +182,7 @@ class _Run:
     def results(self) -> Iterator[Result]:
         """The results of the items, as they finish."""
         for item in self._plan.done:
-            about = {"output": item.output or None, "digests": item.digests}
-            yield self._counted(result_of(item, SKIPPED, "done before", **about))
+            yield self._counted(skipped(item, "done before", item))
         workers = self._workers()
         plan = self._plan
         _LOGGER.info("%s %s: %d items, %d bytes", plan.verb, plan.source, *_totals(plan))

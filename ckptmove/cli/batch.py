@@ -88,7 +88,8 @@ def _options(verb: str) -> Decorator:
         "--log",
         group="How to run",
         metavar="FILE",
-        help="Append one line of JSON for each item to FILE.",
+        help="Append one line of JSON for each item to FILE"
+        + (", with digests as of --digests." if writes else "."),
     )
     manifest = option(
         "--manifest",

@@ -27,6 +27,7 @@ class Entry(NamedTuple):
     tags: str = ""
     #: as `trees.Output` has them, where they were computed and are not too many
     digests: Mapping[str, str] = {}
+    source_digests: Mapping[str, str] = {}  #: as a result has them, and as few
     removed: bool = False  #: whether its source was removed, after its output was read again
     kind: str = ""  #: as the item has it, and so the next
     format: str = ""
@@ -58,6 +59,7 @@ class Item(NamedTuple):
     output: str = ""
     format: str = ""  #: by a first look; empty if that does not tell it
     digests: Mapping[str, str] = {}  #: of its output, where an earlier run computed them
+    source_digests: Mapping[str, str] = {}  #: of itself, likewise
 
 
 class Task(NamedTuple):
@@ -76,7 +78,7 @@ class Task(NamedTuple):
     obstacle: str = ""  #: why it will be refused, if that is known
     clash: str = ""  #: why it must not be done: its output would be another item's too
     verify: bool = False  #: whether to read an output that is done, even if nothing looks changed
-    digests: bool = False  #: whether to compute digests of the output
+    digests: bool = False  #: whether to compute digests of the output and the source
     delete_source: bool = False  #: whether to remove the source once it is done
     timeout: float | None = None  #: the most seconds that it may take
     patient: bool = False  #: whether to wait for another run that is at the same item
@@ -110,6 +112,7 @@ class Result(NamedTuple):
         source_stamp: what the file system or the store tells of the version of the source.
         digests: from each file of the output, by its name in DST, to its SHA-256, if it was
             computed.
+        source_digests: from each file of the source, by its name in SRC, to its SHA-256, likewise.
         report: the report of the verb, as plain data; None if there is none.
         folders: folders whose new entries are not yet synced to disk.
         entries: what is to be added to the ledger by who collects results.
@@ -128,6 +131,7 @@ class Result(NamedTuple):
     seconds: Seconds = 0.0
     source_stamp: str = ""
     digests: Mapping[str, str] = {}
+    source_digests: Mapping[str, str] = {}
     report: Mapping[str, Any] | None = None
     folders: Annotated[tuple[str, ...], OMITTED] = ()
     entries: Annotated[tuple[Entry, ...], OMITTED] = ()
@@ -157,6 +161,12 @@ class Result(NamedTuple):
 def is_unsure(result: Result) -> bool:
     """Whether a dry run could not tell what becomes of an item."""
     return result.reason in UNSURE.values()
+
+
+def skipped(item: Item, why: str, known: Item | Entry) -> Result:
+    """The result of an item that is done already, with the digests that are known of it."""
+    result = result_of(item, SKIPPED, why, output=item.output or None)
+    return result._replace(digests=known.digests, source_digests=known.source_digests)
 
 
 def result_of(item: Item, outcome: str, reason: str = "", **more: Any) -> Result:

@@ -41,6 +41,7 @@ class LogLine(Plain):
             and time, or the ETag.
         digests: from the name of each file of the output, relative to DST, to its SHA-256; empty if
             it was not computed.
+        source_digests: the same of each file of the source, relative to SRC.
         report: what the verb said, without what may be long.
         kept: from a reason to the number of tensors that stay for it.
         dropped: the number of entries that were dropped.
@@ -67,6 +68,7 @@ class LogLine(Plain):
     seconds: Seconds = 0.0
     source_stamp: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
+    source_digests: Mapping[str, str] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)
     dropped: int = 0
@@ -79,6 +81,7 @@ class LogLine(Plain):
         shorter: tuple[dict[str, Any], ...] = (
             {"warnings": ()},
             {"report": {}},
+            {"source_digests": {}},
             {"digests": {}},
             {"kept": {}},
             {"source": None, "destination": None, "hint": None},
@@ -111,6 +114,7 @@ def log_line(result: Result, **about: str | None) -> LogLine:
         seconds=result.seconds,
         source_stamp=cut_to_bytes(result.source_stamp, _LONGEST_TEXT),
         digests=result.digests,
+        source_digests=result.source_digests,
         report={key: report[key] for key in _TOLD if key in report},
         kept=Counter(str(each["why"]) for each in report.get("kept", ())),
         dropped=len(report.get("dropped", ())),

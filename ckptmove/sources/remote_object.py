@@ -14,6 +14,7 @@ from .cache import Spans, SparseCopy
 from .fetch_pool import FetchPool, result_of
 from .filesystem import Missing, info_of, is_s3, open_store, stamp_of, with_retries
 from .known_objects import known_about, known_objects
+from .passing_digests import wanted_digests
 from .range_request import CHANGED, fetch_range
 from .source import FetchStats, Source, check_range
 
@@ -54,6 +55,8 @@ class RemoteObject(Source):
         self._ahead = deque[tuple[int, Future[bytes]]]()  # what is on its way, in a row
         self._guard, self._tally = threading.RLock(), threading.Lock()
         self._stopped = threading.Event()
+        digests = wanted_digests()
+        self._digest = None if digests is None else digests.reading(url)
         self._fetchers: FetchPool[bytes] | None = None
         self._copy: SparseCopy | None = None
 
@@ -95,6 +98,8 @@ class RemoteObject(Source):
                 else:
                     data, self._fetched = coming.result(), FetchStats(self.nbytes, 1)
                 found = self._spans.add(0, data)
+                if self._digest is not None:
+                    self._digest.add(0, found)
             return found
 
     def fetch_ahead(self) -> Future[bytes] | None:
@@ -188,8 +193,11 @@ class RemoteObject(Source):
                     step = min(_MOST, end - at)
                     coming.append(self._submit(at, step))
                     at += step
-                # nothing here keeps what it gives: it may go while the next is waited for
-                yield where, result_of(coming.popleft(), coming)
+                data = result_of(coming.popleft(), coming)
+                if self._digest is not None:
+                    self._digest.add(where, data)
+                yield where, data
+                del data  # it may go while the next is waited for
         finally:
             for future in coming:
                 future.cancel()

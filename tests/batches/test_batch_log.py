@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import ckptmove
+from ckptmove.batches.options import VerbName
 from ckptmove.reports.batch_items import Result
 from ckptmove.reports.batch_log import LogLine, log_line
 from tests.cli.test_printing import on_a_terminal
@@ -59,6 +60,12 @@ def test_a_line_of_the_log_says_when_where_and_what(tmp_path: Path, run_cli: Run
     assert run["report"]["format"] == "safetensors"
     data = (tmp_path / "out" / "a" / "run.safetensors").read_bytes()
     assert run["digests"] == {"a/run.safetensors": hashlib.sha256(data).hexdigest()}
+    tree, told = tmp_path / "tree", dict[str, str]()
+    for line in lines.values():
+        told |= line["source_digests"]
+    assert set(told) > {"a/run.pt", "model/config.json", "model/model-00001-of-00002.safetensors"}
+    for name, digest in told.items():
+        assert hashlib.sha256((tree / name).read_bytes()).hexdigest() == digest
     assert run["source_stamp"].startswith(f"{run['nbytes']}-")
     assert lines["empty.pt"]["reason"] == "is empty"
 
@@ -107,6 +114,36 @@ def test_a_manifest_is_what_sha256sum_reads(tmp_path: Path, run_cli: RunCli) -> 
     assert len((tmp_path / "SUMS").read_text().splitlines()) == 1
     done = run_cli("batch", "validate", "tree", "--manifest", "SUMS", exit=2)
     assert "needs a destination" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["relocate", "convert"])
+def test_sources_in_a_store_have_digests_of_what_was_read_of_them(
+    verb: VerbName, tmp_path: Path, store: Store
+) -> None:
+    """What is small, or copied as it lies, is not fetched again; nor if there is nothing to do."""
+    tree = tmp_path / "tree"
+    model_folder(tree / "model")
+    torch.save({"w": torch.rand(9_000_000), "b": torch.rand(10)}, tree / "parts.pt")
+    torch.save({"w": torch.rand(10)}, tree / "small.pt")
+    source = store.put_folder("runs", tree)
+    wanted = {
+        path.relative_to(tree).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in tree.rglob("*")
+        if path.is_file()
+    }
+    options: dict[str, Any] = {"to": "cuda:0"} if verb == "relocate" else {}
+    for outcome in ("done", "skipped"):
+        store.front.reset()
+        with ThreadPoolExecutor(1) as executor:
+            work = ckptmove.batch(
+                verb, source, store.url("out"), digests=True, executor=executor, **options
+            )
+            results = list(work)
+        assert {each.outcome for each in results} == {outcome}
+        told = {name: each for result in results for name, each in result.source_digests.items()}
+        assert told == wanted
+        most = 1.05 if verb == "relocate" or outcome == "skipped" else 2.05
+        assert store.front.nbytes("runs/") < most * (tree / "parts.pt").stat().st_size
 
 
 def test_what_is_uploaded_has_digests_without_being_read_again(

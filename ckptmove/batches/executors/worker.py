@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 
 from ...errors import (
@@ -21,21 +22,21 @@ from ...reports.batch_items import (
     DONE,
     FAILED,
     REFUSED,
-    SKIPPED,
     UNSURE,
     Entry,
     Item,
     Result,
     Task,
     result_of,
+    skipped,
 )
 from ...sources import place_of
 from ...sources.known_objects import KnownObjects, remembering
+from ...sources.passing_digests import PassingDigests, collecting_digests
 from ...sources.range_request import CHANGED
 from ...sources.source import NO_MEMORY
 from ...writing.final_name import failure_of, syncing_later
 from ...writing.in_place.undo import recover_if_interrupted
-from ...writing.upload.digests import collecting_digests
 from ..fingerprints import begun_key_of, is_done, key_of, refresh_entry, source_stamp, tags_of
 from ..forecast import forecast_item
 from ..run_item import ItemOutcome, do_item, is_copied
@@ -205,27 +206,26 @@ def _recorded(task: Task, ledger: Ledger, record: _Record) -> Result:
         verify = task.verify and not task.in_place  # there, what is done is not to be done again
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
-            about = {"output": item.output, "digests": known.digests}
-            result = result_of(item, SKIPPED, why, **about)
+            result = skipped(item, why, known)
             return _without_source(task, ledger, known, result)
         moved = refresh_entry(known, task, key)
         if moved is not None:
             if moved != known:
                 record.add(moved)
-            about = {"output": item.output, "digests": moved.digests}
-            result = result_of(item, SKIPPED, "done before", **about)
+            result = skipped(item, "done before", moved)
             return _without_source(task, ledger, moved, result)
-    with collecting_digests(task.digests) as sent:
+    with collecting_digests(task.digests) as passed:
         made = _made_by_tags(task, ledger, known) if task.by_tags else do_item(task, known)
     entry = Entry(item.name, key, FAILED)
     if made is None or made.ok or item.output:
-        entry = _entry(task, key, DONE if made is None or made.ok else FAILED, sent)
+        entry = _entry(task, key, DONE if made is None or made.ok else FAILED, passed)
         record.add(entry)
     if made is None:
         how = "changed" if task.in_place else "there"
-        result = result_of(item, SKIPPED, f"it was already {how}", output=item.output)
-        return _without_source(task, ledger, entry, result._replace(digests=entry.digests))
-    result = _result(item, made)._replace(digests=entry.digests)
+        return _without_source(task, ledger, entry, skipped(item, f"it was already {how}", entry))
+    result = _result(item, made)._replace(
+        digests=entry.digests, source_digests=entry.source_digests
+    )
     return _without_source(task, ledger, entry, result)
 
 
@@ -282,21 +282,40 @@ def _made_by_tags(task: Task, ledger: Ledger, known: Entry | None) -> ItemOutcom
         raise
 
 
-def _entry(task: Task, key: str, outcome: str, sent: Mapping[str, str]) -> Entry:
-    """The entry of the ledger for an item that is done; `sent` are digests of what was uploaded."""
+def _entry(task: Task, key: str, outcome: str, passed: PassingDigests) -> Entry:
+    """The entry of the ledger for an item that is done; `passed` are digests of what passed."""
     if task.in_place:
         tags = tags_of(task) if task.by_tags else ""
         key = key_of(task, source_stamp(task.item))
         return Entry(task.item.name, key, outcome, tags=tags, kind=task.item.kind)
     output = task.item.output
     there = tree_at(output).output(summed=True, digests=task.digests)
-    digests = there.digests or {url[len(output) :].lstrip("/"): each for url, each in sent.items()}
+    sent = {url[len(output) :].lstrip("/"): each for url, each in passed.sent.items()}
+    digests, of_source = there.digests or sent, dict[str, str]()
+    if task.digests:
+        of_source = _source_digests(task.item, passed)
+    if len(digests) + len(of_source) > _MOST_DIGESTS:
+        digests, of_source = {}, {}
     return Entry(
         *(task.item.name, key, outcome, there.nbytes, there.stamp, there.crc32),
-        digests=digests if len(digests) <= _MOST_DIGESTS else {},
+        digests=digests,
+        source_digests=of_source,
         kind=task.item.kind,
         format=task.item.format,
     )
+
+
+def _source_digests(item: Item, passed: PassingDigests) -> dict[str, str]:
+    """The SHA-256 of each file of an item, by its name in the tree."""
+    base, name, found = item.path, item.name, dict[str, str]()
+    files = [each.path for each in tree_at(base).files()]
+    if item.kind == "index":
+        base, name, files = place_of(base).parent.path, name.rpartition("/")[0], list(item.files)
+    for path in files:
+        with place_of(path).open() as source:
+            within = name + path[len(base) :].replace(os.sep, "/")
+            found[within.lstrip("/")] = passed.of_source(source)
+    return found
 
 
 def _result(item: Item, made: ItemOutcome) -> Result:

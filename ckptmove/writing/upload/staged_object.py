@@ -14,12 +14,12 @@ from ...errors import CkptmoveError, InputError, RefusedError, StrPath, WriteErr
 from ...plans.plan import Plan
 from ...sources.filesystem import StorePath, is_s3, open_store
 from ...sources.known_objects import known_objects, look, look_now
+from ...sources.passing_digests import digested, wanted_digests
 from ...sources.remote_object import RemoteObject
 from ...sources.source import Source
 from ..execute import ProgressCounter
 from ..final_name import exists_error
 from ..verify import Progress
-from .digests import digested, digests_wanted
 from .errors import failure, uninterruptible, with_write_retries
 from .fsspec import TransactedUpload, check_writable
 from .parts import PART_NBYTES, NotCopiedError, Upload, send
@@ -70,7 +70,7 @@ class StagedUpload:
         self._upload = upload = self._upload_of(plan.nbytes)
         whole = parts_of(plan.nbytes, upload.part_nbytes)
         divided = None
-        if isinstance(upload, MultipartUpload) and not digests_wanted():
+        if isinstance(upload, MultipartUpload) and wanted_digests() is None:
             divided = divide(plan, self.sources, self.place, upload.part_nbytes)
         for _ in range(3):
             uninterruptible(upload.begin)

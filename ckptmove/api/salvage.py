@@ -19,6 +19,7 @@ from ..phrases import plural
 from ..reports.plain import json_text
 from ..reports.salvage import Fate, SalvagedTensor, SalvageReport
 from ..sources import place_of
+from ..sources.joined import Joined
 from ..sources.source import Source
 from ..writing import destination_of
 from ..writing.verify import Progress
@@ -140,12 +141,13 @@ def _chosen(
 
 def _damage(remains: Remains) -> str:
     """What the files look like, one after the other; empty if they show nothing."""
-    found = dict[str, str]()
-    for each in remains.files:
+    found = dict(remains.damage)
+    files = [each for each in remains.files if not isinstance(each, Joined)]
+    for each in files:
         damage = damage_of(each)
         if damage:
-            found[place_of(each.path).name] = damage
-    if len(remains.files) == 1:
+            found.setdefault(place_of(each.path).name, damage)
+    if len(files) == 1:
         return next(iter(found.values()), "")
     return "; ".join(f"{name}: {damage}" for name, damage in found.items())
 

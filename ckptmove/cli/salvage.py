@@ -14,8 +14,9 @@ def salvage(src: str | None, dst: str | None, output: Output, **options: Any) ->
     """Save what can still be read of a broken checkpoint; exit 1 if that is not all, or unproven.
 
     SRC is a file that was cut short, partly overwritten or damaged, or an index or folder of
-    which a file is missing. salvage writes its tensors by name to DST, and a report to
-    DST.salvage.json: each tensor is whole, unproven, in part, damaged or lost.
+    which a file is missing or damaged, such as one of torch.distributed.checkpoint. salvage
+    writes its tensors by name to DST, and a report to DST.salvage.json: each tensor is whole,
+    unproven, in part, damaged or lost.
 
     A tensor is whole only if a checksum of the file proves it, as files of torch.save have since
     torch 1.6. safetensors, older files and pickles have no checksums: their tensors are unproven at

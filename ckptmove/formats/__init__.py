@@ -161,7 +161,7 @@ def _explaining(probe: Probe) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        explain(error, None if probe.is_folder else probe.file)
+        explain(error, probe.path, None if probe.is_folder else probe.file)
         raise
 
 

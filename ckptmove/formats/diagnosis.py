@@ -29,6 +29,8 @@ from ..zips.archive import (
     LOCATOR_MAGIC,
     MAX32,
 )
+from .archives.tar_archive import BLOCK, starts_tar, walk_members
+from .folders.parts import IncompleteError
 from .safetensors.header import LENGTH_NBYTES, LONGEST
 from .torch.legacy import starts
 
@@ -39,8 +41,9 @@ _MOST_ENDS = 100  # end records of a zip that are looked at
 _PAGE = 4096  # bytes of zeros that are more than the last elements of a tensor
 _MOST_ZEROS = 64 << 20  # bytes in which they are counted
 _SALVAGE = "ckptmove salvage"
-_SHARD = ".distcp"  # of torch.distributed.checkpoint: elsewhere, two writers leave such files
+_SHARD = ".distcp"  # of torch.distributed.checkpoint: zips in a row, as else two writers leave
 _FULL_DISK = "a full disk while saving"
+_NOT_ALL = "an interrupted upload: not all of its files are there"
 
 #: Searched and not parsed: a header may have very many entries.
 _END_OF_TENSOR = re.compile(
@@ -48,37 +51,39 @@ _END_OF_TENSOR = re.compile(
 )
 
 
-def explain(error: InputError, first: Source | None) -> None:
+def explain(error: InputError, named: str, first: Source | None) -> None:
     """Have an error say what its file looks like and what can be done, if that is known.
 
-    `first` is the file that it is about where it names none.
+    `named` is what the user named: a file, an index or a folder; `first` is that file, or None.
     """
     if isinstance(error, Excess) or not isinstance(error, (CorruptError, UnsupportedError)):
         return
-    path = error.path or (None if first is None else first.path)
-    if path is None or _SALVAGE in (error.hint or ""):
+    if _SALVAGE in (error.hint or ""):
         return
     try:
-        if first is not None and first.path == path:
-            damage = _damage_unless_changed(first)
-        else:
-            with place_of(path).open() as source:
-                damage = _damage_unless_changed(source)
+        damage = _damage(error, named, first)
     except CkptmoveError:
         return
-    if path.endswith(_SHARD) and damage is not None and not damage.startswith(_FULL_DISK):
-        return  # zips in a row, and what is left of one is not what is left of the checkpoint
     if damage is None or (not damage and isinstance(error, UnsupportedError)):
         return
-    keeps = f"{_SALVAGE} {path} DST keeps what is left"
-    if damage:
+    rescued = place_of(named).parent.path if named.endswith(_SHARD) else named
+    keeps = f"{_SALVAGE} {rescued} DST keeps what is left"
+    if damage and damage.partition(":")[0] not in str(error):
         error.args = (f"{error}; it looks like {damage}",)
-        error.hint = f"{error.hint}, or {keeps}" if error.hint else keeps
-    error.hint = error.hint or keeps
+    error.hint = f"{error.hint}, or {keeps}" if damage and error.hint else error.hint or keeps
+
+
+def _damage(error: InputError, named: str, first: Source | None) -> str | None:
+    """What the file of an error looks like; None if it was written to meanwhile, or is unknown."""
+    if isinstance(error, IncompleteError):
+        return _NOT_ALL
+    if error.path is None or error.path == named:
+        return None if first is None else _damage_unless_changed(first)
+    with place_of(error.path).open() as source:
+        return _damage_unless_changed(source)
 
 
 def _damage_unless_changed(source: Source) -> str | None:
-    """What a file looks like; None if it was written to meanwhile, or is of no known kind."""
     source.check_unchanged()
     return damage_of(source)
 
@@ -96,9 +101,14 @@ def damage_of(source: Readable) -> str | None:
         return f"{_FULL_DISK}: all of its bytes are zeros"
     is_zip = head.startswith(LOCAL_MAGIC)
     is_safe = head[LENGTH_NBYTES:].lstrip()[:1] == b"{"
-    if not (is_zip or is_safe or starts(head) or head[:1] == b"\x80"):
+    is_tar = starts_tar(head)
+    if not (is_zip or is_safe or is_tar or starts(head) or head[:1] == b"\x80"):
         return None
     try:
+        if is_tar:
+            return _of_tar(source, zeros)
+        if is_zip and source.path.endswith(_SHARD):
+            return _of_items(source, zeros)
         if is_zip:
             return _of_zip(source, zeros)
         if starts(head):
@@ -122,7 +132,8 @@ def _full_disk(zeros: int, least: int = _PAGE) -> str:
     return f"{_FULL_DISK}: it ends in {zeros:,} zeros"
 
 
-def _cut(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str:
+def cut_short(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str:
+    """What a file looks like that should have so many bytes."""
     known = nbytes is not None and nbytes > source.nbytes
     more = "" if not known else f" of {'at least ' if at_least else ''}{nbytes:,}"
     return f"an interrupted upload: the file is cut short after {source.nbytes:,}{more} bytes"
@@ -131,7 +142,7 @@ def _cut(source: Readable, nbytes: int | None, *, at_least: bool = False) -> str
 def _by_size(source: Readable, nbytes: int | None, zeros: int) -> str:
     """What a file looks like that should be so long; None if that is not known."""
     if nbytes is None or nbytes > source.nbytes:
-        return _cut(source, nbytes)
+        return cut_short(source, nbytes)
     if nbytes < source.nbytes:
         return _two_writers(source.nbytes - nbytes)
     return _full_disk(zeros)
@@ -163,7 +174,7 @@ def _of_zip(source: Readable, zeros: int) -> str:
     end = tail.rfind(END_MAGIC)
     if end < 0 or end + END.size > len(tail):
         full = _full_disk(zeros, _ZEROS)
-        return full or _cut(source, _zip_nbytes(source), at_least=True)
+        return full or cut_short(source, _zip_nbytes(source), at_least=True)
     if not _is_in_place(source, tail, start, end):
         return _two_writers(0)
     others = (found.start() for found in islice(re.finditer(END_MAGIC, tail[:end]), _MOST_ENDS))
@@ -171,6 +182,14 @@ def _of_zip(source: Readable, zeros: int) -> str:
         return _two_writers(0)
     behind = len(tail) - end - END.size - int.from_bytes(tail[end + END.size - 2 :][:2], "little")
     return _full_disk(zeros) or (_two_writers(behind) if behind > 0 else "")
+
+
+def _of_items(source: Readable, zeros: int) -> str:
+    """What zips in a row look like."""
+    tail = source.read(max(0, source.nbytes - END.size), min(source.nbytes, END.size))
+    if tail.startswith(END_MAGIC):
+        return ""
+    return _full_disk(zeros, _ZEROS) or cut_short(source, None)
 
 
 def _is_in_place(source: Readable, tail: bytes, start: int, end: int) -> bool:
@@ -199,6 +218,21 @@ def _zip_nbytes(source: Readable) -> int | None:
     return data_at + end + sum(_storages(found).values())
 
 
+def _of_tar(source: Readable, zeros: int) -> str:
+    """What a tar looks like, whose end has two blocks of zeros."""
+    end = 0
+    try:
+        for member in walk_members(source, folders=True, broken=True):
+            end = max(end, member.end)
+    except InputError:
+        is_cut = end + BLOCK > source.nbytes
+        return _full_disk(zeros) or (cut_short(source, None) if is_cut else _two_writers(0))
+    behind = source.nbytes - -(-end // BLOCK) * BLOCK
+    if zeros < min(behind, _MOST_ZEROS):
+        return _two_writers(0)
+    return _full_disk(zeros, source.nbytes - end + _PAGE)
+
+
 # -- pickles and safetensors ---------------------------------------------------------------------
 
 
@@ -206,7 +240,7 @@ def _of_pickle(source: Readable, zeros: int) -> str:
     try:
         fetch(source, 0)
     except Truncated:
-        return _full_disk(zeros) or _cut(source, None)
+        return _full_disk(zeros) or cut_short(source, None)
     return ""
 
 

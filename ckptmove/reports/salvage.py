@@ -30,7 +30,7 @@ class Fate(str, Enum):
 
 _MEANING = {
     Fate.WHOLE: "all bytes, proven by a checksum",
-    Fate.UNPROVEN: "all bytes, but no checksum proves them",
+    Fate.UNPROVEN: "all bytes, but no checksum proves them or their names",
     Fate.PART: "some bytes are missing",
     Fate.DAMAGED: "all bytes, but some of them are wrong",
     Fate.LOST: "no bytes",
@@ -126,7 +126,7 @@ class SalvageReport(Report):
             return f"{lost:,} of {plural(len(self.tensors), 'tensor')} could not be recovered"
         inexact = sum(each.fate in (Fate.PART, Fate.DAMAGED) for each in self.tensors)
         if inexact:
-            return f"{plural(inexact, 'tensor')} have missing or wrong bytes"
+            return f"missing or wrong bytes in {plural(inexact, 'tensor')}"
         return "no checksum proves that its tensors are right"
 
     def blocks(self, *, full: bool = False) -> Iterator[Block]:

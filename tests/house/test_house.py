@@ -354,6 +354,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "formats.salvage.readable",
         "formats.salvage.sharded",
         "formats.salvage.zero_fill",
+        "formats.salvage.distributed",
+        "formats.salvage.tars",
         "formats.salvage.draft",
         "formats.salvage",
     ),

@@ -68,8 +68,13 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
     return members, end
 
 
-def walk_members(source: Readable, *, folders: bool = False) -> Iterator[Member]:
-    """The members of a tar one by one, whatever they are called; `folders` end in a slash."""
+def walk_members(
+    source: Readable, *, folders: bool = False, broken: bool = False
+) -> Iterator[Member]:
+    """The members of a tar one by one, whatever they are called; `folders` end in a slash.
+
+    Of a `broken` one, the last may be cut short; the error that ends it comes behind that.
+    """
     at, count, size, pending = 0, 0, None, False  # pending: a pax header waits for its member
     while at + BLOCK <= source.nbytes:
         header = source.read(at, BLOCK)
@@ -87,6 +92,8 @@ def walk_members(source: Readable, *, folders: bool = False) -> Iterator[Member]
         if kind != _PAX and size is not None:
             nbytes = int(size.text)
         if nbytes < 0 or start + nbytes > source.nbytes or (is_folder and nbytes):
+            if broken and start + nbytes > source.nbytes and kind != _PAX:
+                yield Member(name, at, start, source.nbytes - start, size)
             raise CorruptError(f"the member {name!r} of the tar is truncated")
         if kind == _PAX:
             size = _pax_size(source, start, nbytes)

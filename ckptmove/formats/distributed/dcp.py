@@ -36,7 +36,7 @@ from ...zips.archive import Archive
 from ...zips.checking import damage
 from ..base import WritableFormat
 from ..checkpoint import Carries, Checkpoint
-from ..folders.parts import PartsContainer, number_files
+from ..folders.parts import IncompleteError, PartsContainer, number_files
 from ..probe import Probe
 from ..torch.zip import TorchZipContainer
 from ..writing import WriteOptions, WritePlan
@@ -75,7 +75,7 @@ class Dcp(WritableFormat):
 
     def sniff(self, probe: Probe) -> bool:
         """A folder with metadata of DCP, or with its items."""
-        return probe.is_folder and (METADATA in probe.entries or bool(_ranks(probe)))
+        return probe.is_folder and (METADATA in probe.entries or bool(ranks_of(probe)))
 
     def read(self, probe: Probe) -> Checkpoint:
         """Read the metadata, and every item that is not a tensor."""
@@ -85,7 +85,7 @@ class Dcp(WritableFormat):
                 path=probe.path,
                 hint="use another checkpoint",
             )
-        names = [METADATA] if METADATA in probe.entries else _ranks(probe)
+        names = [METADATA] if METADATA in probe.entries else ranks_of(probe)
         indexes = [probe.open(name).file for name in names]
         saved, streams = Saved(), list[Stream]()
         for index in indexes:
@@ -113,7 +113,7 @@ class Dcp(WritableFormat):
         return dcp_writing.plan_write(draft, options)
 
 
-def _ranks(probe: Probe) -> list[str]:
+def ranks_of(probe: Probe) -> list[str]:
     """The metadata of ranks that saved by themselves, in the order of the ranks."""
     found = [match for match in map(_OF_RANK.fullmatch, probe.entries) if match]
     return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
@@ -128,7 +128,7 @@ def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
     missing = [name for name in needed if name not in probe.entries]
     if missing:
         more = f" and {len(missing) - 1:,} more files" if len(missing) > 1 else ""
-        raise InputError(
+        raise IncompleteError(
             f"its file {missing[0]!r}{more} is missing", path=probe.path, hint=_NO_RANK
         )
     files: dict[str, Source] = {}
@@ -136,10 +136,11 @@ def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
         try:
             files[name] = probe.open(name).file
         except Missing as error:
-            raise InputError(f"its file {name!r} is missing", hint=_NO_RANK) from error
+            raise IncompleteError(f"its file {name!r} is missing", hint=_NO_RANK) from error
         if files[name].nbytes < nbytes:
-            raise CorruptError(
-                f"is truncated: it has {files[name].nbytes:,} of {nbytes:,} bytes",
+            raise IncompleteError(
+                f"is truncated: it has {files[name].nbytes:,} of {nbytes:,} bytes, as after an "
+                "interrupted upload",
                 path=files[name].path,
                 hint=_NO_RANK,
             )

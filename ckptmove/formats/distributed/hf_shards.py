@@ -32,6 +32,7 @@ from ...sources.source import Memory, Source
 from ...torch_pickle.values.persistent_ids import is_size
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
+from ..folders.parts import IncompleteError
 from ..probe import Probe
 from ..safetensors.file import SHARDING, Placed, TensorsContainer
 from ..safetensors.header import Entry, read_header, read_json, shown
@@ -97,7 +98,7 @@ def checked_names(probe: Probe) -> list[str]:
         raise CorruptError("has files of two saves", path=probe.path)
     missing = next((rank for rank in range(1, max(ranks) + 1) if rank not in ranks), None)
     if missing is not None:
-        raise InputError(
+        raise IncompleteError(
             f"its file 'shard-{missing:05}-model-….safetensors' is missing",
             path=probe.path,
             hint="copy the files of all ranks into one folder",

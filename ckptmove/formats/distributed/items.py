@@ -75,7 +75,7 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
     nbytes, stride = box.numel * BITS[dtype] // 8, _numbers(args[3])
     if stored is None or stored.method != STORED or args[1] != 0 or stored.nbytes != nbytes:
         raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
-    if not _is_dense(box.sizes, stride):
+    if not is_dense(box.sizes, stride):
         raise CorruptError("its elements do not fill its storage")
     return Item(source, lies.at + archive.data_at(stored), nbytes, stride, stored.crc32)
 
@@ -97,7 +97,7 @@ def _numbers(node: Node) -> tuple[int, ...]:
     return tuple(each for each in items if isinstance(each, int))
 
 
-def _is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements that lie so fill as many places, in some order of the dimensions."""
     if len(sizes) != len(stride):
         return False

@@ -20,8 +20,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ...errors import CorruptError, InputError, UnsupportedError
+from ...errors import CorruptError, UnsupportedError
 from ...phrases import join_names
+from ..folders.parts import IncompleteError
 
 _OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_optim_states\.pt")
 _MODEL_OF_RANK = re.compile(r"zero_pp_rank_(\d{1,9})_mp_rank_(\d{1,9})_model_states\.pt")
@@ -154,7 +155,7 @@ class RankFiles:
             _check_ranks(files, world)
         if not part.model:
             name = f"mp_rank_{number:02}_model_states.pt"
-            raise InputError(f"its file {name!r} is missing", hint=ALL_RANKS)
+            raise IncompleteError(f"its file {name!r} is missing", hint=ALL_RANKS)
 
 
 def _check_ranks(files: Mapping[int, str], world: int) -> None:
@@ -168,7 +169,7 @@ def _check_ranks(files: Mapping[int, str], world: int) -> None:
         some = next(iter(files.values()), "zero_pp_rank_…_optim_states.pt")
         kind = "model" if some.endswith("_model_states.pt") else "optim"
         count = world - len(files)
-        raise InputError(
+        raise IncompleteError(
             f"the {kind} states of {count:,} of its {world:,} ranks are missing: rank "
             f"{join_names(missing, _MOST_NAMED)}",
             hint=ALL_RANKS,

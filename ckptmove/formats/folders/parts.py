@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...errors import InputError, UnsupportedError
+from ...errors import CorruptError, InputError, UnsupportedError
 from ...manifest.manifest import Chunk, Role, Section, TensorEntry
 from ...manifest.paths import Path
 from ...plans.plan import Plan
@@ -14,6 +14,10 @@ from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits
 
 _FEW = 64  # files that a process has open besides
+
+
+class IncompleteError(CorruptError):
+    """One of the files of a checkpoint is missing, or shorter than another says."""
 
 
 class PartsContainer(Container):

@@ -40,7 +40,7 @@ from ..safetensors.header import LONGEST, Entry, read_json, shown
 from ..strangers import stranger
 from ..torch.legacy import TorchLegacy
 from ..torch.zip import TorchZip
-from .parts import PartsContainer, check_open_at_once, number_files
+from .parts import IncompleteError, PartsContainer, check_open_at_once, number_files
 from .weight_names import INDEXES
 
 #: What its files may be.
@@ -153,8 +153,7 @@ def _open(probe: Probe, name: str, count: int) -> Probe:
         number = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
         if number == errno.ENOENT or isinstance(error, Missing):
             why = f"its file {shown(name)} is missing"
-            salvage = f"ckptmove salvage {probe.path} DST keeps the rest"
-            raise InputError(why, hint=f"download it again, or {salvage}") from error
+            raise IncompleteError(why, hint="download it again") from error
         check_open_at_once(error, count)
         raise
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 from ... import formats
@@ -15,16 +16,19 @@ from ...errors import CkptmoveError, InputError, StrPath, UnsupportedError
 from ...sources.budget import Excess
 from ..probe import Opener, Probe
 from ..torch.legacy import starts
+from .distributed import is_distributed, read_distributed
 from .pickled import read_legacy, read_pickle
 from .readable import read_whole
 from .remains import Judged, NamedTensor, Remains, StorageRemains
 from .safetensors import read_safetensors
 from .sharded import has_files, has_several, read_files
+from .tars import is_tar, read_tar
 from .zipped import read_zip
 
 __all__ = ["SALVAGERS", "Judged", "NamedTensor", "Remains", "StorageRemains", "remains_of"]
 
 _LOCAL_MAGIC, _PROTO = b"PK\3\4", b"\x80"
+_DEEPEST = 8  # folders in one another
 _LOOKED_AT = 1 << 16  # bytes at the start, where that is damaged itself
 
 
@@ -44,6 +48,7 @@ def _start(probe: Probe) -> bytes:
 SALVAGERS: tuple[Salvager, ...] = (
     Salvager("torch-zip", lambda probe: probe.head.startswith(_LOCAL_MAGIC), read_zip),
     Salvager("torch-legacy", lambda probe: starts(probe.head), read_legacy),
+    Salvager("tar", is_tar, lambda probe: read_tar(probe, _read_file)),
     Salvager("safetensors", lambda probe: probe.head[8:].lstrip()[:2] == b'{"', read_safetensors),
     Salvager("pickle", lambda probe: probe.head[:1] == _PROTO, read_pickle),
     Salvager("torch-zip", lambda probe: _LOCAL_MAGIC in _start(probe), read_zip),
@@ -64,19 +69,27 @@ def remains_of(path: StrPath, *, follow_links: bool = False) -> Iterator[Remains
             yield _read(probe)
 
 
-def _read(probe: Probe) -> Remains:
-    """What is left of a file, an index with its files, or a folder."""
+def _read(probe: Probe, depth: int = 0) -> Remains:
+    """What is left of a file, an index with its files, or a folder, so deep in another."""
+    if is_distributed(probe):
+        return read_distributed(probe)
     try:
         return read_whole(formats.read_probe(probe))
     except Excess:
         raise
     except InputError as error:
-        if has_files(probe):
-            return read_files(probe, _read_file)
-        if probe.is_folder:
-            broken = _only_file(probe, error)
-            return read_files(probe, _read_file) if has_several(probe) else _read_file(broken)
-        return _broken(probe, error)
+        if has_files(probe) or (probe.is_folder and has_several(probe)):
+            return read_files(probe, partial(_read_part, depth=depth + 1))
+        return _read_file(_only_file(probe, error)) if probe.is_folder else _broken(probe, error)
+
+
+def _read_part(probe: Probe, *, depth: int) -> Remains:
+    """What is left of a file or folder in a folder."""
+    if not probe.is_folder:
+        return _read_file(probe)
+    if depth > _DEEPEST:
+        raise UnsupportedError("lies too deep")
+    return _read(probe, depth)
 
 
 def _read_file(probe: Probe) -> Remains:

@@ -78,7 +78,7 @@ def _stored(key: str, held: StorageRemains, reach: int, sources: list[Source]) -
         content=held.content,
         big_endian=held.big_endian,
     )
-    if held.content is None and nbytes > held.present:
+    if held.content is None and nbytes > held.present and not held.is_filled:
         filled = ZeroFilled(sources[held.source], held.start, held.present, nbytes)
         sources.append(filled)
         return stored._replace(source=len(sources) - 1, start=0)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ...errors import InputError
 from ...manifest.dtypes import CARRIERS, nbytes_of
 from ...reports.salvage import Fate
+from ...sources.joined import Joined
 from ...sources.source import Source
 from ...torch_pickle.values.strided import reach_of
 from ...zips.found_records import Proof
@@ -66,6 +67,8 @@ class StorageRemains(NamedTuple):
     content: bytes | None = None
     big_endian: bool = False
     why: str = ""
+    #: whether its source has zeros where bytes are missing; these may lie anywhere in it
+    is_filled: bool = False
 
 
 class Judged(NamedTuple):
@@ -89,11 +92,13 @@ class Remains:
     #: whether all that names tensors could be read
     names_complete: bool = True
     warnings: list[str] = field(default_factory=list)
+    #: name of a file → what it looks like that happened to it, where the format can tell
+    damage: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _ends(self) -> list[int]:
         """Where what was written of each file ends."""
-        return [data_end(each) for each in self.files]
+        return [each.nbytes if isinstance(each, Joined) else data_end(each) for each in self.files]
 
     def held(self, key: str | None) -> StorageRemains | None:
         """What is left of a storage: zeros at the end of its file count only if proven."""
@@ -127,6 +132,13 @@ class Remains:
             return Judged(Fate.WHOLE, tensor.nbytes, "")
         return Judged(Fate.UNPROVEN, tensor.nbytes, "")
 
+    def shifted(self, by: int) -> Remains:
+        """The same of bytes that start so far into their file."""
+        storages = {
+            key: each._replace(start=each.start + by) for key, each in self.storages.items()
+        }
+        return replace(self, storages=storages)
+
     def renumbered(self, first: int, folder: str, prefix: str = "") -> Remains:
         """The same as a part of several files, the first of which has this number.
 
@@ -134,6 +146,7 @@ class Remains:
         """
         return replace(
             self,
+            damage={f"{folder}/{name}": each for name, each in self.damage.items()},
             storages={
                 f"{folder}/{key}": each._replace(source=first + each.source)
                 for key, each in self.storages.items()

@@ -57,8 +57,9 @@ def has_files(probe: Probe) -> bool:
 
 
 def has_several(probe: Probe) -> bool:
-    """Whether a folder has several checkpoints that are none of one another."""
-    return len(_checkpoints_in(probe).expected) > 1
+    """Whether a folder has several checkpoints that are none of one another, or one in a folder."""
+    names = _checkpoints_in(probe).expected
+    return len(names) > 1 or any(probe.entries[n].kind is EntryKind.FOLDER for n in names)
 
 
 def read_files(probe: Probe, read: ReadFile) -> Remains:
@@ -99,7 +100,9 @@ def read_files(probe: Probe, read: ReadFile) -> Remains:
 def _read(probe: Probe, name: str, read: ReadFile) -> tuple[Remains | None, str]:
     """What is left of one of the files, or why nothing is."""
     try:
-        return read(probe.open(name)), ""
+        is_folder = probe.is_folder and name in probe.entries
+        is_folder = is_folder and probe.entries[name].kind is EntryKind.FOLDER
+        return read(probe.open_folder(name) if is_folder else probe.open(name)), ""
     except InputError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None, f"the file {short(name)} is missing"
@@ -125,13 +128,15 @@ def _files_of(probe: Probe) -> _Files:
 
 
 def _checkpoints_in(probe: Probe) -> _Files:
-    """The checkpoints in a folder, by the suffixes of their names; folders in it are named."""
+    """The checkpoints in a folder, by the suffixes of their names, and its folders with some."""
     names = sorted(
         name
         for name, each in probe.entries.items()
         if each.kind is EntryKind.FILE and name.endswith(_SUFFIXES) and name[0] != "."
     )
-    folders = sorted(n for n, each in probe.entries.items() if each.kind is not EntryKind.FILE)
+    kinds = {name: each.kind for name, each in sorted(probe.entries.items())}
+    folders = [n for n in kinds if kinds[n] is EntryKind.FOLDER and _has_any(probe.open_folder(n))]
+    others = [n for n in kinds if kinds[n] not in (EntryKind.FILE, EntryKind.FOLDER)]
     weights = [name for name in names if is_weights(name)]
     stems = Counter(PurePath(name).stem for name in names)
     prefixes = {
@@ -140,8 +145,14 @@ def _checkpoints_in(probe: Probe) -> _Files:
         else f"{PurePath(name).stem if stems[PurePath(name).stem] == 1 else name}."
         for name in names
     }
-    note = f"not looked at: {join_names(folders)}" if folders else ""
-    return _Files({name: [] for name in names}, not folders, note, prefixes)
+    prefixes |= {name: f"{name}." for name in folders}
+    note = f"not looked at: {join_names(others)}" if others else ""
+    return _Files({name: [] for name in (*names, *folders)}, not others, note, prefixes)
+
+
+def _has_any(folder: Probe) -> bool:
+    """Whether there is a checkpoint in a folder, however deep, as far as names tell."""
+    return any(name.endswith((*_SUFFIXES, ".distcp")) for name in folder.names_below())
 
 
 def _index_name(probe: Probe) -> str | None:

@@ -41,7 +41,8 @@ from ..base import PickledFormat, runs_nothing
 from ..checkpoint import Carries
 from ..probe import Probe
 
-_WEIGHTS, _CONFIG = "model_weights.ckpt", "model_config.yaml"
+WEIGHTS = "model_weights.ckpt"
+_CONFIG = "model_config.yaml"
 _IN_PARTS = "model_weights/"
 
 
@@ -84,14 +85,14 @@ class NemoContainer(Container):
             self.members[name] = member
             end = member.end
         self._check_whole()
-        self._member = self.members[_WEIGHTS]
+        self._member = self.members[WEIGHTS]
         weights = self.source.window(self._member.start, self._member.nbytes)
         try:
             found = probe.session.open(weights)
         except InputError as error:
-            raise type(error)(f"{_WEIGHTS}: {error}", hint=error.hint) from error
+            raise type(error)(f"{WEIGHTS}: {error}", hint=error.hint) from error
         if found is None:
-            raise CorruptError(f"{_WEIGHTS} in it is no checkpoint")
+            raise CorruptError(f"{WEIGHTS} in it is no checkpoint")
         self.weights = found
         self.roots = list(found.roots)
         self.writer = found.writer
@@ -101,14 +102,14 @@ class NemoContainer(Container):
 
     def _check_whole(self) -> None:
         """UnsupportedError if the weights are not all in one file."""
-        several = [name for name in self.members if name.endswith(f"/{_WEIGHTS}")]
+        several = [name for name in self.members if name.endswith(f"/{WEIGHTS}")]
         parts = [name for name in self.members if name.startswith(_IN_PARTS)]
         if parts:
             raise UnsupportedError(
                 f"is a .nemo with a distributed checkpoint in it: {_IN_PARTS}",
                 hint="unpack it and give that folder: tar -xf FILE",
             )
-        if _WEIGHTS not in self.members:
+        if WEIGHTS not in self.members:
             raise UnsupportedError(
                 f"is a .nemo whose weights are in parts, such as {several[0]!r:.100}",
                 hint="merge them with NeMo first",
@@ -123,11 +124,11 @@ class NemoContainer(Container):
         yield from self.weights.everything()
 
     def inner(self) -> Iterator[tuple[str, Container]]:
-        return iter([(_WEIGHTS, self.weights)])
+        return iter([(WEIGHTS, self.weights)])
 
     def records(self) -> Iterator[HeldRecord]:
         for name, member in self.members.items():
-            if name != _WEIGHTS and not name.endswith("/"):
+            if name != WEIGHTS and not name.endswith("/"):
                 content = partial(self._window, member)
                 yield HeldRecord(OtherRecord(name, RecordKind.DATA, member.nbytes), content)
 
@@ -149,7 +150,7 @@ class NemoContainer(Container):
 
 def _is_of_weights(member: Member) -> bool:
     name = posixpath.normpath(member.name)
-    return posixpath.basename(name) == _WEIGHTS or f"{name}/".startswith(_IN_PARTS)
+    return posixpath.basename(name) == WEIGHTS or f"{name}/".startswith(_IN_PARTS)
 
 
 def _checked_name(member: Member) -> str:

@@ -20,7 +20,7 @@ Source: torch/serialization.py (`_legacy_load`, `legacy_load`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ...errors import CorruptError, UnsupportedError
@@ -32,7 +32,7 @@ from ...plans.plan import Plan, apply_edits
 from ...sources.source import Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, TensorId, is_size, storages_of
-from ...torch_pickle.values.strided import tensor_at
+from ...torch_pickle.values.strided import reach_of, tensor_at
 from ..archives.tar_archive import (
     Member,
     bytes_behind,
@@ -74,12 +74,16 @@ class TorchTar(PickledFormat):
 class TarContainer(Container):
     """The members of a tar, and the tensors and storages that numbers stand for."""
 
-    def __init__(self, probe: Probe) -> None:
-        """Read the pickles, the table of tensors, and the size of each storage."""
+    def __init__(self, probe: Probe, members: dict[str, Member] | None = None) -> None:
+        """Read the pickles, the table of tensors, and the size of each storage.
+
+        `members`: of a tar that is cut short, those that are there; the last storage may be cut.
+        """
         super().__init__(probe.source)
         self.session = probe.session
         self.folder = f"{self.session.folder()}storages/"
-        self.members, end = members_of(self.source)
+        self.is_cut = members is not None
+        self.members, end = (members, 0) if members is not None else members_of(self.source)
         missing = [name for name in _NEEDED if name not in self.members]
         if len(missing) == len(_NEEDED):
             raise UnsupportedError(
@@ -92,11 +96,16 @@ class TarContainer(Container):
         self._storages: dict[int, StorageId] = {}
         self._tensors: dict[int, TensorId] = {}
         self._extents: dict[str, Extent] = {}
-        self._read_storages(self.members["storages"])
+        try:
+            self._read_storages(self.members["storages"])
+        except CorruptError:
+            if not self.is_cut:
+                raise
         self._read_tensors(self.members["tensors"])
         self._read_object(self.members["pickle"])
-        self.storages = storages_of(self.ids.values(), self._extent)
-        self._warn(end)
+        if not self.is_cut:
+            self.storages = storages_of(self.ids.values(), self._extent)
+            self._warn(end)
         python2 = any(stream.pickle.python2 for stream in self.streams)
         self.writer = "torch 0.1, Python 2" if python2 else "torch 0.1"
 
@@ -113,12 +122,15 @@ class TarContainer(Container):
             (numel,) = self._int64s(member, at, 1)
             at += 8
             nbytes = numel * storage_element_nbytes(dtype)
-            if numel < 0 or at + nbytes > member.end:
+            is_cut = numel < 0 or at + nbytes > member.end
+            if is_cut and (numel < 0 or not self.is_cut):
                 raise CorruptError(f"the storage {number!r} is truncated")
             key = str(self._new(number))
             storage = StorageId(f"{self.folder}{key}", key, location, dtype, nbytes, nbytes)
             self._storages[int(key)] = self.ids[id(stream.pickle.root)] = storage
-            self._extents[key] = Extent(at, nbytes)
+            self._extents[key] = Extent(at, min(nbytes, member.end - at))
+            if is_cut:
+                raise CorruptError(f"the storage {number!r} is truncated")
             at += nbytes
         views = self._stream(member, at)
         if not isinstance(views.pickle.root, List):
@@ -146,10 +158,10 @@ class TarContainer(Container):
         for _ in range(_size(stream.pickle.root)):
             stream = self._stream(member, at)
             number, storage, cls = _items(stream.pickle.root, 3)
-            on = self._storages.get(_size(storage))
-            if on is None:
+            on, dtype = self._storages.get(_size(storage)), _dtype(cls, "Tensor")
+            if on is None and not self.is_cut:
                 raise CorruptError(f"the storage {storage!r} of a tensor is missing")
-            if _dtype(cls, "Tensor") != on.dtype:
+            if on is not None and dtype != on.dtype:
                 raise CorruptError(f"a tensor has another type than its storage {storage!r}")
             at = stream.start + stream.nbytes
             (dimensions,) = self._int64s(member, at, 1)
@@ -160,11 +172,20 @@ class TarContainer(Container):
             if min(numbers) < 0:
                 raise CorruptError("a tensor has a negative size, stride or offset")
             shape, stride = numbers[:dimensions], numbers[dimensions:-1]
+            if on is None:
+                on = self._missing(_size(storage), dtype, shape, stride, numbers[-1])
             tensor = TensorId(on, shape, stride, numbers[-1])
             tensor_at(*tensor)  # it must fit its storage, be it used or not
             self._tensors[self._new(number)] = tensor
             at += 8 + 8 * len(numbers)
         self._check_end(member, at)
+
+    def _missing(
+        self, number: int, dtype: str, shape: Sequence[int], stride: Sequence[int], offset: int
+    ) -> StorageId:
+        """A storage that is not there, as large as this tensor of it needs."""
+        reach = reach_of(tuple(shape), tuple(stride), offset, dtype)
+        return StorageId(f"{self.folder}{number}", str(number), Text("cpu", 0), dtype, reach, reach)
 
     def _read_object(self, member: Member) -> None:
         stream = self._stream(member, member.start)
@@ -212,6 +233,10 @@ class TarContainer(Container):
         if strange:
             self.warnings.append(f"torch does not read its member {strange[0]!r}")
         self.warnings += bytes_behind(self.source, end)
+
+    def extent_of(self, key: str) -> Extent | None:
+        """Where what is there of a storage lies in the source; None if nothing is."""
+        return self._extents.get(key)
 
     def _extent(self, storage: StorageId) -> Extent | None:
         start = self.source.start

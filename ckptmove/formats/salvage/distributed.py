@@ -1,0 +1,227 @@
+"""Read what is left of a folder of torch.distributed.checkpoint that lacks a file, or parts of one.
+
+`.metadata` names the tensors and says where their chunks lie; without it, nothing does. Each chunk
+is all of a file of torch.save, so that its checksum tells whether its bytes are right. `.metadata`
+has no checksum: the names of tensors are unproven.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ...errors import InputError
+from ...manifest.dtypes import BITS, nbytes_of
+from ...manifest.paths import spell
+from ...phrases import plural, short
+from ...sources.joined import Joined, Strip
+from ...sources.source import Source
+from ...torch_pickle.values.strided import contiguous_stride
+from ...zips.found_records import Proof
+from ..diagnosis import cut_short, data_end
+from ..distributed.boxes import Box, check_tiling
+from ..distributed.dcp import Dcp, ranks_of
+from ..distributed.items import Item, is_dense, open_item, strip_of
+from ..distributed.metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from ..probe import Probe
+from .readable import checksum_of
+from .remains import NamedTensor, Remains, StorageRemains
+from .zero_fill import ZeroFilled
+from .zipped import read_zip
+
+_UNFINISHED = re.compile(re.escape(f"{METADATA}.tmp"))
+
+
+class _Chunk(NamedTuple):
+    """What is left of a chunk: so many bytes from its start."""
+
+    item: Item
+    present: int
+    proof: Proof
+    why: str = ""
+
+
+def is_distributed(probe: Probe) -> bool:
+    """Whether this is such a folder, and no later save into it was interrupted.
+
+    After that, nobody knows of which save the bytes of a file are.
+    """
+    return Dcp().sniff(probe) and not any(map(_UNFINISHED.fullmatch, probe.entries))
+
+
+def read_distributed(probe: Probe) -> Remains:
+    """What is left of such a folder."""
+    return _Folder(probe).remains()
+
+
+class _Folder:
+    """The chunks and values of a folder, as far as they are there."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._joined = Joined(probe.path)
+        self._lost: dict[str, str] = {}  # name of a file → why it can't be read
+        self._saved, self._is_whole = self._read_saved()
+        self._saved.check_apart()
+        self._files = dict(self._open())
+
+    def _read_saved(self) -> tuple[Saved, bool]:
+        """What the metadata tells, and whether that is all."""
+        names = [METADATA] if METADATA in self._probe.entries else ranks_of(self._probe)
+        saved, errors = Saved(), list[InputError]()
+        for name in names:
+            try:
+                index = self._probe.open(name).file
+                self._probe.session.budget.allow_small_objects(index.nbytes)
+                saved.join(read_saved(self._probe.session.stream(index).pickle.root))
+            except InputError as error:
+                error.about(self._probe.path)
+                self._lost[name] = str(error)
+                errors.append(error)
+        if errors and len(errors) == len(names):
+            raise errors[0]
+        return saved, not errors
+
+    def _open(self) -> Iterator[tuple[str, Source]]:
+        for name in sorted({lies.file for _, lies in self._saved.items()}):
+            try:
+                yield name, self._probe.open(name).file
+            except InputError as error:
+                missing = name not in self._probe.entries
+                self._lost[name] = "is missing" if missing else str(error)
+
+    def remains(self) -> Remains:
+        tensors, storages = list[NamedTensor](), dict[str, StorageRemains]()
+        sources: list[Source] = [self._joined, *self._files.values()]
+        for name in self._saved.names:
+            keys = self._saved.paths.get(name, (name,))
+            tensor = self._saved.tensors.get(name)
+            if tensor is None:
+                value = self._value(name, spell(keys), self._saved.blobs[name])
+                tensors += value.tensors
+                storages |= value.storages
+                continue
+            stride = contiguous_stride(tensor.shape)
+            nbytes = nbytes_of(sum(box.numel for box in tensor.chunks), tensor.dtype)
+            named = NamedTensor(
+                spell(keys), tensor.dtype, tensor.shape, stride, 0, nbytes, storage=name
+            )
+            try:
+                storages[name] = self._storage(name, tensor)
+            except InputError as error:
+                named = named._replace(storage=None, why=str(error))
+            tensors.append(named)
+        return Remains(
+            "dcp",
+            tensors,
+            storages,
+            sources,
+            names_complete=self._is_whole,
+            warnings=[f"{name}: {why}" for name, why in self._lost.items()],
+            damage=dict(self._damage()),
+        )
+
+    def _storage(self, name: str, tensor: SavedTensor) -> StorageRemains:
+        """The chunks of a tensor, put together as they are read; zeros where they are missing."""
+        boxes = check_tiling(name, tensor.shape, list(tensor.chunks))
+        chunks = [self._chunk(name, tensor, box) for box in boxes]
+        nbytes = nbytes_of(sum(box.numel for box in boxes), tensor.dtype)
+        present = sum(each.present for each in chunks)
+        proofs = {each.proof for each in chunks}
+        proof = next((each for each in (Proof.WRONG, Proof.CUT) if each in proofs), Proof.NONE)
+        return StorageRemains(
+            nbytes,
+            present,
+            proof if proofs != {Proof.RIGHT} else Proof.RIGHT,
+            tensor.dtype,
+            start=self._joined.add(nbytes, partial(_strips, tensor, boxes, chunks)),
+            why="; ".join(dict.fromkeys(each.why for each in chunks if each.why)),
+            is_filled=True,
+        )
+
+    def _chunk(self, name: str, tensor: SavedTensor, box: Box) -> _Chunk:
+        """What is left of the chunk of a tensor."""
+        lies, nbytes = tensor.chunks[box], box.numel * BITS[tensor.dtype] // 8
+        file = self._files.get(lies.file)
+        if file is None:
+            why = f"the file {short(lies.file)} {self._lost[lies.file]}"
+            return _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
+        try:
+            item = open_item(file, lies, name, tensor, box)
+        except InputError as error:
+            return self._broken(file, lies, tensor, box, str(error))
+        if not item.crc32:
+            return _Chunk(item, nbytes, Proof.NONE)
+        if checksum_of(file, item.at, nbytes) != item.crc32:
+            return _Chunk(item, nbytes, Proof.WRONG, f"its checksum in {short(lies.file)} is wrong")
+        return _Chunk(item, nbytes, Proof.RIGHT)
+
+    def _broken(self, file: Source, lies: Lies, tensor: SavedTensor, box: Box, why: str) -> _Chunk:
+        """What is left of a chunk whose item can't be read as a whole."""
+        nbytes = box.numel * BITS[tensor.dtype] // 8
+        end = min(lies.at + lies.nbytes, data_end(file))
+        if end < min(lies.at + lies.nbytes, file.nbytes) or file.nbytes < lies.at + lies.nbytes:
+            why = f"{short(lies.file)} ends within it, or before it"
+        nothing = _Chunk(self._nothing(nbytes, box), 0, Proof.CUT, why)
+        if end <= lies.at:
+            return nothing
+        try:
+            window = file.window(lies.at, end - lies.at)
+            found = read_zip(Probe(window, self._probe.session))
+        except InputError:
+            return nothing
+        if len(found.tensors) != 1 or found.tensors[0].storage is None:
+            return nothing
+        own = found.tensors[0]
+        held = found.storages[own.storage or ""]
+        fits = (own.dtype, own.shape, own.offset, held.nbytes) == (
+            tensor.dtype,
+            box.sizes,
+            0,
+            nbytes,
+        )
+        if not fits or held.content is not None or not is_dense(own.shape, own.stride):
+            return nothing
+        item = Item(file, lies.at + held.start, nbytes, own.stride, 0)
+        if held.present < nbytes:
+            filled = ZeroFilled(file, item.at, held.present, nbytes)
+            item = item._replace(source=filled, at=0)
+        return _Chunk(item, held.present, held.proof, why if held.present < nbytes else held.why)
+
+    def _nothing(self, nbytes: int, box: Box) -> Item:
+        zeros = ZeroFilled(self._joined, 0, 0, nbytes)
+        return Item(zeros, 0, nbytes, contiguous_stride(box.sizes), 0)
+
+    def _value(self, name: str, called: str, lies: Lies) -> Remains:
+        """The tensors in a value that is none; most values have none."""
+        nothing = Remains("dcp", [], {}, [])
+        file = self._files.get(lies.file)
+        if file is None or lies.at + lies.nbytes > file.nbytes:
+            return nothing
+        try:
+            window = file.window(lies.at, lies.nbytes)
+            found = read_zip(Probe(window, self._probe.session))
+        except InputError:
+            return nothing
+        number = 1 + list(self._files).index(lies.file)
+        return found.shifted(lies.at).renumbered(number, name, f"{called}.")
+
+    def _damage(self) -> Iterator[tuple[str, str]]:
+        """What happened to each file, as far as it shows."""
+        needed: dict[str, int] = {}
+        for _, lies in self._saved.items():
+            needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
+        for name, file in self._files.items():
+            if file.nbytes < needed[name]:
+                yield name, cut_short(file, needed[name])
+        missing = [name for name in self._lost if name not in self._probe.entries]
+        if missing:
+            more = f", and {plural(len(missing) - 1, 'more file')}" if len(missing) > 1 else ""
+            yield missing[0], f"missing, as after an interrupted upload{more}"
+
+
+def _strips(tensor: SavedTensor, boxes: Sequence[Box], chunks: Sequence[_Chunk]) -> Sequence[Strip]:
+    pairs = zip(boxes, chunks, strict=True)
+    return [strip_of(chunk.item, tensor, box) for box, chunk in pairs]

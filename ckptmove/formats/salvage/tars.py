@@ -1,0 +1,77 @@
+"""Read broken tars: models of NeMo, and what torch 0.1 wrote; both lie in them uncompressed.
+
+    sys_info, pickle, tensors, storages     torch 0.1, in this order: the bytes come last
+    ./, ./model_config.yaml, …              NeMo, in any order: `model_weights.ckpt` is a checkpoint
+
+The header of a member has a checksum, its content has none; the weights of NeMo have those of
+torch.save.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...errors import CorruptError, InputError
+from ...sources.source import Source
+from ...zips.found_records import Proof
+from ..archives.tar_archive import Member, starts_tar, walk_members
+from ..diagnosis import damage_of
+from ..probe import Probe
+from ..torch.nemo import WEIGHTS
+from ..torch.tar import TarContainer
+from .listing import tensors_of
+from .remains import MISSING, Remains, StorageRemains
+from .zero_fill import ZeroFilled
+
+_CUT = "the file ends within it"
+
+
+def is_tar(probe: Probe) -> bool:
+    """Whether a tar header comes first."""
+    return starts_tar(probe.head)
+
+
+def read_tar(probe: Probe, read: Callable[[Probe], Remains]) -> Remains:
+    """What is left of a tar; `read` reads the weights of NeMo, which are a file of torch.save."""
+    source = probe.source
+    assert isinstance(source, Source)
+    members = dict[str, Member]()
+    try:
+        for member in walk_members(source, folders=True, broken=True):
+            members.setdefault(posixpath.normpath(member.name), member)
+    except InputError:
+        pass  # what follows is lost
+    weights = members.get(WEIGHTS)
+    if weights is None:
+        return _of_torch(probe, source, members)
+    part = ZeroFilled(source, weights.start, weights.nbytes, weights.nbytes)
+    found = read(Probe(part, probe.session))
+    said = damage_of(source)
+    damage = {posixpath.basename(source.path): said} if said else {}
+    return replace(found, format="nemo", damage=damage)
+
+
+def _of_torch(probe: Probe, source: Source, members: dict[str, Member]) -> Remains:
+    """What is left of a tar of torch 0.1, whose tensors are named before their bytes."""
+    missing = [name for name in ("pickle", "tensors") if name not in members]
+    if missing:
+        raise CorruptError(f"is a tar without the member {missing[0]!r}, which names its tensors")
+    end = Member("storages", source.nbytes, source.nbytes, 0, None)
+    container = TarContainer(probe, {**members, "storages": members.get("storages", end)})
+    storages = dict[str, StorageRemains]()
+    named = [*container.ids.values(), *(each.storage for each in container.tensors.values())]
+    for each in named:
+        extent = container.extent_of(each.key)
+        present = 0 if extent is None else extent.nbytes
+        storages[each.id] = StorageRemains(
+            each.whole_nbytes,
+            min(present, each.whole_nbytes),
+            Proof.NONE,
+            each.dtype,
+            str(each.location),
+            start=0 if extent is None else extent.start,
+            why=MISSING if extent is None else _CUT,
+        )
+    return Remains("torch-tar", tensors_of(container).tensors, storages, [source])

@@ -57,6 +57,7 @@ def plan_batch(
         )
     if copy_rest and (dst is None or verb in ("inspect", "validate")):
         raise UsageError("--copy-rest needs a destination")
+    tree_at(source).remember()
     if not place_of(source).is_folder():
         raise InputError("is not a directory", path=source, hint=f"ckptmove {verb}")
     if dst is not None:

@@ -19,6 +19,7 @@ from ..phrases import plural
 from ..reports.batch import BatchPlan, BatchReport
 from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of, skipped
 from ..reports.batch_table import InspectedItem
+from ..sources import place_of
 from ..system.files import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
@@ -125,6 +126,7 @@ class _Run:
         self._max_failures = max_failures
         self._forecasts = list[Result]()
         self._copied = self._removed = 0
+        self._may_have_left = cluster is not None  # parts of uploads, as of nodes that died
         self._jobs = jobs
         self._executor = executor
         self._cluster = cluster
@@ -202,6 +204,7 @@ class _Run:
                 workers.shutdown() if finished else workers.stop()
             elif not finished:
                 self._give_up()
+            self._may_have_left |= not finished
             self._ledger.write()
             if self._ledger.failure:
                 self._notes.append(self._ledger.failure)
@@ -276,10 +279,12 @@ class _Run:
         except CancelledError:
             return result_of(task.item, FAILED, "was cancelled")
         except WorkerDied as error:
+            self._may_have_left = True
             return result_of(task.item, FAILED, str(error), hint=self._mend(task) or error.hint)
         except CkptmoveError:  # of those who do the work: it is no matter of this item
             raise
         except Exception as error:
+            self._may_have_left = True
             why = f"the executor failed: {type(error).__name__}: {error}"
             return result_of(task.item, FAILED, " ".join(why.split()))
 
@@ -342,9 +347,13 @@ class _Run:
                     f"{folder} may lose file names in a power failure: {error.strerror}"
                 )
         written = [each.item for each in plan.tasks if each.item.output not in ("", each.item.path)]
-        if plan.destination is not None and written:
+        if plan.destination is not None and written and not self._is_clean(plan.destination):
             with contextlib.suppress(CkptmoveError, OSError):
                 tree_at(plan.destination).remove_leftovers(written)
+
+    def _is_clean(self, destination: str) -> bool:
+        """Whether nothing can be left over that would take requests to find."""
+        return not self._may_have_left and not place_of(destination).opens_by_path
 
 
 def _totals(plan: BatchPlan) -> tuple[int, int]:

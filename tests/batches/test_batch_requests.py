@@ -17,7 +17,7 @@ from tests.servers.fronts import Fault
 from tests.servers.object_store import Store
 
 OPTIONS: dict[VerbName, dict[str, Any]] = {"convert": {}, "relocate": {"to": "cpu"}}
-CONSTANT = 8  # listings, and what tells that the trees are there
+CONSTANT = 5  # listings, and what tells that the trees are there
 
 
 @pytest.mark.parametrize("verb", OPTIONS)

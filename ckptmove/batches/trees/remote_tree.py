@@ -12,7 +12,7 @@ from typing import TypeVar
 from ...reports.batch_items import Item
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import info_of, open_store, size_in, stamp_of
-from ...sources.known_objects import known_about
+from ...sources.known_objects import known_about, known_objects
 from ...sources.place import EntryKind, FolderEntry
 from ...sources.remote_place import RemotePlace
 from ...writing.upload.fsspec import check_writable
@@ -59,7 +59,9 @@ class RemoteTree(Tree):
 
     def remember(self) -> None:
         """As `Tree.remember`: one request tells of a thousand objects."""
-        RemotePlace(self.path).remember_below()
+        known = known_objects()
+        if known is not None and known.below(self.path) is None:
+            RemotePlace(self.path).remember_below()
 
     def files(self) -> list[FolderEntry]:
         """As `Tree.files`, by few requests."""

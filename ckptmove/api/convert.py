@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Annotated, Any, Literal
@@ -210,6 +209,7 @@ def convert(
         bare=bare,
         optimizer_ids=optimizer_ids,
     )
+    src, notes = formats.named(src)
     place = place_of(src)
     from_folder = place.is_folder()
     if dst is None:
@@ -232,17 +232,23 @@ def convert(
     )
     apart = target.is_folder and not target.format.of_ranks
     if from_folder and apart and holds_parts(place):
-        report = convert_folder(os.fspath(src), target, edits, how)
-        return replace(report, seconds=time.monotonic() - started)
+        report = convert_folder(src, target, edits, how)
+        return _timed(report, notes, started)
     again = None
     if target.is_folder and format is None and max_shard_size is None and edits.keeps_tree:
-        again = unpack(os.fspath(src), target, edits, how)
+        again = unpack(src, target, edits, how)
     if again is not None:
         report = again
     else:
         of_zero = weights if weights in OF_ZERO else None
         report = _convert_to_file(src, target, edits, how, of_zero=of_zero)
-    return replace(report, seconds=time.monotonic() - started)
+    return _timed(report, notes, started)
+
+
+def _timed(report: ConvertReport, notes: Sequence[str], started: float) -> ConvertReport:
+    """The report with what was to be said before all else, and the time that it took."""
+    warnings = (*notes, *report.warnings)
+    return replace(report, warnings=warnings, seconds=time.monotonic() - started)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from .. import formats
 from ..errors import CkptmoveError, RefusedError
 from ..formats.checkpoint import Checkpoint
 from ..formats.folders.model_folder import ModelFolder
+from ..formats.folders.runs import own_folders, several_checkpoints
 from ..formats.folders.training_folder import TrainingFolder, roots_as
 from ..formats.folders.weight_names import INDEX, NOT_COMPARED
 from ..formats.writing import WriteOptions
@@ -84,6 +85,11 @@ def convert_folder(
     check_apart(src, target.path)
     warnings = list[str]()
     files = files_of(src, warnings, keep=options.keep_files, follow_links=options.follow_links)
+    own = own_folders(each.name for each in files.checkpoints)
+    if own and all(
+        each.name.startswith(tuple(f"{one}/" for one in own)) for each in files.checkpoints
+    ):
+        raise several_checkpoints(own, place_of(src))
     if options.strict:
         for each in files.companions:
             if not each.is_folder:

@@ -18,8 +18,8 @@ from ..formats.folders.folder_record import (
     read_record,
 )
 from ..formats.folders.layouts import layout_below, says
+from ..formats.folders.runs import LIKE_CHECKPOINTS
 from ..formats.folders.training_folder import (
-    LIKE_CHECKPOINTS,
     FolderCheckpoint,
     TrainingFolder,
 )

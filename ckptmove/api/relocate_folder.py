@@ -11,7 +11,8 @@ from .. import formats
 from ..errors import CkptmoveError, InputError, RefusedError, WriteError
 from ..formats.checkpoint import check_container
 from ..formats.distributed.rank_files import ALL_RANKS
-from ..formats.folders.training_folder import FolderCheckpoint, Part, several_checkpoints
+from ..formats.folders.runs import several_checkpoints
+from ..formats.folders.training_folder import FolderCheckpoint, Part
 from ..manifest.paths import Path
 from ..phrases import few, quote
 from ..placement.place import Moves
@@ -19,6 +20,7 @@ from ..placement.place import place as place_tensors
 from ..placement.rules import Rules
 from ..plans.plan import Plan
 from ..reports.relocate import RelocatedFile
+from ..sources import place_of
 from ..sources.place import folders_above
 from ..sources.source import File, Source
 from ..torch_pickle.streams import Container, LocationEdits
@@ -77,7 +79,7 @@ class FolderChange:
         self.before, self.force = before, force
         self.path = before.container.source.path
         if before.own:
-            raise several_checkpoints(before.own, self.path)
+            raise several_checkpoints(before.own, place_of(self.path))
         gone = [each for each in before.missing if each.is_of_rank]
         if gone:
             told = few([each.name for each in gone])

@@ -137,7 +137,10 @@ def validate(
             (`UntrustedError`: it names unknown callables, and `strict` is set).
         RefusedError: the checkpoint cannot be copied to this machine, and a model needs it.
     """
-    path, other = os.fspath(src), None if against is None else os.fspath(against)
+    (path, notes), other = formats.named(src), None
+    if against is not None:
+        other, more = formats.named(against)
+        notes = (*notes, *more)
     device = device if device == "auto" else numbered(device)
     has_trial = model is not None or step is not None
     with Downloads() as copies:
@@ -146,10 +149,10 @@ def validate(
         )
         if manifest is None:
             skipped = _skip(ALL_CHECKS[1:], "it can't be read")
-            return ValidationReport(path, other, device, False, (container, *skipped))
+            return ValidationReport(path, other, device, False, (container, *skipped), tuple(notes))
         compared = compare(
             path,
-            against,
+            other,
             progress,
             subset=subset,
             ignore_code=ignore_code,
@@ -162,7 +165,7 @@ def validate(
                 path,
                 copies,
                 device,
-                against=None if step is None else against,
+                against=None if step is None else other,
                 model=model,
                 inputs=(input,) if isinstance(input, str) else tuple(input),
                 step=step,
@@ -174,7 +177,8 @@ def validate(
         where, reload = _check_reload(files, manifest, trial.device)
         ran = (_about_source(each, copies) for each in (reload, *trial.findings))
         checks = (container, compared, *ran)
-    return ValidationReport(path, other, where, trial.simulated, checks, manifest.warnings)
+    warnings = (*notes, *manifest.warnings)
+    return ValidationReport(path, other, where, trial.simulated, checks, warnings)
 
 
 def _skip(checks: Sequence[str], why: str) -> tuple[Finding, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -27,6 +28,7 @@ from .distributed.divided_folders import divided_folders
 from .distributed.hf_shards import HuggingFaceShards
 from .distributed.universal import Universal
 from .folders.model_folder import ModelFolder, OnlyFile
+from .folders.runs import checkpoint_in
 from .folders.sharded import Sharded
 from .folders.strangers import StrangeFolder
 from .folders.training_folder import FolderCheckpoint, TrainingFolder, read_folder
@@ -53,6 +55,7 @@ __all__ = [
     "WritableFormat",
     "folder_format",
     "looks_like",
+    "named",
     "new_session",
     "opened",
     "opened_folder",
@@ -163,6 +166,16 @@ def _explaining(probe: Probe) -> Iterator[None]:
     except InputError as error:
         explain(error, probe.path, None if probe.is_folder else probe.file)
         raise
+
+
+def named(path: StrPath) -> tuple[str, Sequence[str]]:
+    """What a user named: the only checkpoint in the folder of a run, with a note that says so."""
+    place = place_of(path)
+    with contextlib.suppress(InputError):  # which the reader meets again
+        if place.is_folder():
+            chosen, notes = checkpoint_in(place)
+            return chosen.path if notes else os.fspath(path), notes
+    return os.fspath(path), ()
 
 
 def read(source: Readable) -> Checkpoint:

@@ -13,6 +13,7 @@ from ..sources.source import Memory, Readable, Source
 from ..writing.in_place.undo import recover_if_interrupted
 from ..zips.archive import LOCAL_MAGIC, Archive
 from .checkpoint import Checkpoint
+from .folders.runs import checkpoint_in
 from .session import ReadSession
 
 _HEAD_NBYTES = 512
@@ -158,7 +159,11 @@ class Opener:
         place = place_of(path)
         if place.is_folder():
             self.notes += recover_if_interrupted(place.path)
-            return Probe(Memory(b"", place.path), session, self, place.entries())
+            chosen, notes = checkpoint_in(place)
+            self.notes += notes
+            if notes:
+                self.notes += recover_if_interrupted(chosen.path)
+            return Probe(Memory(b"", chosen.path), session, self, chosen.entries())
         return Probe(self.open(place), session, self)
 
     def open(self, place: Place, folder: Place | None = None) -> Source:

@@ -326,19 +326,60 @@ def test_what_can_not_be_read_is_not_said_to_store_no_devices(
     assert [each.name for each in report.files if each.is_unread] == ["strange.bin"]
 
 
-def test_a_run_names_its_checkpoints_and_the_command_for_them(
+def test_a_run_names_its_checkpoints_for_every_verb(
     training_folder: TrainingFolder, tmp_path: Path, run_cli: RunCli
 ) -> None:
     source = training_folder("accelerate")
+    run = tmp_path / "run"
     for n in (5, 600):
-        shutil.copytree(source, tmp_path / "run" / f"checkpoint-{n}")
-    shutil.copy(source / "model.safetensors", tmp_path / "run")
-    done = run_cli("relocate", "run", "out", "--to=cpu", exit=3)
-    assert "checkpoint-5, checkpoint-600 in it are checkpoints of their own" in done.stderr
-    assert "use batch for all: ckptmove batch relocate run DST" in done.stderr
-    (tmp_path / "run" / "model.safetensors").unlink()
-    done = run_cli("relocate", "run", "out", "--to=cpu", exit=3)
-    assert "checkpoint-5, checkpoint-600 in it are checkpoints of their own" in done.stderr
+        shutil.copytree(source, run / f"checkpoint-{n}")
+    told = "checkpoint-5, checkpoint-600 in it are checkpoints of their own"
+    for words in (
+        "inspect run",
+        "relocate run out --to=cpu",
+        "relocate run --to=cpu --in-place",
+        "convert run out/",
+        "convert run out.pt",
+        "diff run run/checkpoint-5",
+    ):
+        done = run_cli(*words.split(), exit=3)
+        assert told in done.stderr
+        assert "give one of them, such as run/checkpoint-600; or use batch" in done.stderr
+    assert told in run_cli("validate", "run", exit=1).stdout
+    shutil.copy(source / "model.safetensors", run)
+    assert told in run_cli("relocate", "run", "out", "--to=cpu", exit=3).stderr
+
+
+def test_a_run_with_one_checkpoint_is_that_checkpoint_for_every_verb(
+    training_folder: TrainingFolder, tmp_path: Path, run_cli: RunCli
+) -> None:
+    source = training_folder("accelerate")
+    run = tmp_path / "run"
+    shutil.copytree(source, run / "checkpoint-5")
+    (run / "logs").mkdir()
+    (run / "logs" / "events.out").write_text("x")
+    told = "checkpoint-5 is the only checkpoint in it"
+    shown = run_cli("inspect", "run", exit=0)
+    assert told in shown.stderr
+    assert "run/checkpoint-5: training-folder" in shown.stdout
+    for words in (
+        "relocate run out --to=cpu",
+        "convert run converted/",
+        "convert run one.pt",
+        "diff run run/checkpoint-5",
+        "validate run",
+        "validate run/checkpoint-5 --against run",
+    ):
+        assert told in run_cli(*words.split(), exit=0).stderr, words
+    ckptmove.relocate(source, tmp_path / "alone", to="cpu")
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    assert not (tmp_path / "converted" / "checkpoint-5").exists()
+    assert ckptmove.load(run, map_location="cpu").keys() >= {"model", "optimizer"}
+    assert told in run_cli("relocate", "run", "--to=cpu", "--in-place", exit=0).stderr
+    assert contents(run / "checkpoint-5") == contents(tmp_path / "alone")
+    (run / "final").mkdir()
+    shutil.copy(source / "model.safetensors", run / "final")  # now it is not all
+    assert "give one of them" in run_cli("inspect", "run", exit=3).stderr
 
 
 def test_a_distributed_model_in_it_is_copied_as_it_is(tmp_path: Path, run_cli: RunCli) -> None:

@@ -114,7 +114,6 @@ STRANGE = {
     "latest_checkpointed_iteration.txt": "Megatron-LM",
     "saved_model.pb": "SavedModel",
     "data.pkl": "unpacked checkpoint",
-    "checkpoint-500": "directory with 1 checkpoint: checkpoint-500",
     "README.md": "without any file that usually holds weights",
 }
 

@@ -148,7 +148,7 @@ def test_deepspeed_without_zero_is_one_file(tmp_path: Path) -> None:
 def test_a_run_names_its_checkpoints(tmp_path: Path) -> None:
     for n in (500, 1000):
         (tmp_path / f"checkpoint-{n}").mkdir()
-    with pytest.raises(UnsupportedError, match="2 checkpoints: checkpoint-1000, checkpoint-500"):
+    with pytest.raises(UnsupportedError, match="checkpoint-500, checkpoint-1000 in it are"):
         inspect(tmp_path)
 
 

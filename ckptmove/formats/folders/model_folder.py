@@ -18,12 +18,12 @@ from __future__ import annotations
 import re
 
 from ...errors import InputError, UnsupportedError
-from ...phrases import join_names, plural
 from ...sources import place_of
 from ...sources.place import EntryKind
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
+from .runs import own_folders_in, several_checkpoints
 from .strangers import refuse_stranger
 from .training_folder import TrainingFolder, read_folder
 from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
@@ -31,9 +31,6 @@ from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, wh
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
 #: What DeepSpeed writes; without ZeRO, all is in one such file.
 _ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt")
-#: Checkpoints of one run, each in a folder of its own.
-_ONE_OF_MANY = re.compile(r"checkpoint[-_]\d+")
-_MOST_NAMED = 5
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: What a Trainer saves beside the weights.
 _BESIDE = ("training_args.bin", "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")
@@ -122,17 +119,11 @@ def _may_be_weights(name: str) -> bool:
 def _may_hold_weights(probe: Probe) -> list[str]:
     """The files in a folder that may hold weights, if none has a usual name."""
     names, path = _files(probe), probe.path
-    several = sorted(name for name in probe.entries if _ONE_OF_MANY.fullmatch(name))
+    own = own_folders_in(probe.entries.values())
     indexes = [name for name in names if name.endswith(INDEXES)]
     found = indexes or [name for name in names if _may_be_weights(name)]
-    if several and not found:
-        raise UnsupportedError(
-            f"is a directory with {plural(len(several), 'checkpoint')}: "
-            f"{join_names(several, _MOST_NAMED)}",
-            path=path,
-            hint=f"give one of them, e.g. {place_of(path).child(several[-1]).path}; "
-            "or do all of them with ckptmove batch",
-        )
+    if own and not found:
+        raise several_checkpoints(own, place_of(path))
     if not indexes:
         refuse_stranger(probe)
     if not found and not any(name.endswith(_LIKE_WEIGHTS) for name in _names_below(probe)):

@@ -54,7 +54,6 @@ _STRANGERS: tuple[Stranger, ...] = (
         "an unpacked checkpoint of torch.save",
         "zip it again without compression",
     ),
-    Stranger(r"checkpoint-\d+", "a folder of checkpoints", "give one of them"),
 )
 
 

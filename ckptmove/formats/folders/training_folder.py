@@ -21,18 +21,16 @@ that are called like checkpoints, but are none that can be read, are told.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from typing import NamedTuple
 
 from ...errors import InputError, UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import few, join_names
+from ...phrases import join_names
 from ...pickles.nodes import Dict, Node
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
@@ -56,15 +54,9 @@ from .layouts import (
 )
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
-from .weight_names import INDEX, INDEXES, NOT_COMPARED, same_weights, shard_name
+from .runs import LIKE_CHECKPOINTS, is_own, own_folders, several_checkpoints
+from .weight_names import INDEX, NOT_COMPARED, same_weights, shard_name
 
-#: What files are called that are checkpoints, whatever they hold.
-LIKE_CHECKPOINTS = (
-    *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2"),
-    *INDEXES,
-)
-#: Folders within a folder that are checkpoints of their own.
-_OWN = re.compile(r"(checkpoint|step|epoch)[-_]\d+")
 _OF_ITS_OWN = "it is a checkpoint of its own"
 _MOST_NAMED = 5
 _FOLDERS = (EntryKind.FOLDER, EntryKind.FOLDER_LINK)
@@ -216,7 +208,7 @@ class TrainingFolder(Format):
         return layout is not None and layout.has_folders and has_components(probe.names_below())
 
     def takes_folder(self, name: str) -> bool:
-        return _OWN.fullmatch(name.rpartition("/")[2]) is None
+        return not is_own(name)
 
     def read(self, probe: Probe) -> FolderCheckpoint:
         return read_folder(probe, self)
@@ -257,7 +249,7 @@ def read_folder(
     for own in found.own:
         probe.note(f"{own} in it is a checkpoint of its own and was not looked at")
     if not parts and found.own:
-        raise several_checkpoints(found.own, probe.path)
+        raise several_checkpoints(found.own, place_of(probe.path))
     if not parts:
         told = join_names([f"{each.name} ({each.why})" for each in unread], _MOST_NAMED)
         none = "holds no checkpoint that can be read" + (told and f": {told}")
@@ -279,16 +271,6 @@ def read_folder(
         told = join_names([f"{each.name} ({each.because})" for each in folder.missing], _MOST_NAMED)
         probe.note(f"incomplete, missing: {told}")
     return folder
-
-
-def several_checkpoints(own: Sequence[str], path: str) -> UnsupportedError:
-    """The error for a folder with checkpoints of their own in it, such as that of a run."""
-    what = "are checkpoints of their own" if len(own) > 1 else "is a checkpoint of its own"
-    return UnsupportedError(
-        f"{few(own)} in it {what}",
-        path=path,
-        hint=f"give one of them, or use batch for all: ckptmove batch relocate {path} DST",
-    )
 
 
 def _free(keys: Path, name: str) -> Iterator[Path]:
@@ -357,7 +339,7 @@ class _Files:
         """`by_rank`: as `read_folder`."""
         names = {each.name for each in entries}
         #: Folders that are checkpoints of their own.
-        self.own = sorted({own for name in names for own in _own(name)})
+        self.own = own_folders(names)
         apart = set(self.own)
         #: Folders that ranks wrote together.
         self.folders = {
@@ -382,10 +364,3 @@ def _is_shard(name: str, names: set[str]) -> bool:
     """Whether an index names the file."""
     shard = shard_name(name)
     return shard is not None and shard.whole + INDEX in names
-
-
-def _own(name: str) -> Iterator[str]:
-    """The outermost folder in a path that is a checkpoint of its own."""
-    outermost_first = reversed(list(folders_above(name)))
-    own = (each for each in outermost_first if _OWN.fullmatch(each.rpartition("/")[2]))
-    yield from islice(own, 1)

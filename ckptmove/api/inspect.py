@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from .. import formats
-from ..errors import StrPath
+from ..errors import StrPath, UnsupportedError
 from ..manifest.manifest import Manifest
 from ..reports.inspect import FileManifest
 from ..sources import place_of
@@ -26,8 +26,8 @@ def inspect(
     require: Annotated[
         str | None,
         Option(
-            "Fail with exit code 1 if a tensor is not on DEVICE; tensors that torch keeps on the "
-            "CPU may stay there.",
+            "Fail with exit code 1 if a tensor is not on DEVICE. Tensors that torch keeps on the "
+            "CPU may stay there; those of safetensors and DCP store no device, and never fail.",
             "DEVICE",
         ),
     ] = None,
@@ -56,13 +56,23 @@ def inspect(
         found.check_unchanged()
         parts = tuple(found.container.chunks(manifest.tensors)) if chunks else ()
         manifest = replace(manifest, fetched=found.fetched, chunks=parts)
+        in_folder = found.folder is not None
+    whole = manifest
+    if in_folder:
+        try:
+            whole = with_whole_folder(path, manifest, follow_links=follow_links)
+        except UnsupportedError as error:
+            if require is not None:
+                raise
+            where = place_of(error.path or path).name
+            why = f"the other files in it were not looked at: {where}: {error}"
+            manifest = replace(manifest, warnings=(*manifest.warnings, why))
+    if sum(bool(each.format or each.not_read) for each in whole.files) > 1:
+        manifest = whole
     if select is not None:
         manifest = manifest.select(select)
     if require is not None:
-        required = manifest
-        if select is None:
-            required = with_whole_folder(path, manifest, follow_links=follow_links)
-        required.require(require)
+        (manifest if select is not None else whole).require(require)
     return FileManifest.of(manifest)
 
 

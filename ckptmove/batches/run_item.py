@@ -17,9 +17,8 @@ from ..api.validate import validate
 from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError
 from ..formats.distributed.dcp import Dcp
 from ..formats.distributed.hf_shards import HuggingFaceShards
-from ..formats.folders.parts import PartsContainer
 from ..formats.folders.training_folder import FolderCheckpoint
-from ..formats.safetensors.file import SafetensorsFile, TensorsContainer
+from ..formats.safetensors.file import SafetensorsFile
 from ..graph.edit.cast import casts_of
 from ..phrases import join_names
 from ..plans.plan import Copy, Plan, Write
@@ -28,7 +27,6 @@ from ..reports.batch_table import Contents
 from ..reports.convert import ConvertReport
 from ..reports.relocate import RelocateReport
 from ..sources import place_of
-from ..torch_pickle.streams import Container
 from ..writing import destination_of
 from ..writing.final_name import EXISTS_HINT, NO_ROOM, hidden_name
 from ..writing.verify import Progress
@@ -204,7 +202,6 @@ def inspected(task: Task) -> ItemOutcome:
         manifest = found.manifest
         unread = found.unread if isinstance(found, FolderCheckpoint) else ()
         format = item.format if item.kind == "folder" else manifest.format
-        tagged = _stores_devices(found.container)
         found.check_unchanged()
     wrong = [f"not read: {join_names([f'{each.name} ({each.why})' for each in unread])}"]
     if "select" in options:
@@ -215,16 +212,7 @@ def inspected(task: Task) -> ItemOutcome:
     except CheckFailed as error:
         wrong.append(str(error))
     reason = "; ".join(wrong if unread else wrong[1:])
-    return ItemOutcome(
-        Contents.of(manifest, format, stores_devices=tagged)._asdict(), 0, reason=reason
-    )
-
-
-def _stores_devices(container: Container) -> bool:
-    """Whether something in a file, or in one of those of an index, says on which device it is."""
-    inner = [each for _, each in container.inner()] if isinstance(container, PartsContainer) else []
-    inside = inner or [container]
-    return not all(isinstance(each, TensorsContainer) and each.is_canonical for each in inside)
+    return ItemOutcome(Contents.of(manifest, format)._asdict(), 0, reason=reason)
 
 
 def _validated(task: Task, known: Entry | None, *, force: bool) -> ItemOutcome:

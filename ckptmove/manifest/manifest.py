@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 Group = TypeVar("Group", str, tuple[str, ...])
 
 
+#: The device of what is stored without one.
+NOT_STORED = "not stored"
+
+
 class Section(str, Enum):
     """The part of a checkpoint that a tensor belongs to, found by its contents."""
 
@@ -59,7 +63,7 @@ class Role(str, Enum):
     SHAPE = "nested tensor shape"
     LENGTHS = "packed sequence length"
     ARRAY = "numpy array"
-    UNTAGGED = "untagged tensor"  # of a file in a folder that stores no devices
+    UNTAGGED = "device not stored"  # of a file that stores no devices, such as safetensors
 
     __str__ = str.__str__
 
@@ -295,10 +299,22 @@ class Manifest(Report):
 
     # -- totals --------------------------------------------------------------------------------
 
+    def device_of(self, entry: TensorEntry) -> str:
+        """The device that the file says a tensor is on, or `NOT_STORED`."""
+        return NOT_STORED if self.is_untagged(entry) else entry.device
+
+    def is_untagged(self, entry: TensorEntry) -> bool:
+        """Whether its file does not say on which device it is, as safetensors and those of DCP."""
+        return entry.role is Role.UNTAGGED or entry.name in self.divisions
+
     @derived(after="tensors")
     def devices(self) -> dict[str, Total]:
-        """Totals by device, the largest first."""
-        return self.totals(lambda entry: entry.device, lambda storage: storage.location)
+        """Totals by device, the largest first; `NOT_STORED` for what is stored without one."""
+        untagged = {each.storage for each in self.tensors if self.is_untagged(each)}
+        return self.totals(
+            self.device_of,
+            lambda storage: NOT_STORED if storage.id in untagged else storage.location,
+        )
 
     @derived(after="tensors")
     def sections(self) -> dict[str, Total]:
@@ -343,18 +359,21 @@ class Manifest(Report):
 
     @derived(after="nbytes")
     def verdict(self) -> str:
-        """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`."""
+        """One line: `uniform cuda:0`, or `mixed: cuda:0 98.7 %, cpu 1.3 % (2 optimizer steps)`.
+
+        `stores no devices` where all is in files such as safetensors.
+        """
         devices = self.devices
         if not devices:
             return "no tensors"
-        untagged = sum(each.role is Role.UNTAGGED for each in self.tensors)
-        if self.divisions and devices.keys() == {"cpu"} and not untagged:
-            return "carries no devices"
-        if untagged and untagged == len(self.tensors):
-            return "carries no devices"
-        if len(devices) == 1:
-            besides = f" ({plural(untagged, str(Role.UNTAGGED))})" if untagged else ""
-            return f"uniform {next(iter(devices))}{besides}"
+        said = [device for device in devices if device != NOT_STORED]
+        by_role = any(each.role is Role.UNTAGGED for each in self.tensors)
+        if not said or (self.divisions and said == ["cpu"] and not by_role):
+            return "stores no devices"
+        if len(said) == 1:
+            without = devices.get(NOT_STORED)
+            besides = f"; {plural(without.tensors, 'tensor')} stored without one" if without else ""
+            return f"uniform {said[0]}{besides}"
         whole = sum(total.nbytes for total in devices.values())
         shares = [
             f"{device} {_percent(total.nbytes, whole)}{self._explained(device)}"
@@ -367,7 +386,7 @@ class Manifest(Report):
         if device == "meta" and not self.devices[device].nbytes:
             return f" ({plural(self.devices[device].tensors, 'tensor')} without values)"
         roles = self._roles.get(device, {})
-        if None in roles:
+        if None in roles or device == NOT_STORED:
             return ""
         said = [plural(n, str(role)) for role, n in roles.items()]
         return f" ({', '.join(said)})" if said else ""
@@ -376,7 +395,7 @@ class Manifest(Report):
     def _roles(self) -> dict[str, dict[Role | None, int]]:
         roles: dict[str, dict[Role | None, int]] = {}
         for entry in self.tensors:
-            counts = roles.setdefault(entry.device, {})
+            counts = roles.setdefault(self.device_of(entry), {})
             counts[entry.role] = counts.get(entry.role, 0) + 1
         return roles
 
@@ -384,7 +403,8 @@ class Manifest(Report):
         """Return the tensors that are not on `device`, except those that belong on the CPU.
 
         RNG states and optimizer steps of a checkpoint for `cuda:0` are on the CPU, as torch keeps
-        them; numpy arrays have no device, nor have tensors in safetensors files of a folder.
+        them; numpy arrays have no device. What is stored without one, as in safetensors, is loaded
+        wherever one asks.
         `cuda` without an index matches all of its type.
         """
         wanted = parse(device)
@@ -394,6 +414,7 @@ class Manifest(Report):
             if entry.device != wanted
             and kind_of(entry.device) != wanted
             and not (entry.role is not None and entry.device == "cpu")
+            and not self.is_untagged(entry)
         )
 
     def require(self, device: str) -> None:
@@ -416,11 +437,8 @@ class Manifest(Report):
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         if not self.tensors:
             raise CheckFailed(f"not on {device}: there are no tensors", path=self.path)
-        without = (Role.ARRAY, Role.UNTAGGED)
-        if kind_of(device) != "cpu" and all(e.role in without for e in self.tensors):
-            alone = all(e.role is Role.ARRAY for e in self.tensors)
-            what = "numpy arrays" if alone else "tensors of files that store none"
-            told = f"there are {what} alone, which have no device"
+        if kind_of(device) != "cpu" and all(e.role is Role.ARRAY for e in self.tensors):
+            told = "there are numpy arrays alone, which have no device"
             raise CheckFailed(f"not on {device}: {told}", path=self.path)
         wanted, used = parse(device), {entry.storage for entry in self.tensors}
         for key, storage in self.storages.items():

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..manifest.manifest import Manifest, Storage, TensorEntry, Total
+from ..manifest.manifest import Manifest, Total
 from ..phrases import plural
 from .batch_items import Result
 from .blocks import Block, Table
-from .folder_files import NOT_STORED, is_untagged
 from .text import LONGEST_REASON, one_line, printable, size
 
 _HEAD = "item", "format", "device", "dtype", "tensors", "bytes"
@@ -37,23 +36,11 @@ class Contents(NamedTuple):
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, manifest: Manifest, format: str, *, stores_devices: bool) -> Contents:
+    def of(cls, manifest: Manifest, format: str) -> Contents:
         """What a manifest tells; each storage counts once."""
-
-        def tagged(entry: TensorEntry) -> bool:
-            return stores_devices and not is_untagged(entry, manifest)
-
-        untagged = {entry.storage for entry in manifest.tensors if not tagged(entry)}
-
-        def device_of(entry: TensorEntry) -> str:
-            return entry.device if tagged(entry) else NOT_STORED
-
-        def location_of(storage: Storage) -> str:
-            return NOT_STORED if storage.id in untagged else storage.location
-
         return cls(
             format,
-            _nbytes(manifest.totals(device_of, location_of)),
+            _nbytes(manifest.devices),
             _nbytes(manifest.totals(lambda entry: entry.dtype)),
             sum(entry.part_of is None for entry in manifest.tensors),
             manifest.warnings,

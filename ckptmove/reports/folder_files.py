@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..manifest.folder_files import MISSING, FolderFile
-from ..manifest.manifest import Manifest, Role, TensorEntry
+from ..manifest.manifest import NOT_STORED, Manifest
 from .blocks import Block, Table
 from .text import cut, listed, size
 
-#: The device of what is stored without one.
-NOT_STORED = "not stored"
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10
 _LONGEST_NAME = 64  # letters of a path, unless all of it is shown
-
-
-def is_untagged(entry: TensorEntry, manifest: Manifest) -> bool:
-    """Whether no file says on which device a tensor is, such as safetensors and those of DCP."""
-    return entry.role is Role.UNTAGGED or entry.name in manifest.divisions
-
-
-def device_of(entry: TensorEntry, manifest: Manifest) -> str:
-    """The device of a tensor, or that it is not stored."""
-    return NOT_STORED if is_untagged(entry, manifest) else entry.device
 
 
 def files_of(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..manifest.manifest import Manifest, TensorEntry
-from .folder_files import device_of
 from .text import cut, shape, size
 
 _MOST_GROUPS = 40  # more than these are collapsed by block
@@ -35,7 +34,7 @@ class Group:
             f"×{count:,}" if count > 1 else "",
             shape(first.shape) if len(shapes) == 1 else f"{len(shapes):,} shapes",
             first.dtype,
-            device_of(first, manifest),
+            manifest.device_of(first),
             size(sum(entry.nbytes for entry in self.entries)),
             self._remark(manifest),
         )

@@ -30,7 +30,7 @@ from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
 from .blocks import Block, Columns, Drawing, PageBlock, Table
-from .folder_files import device_of, files_of
+from .folder_files import files_of
 from .groups import groups_of
 from .text import cut, listed, shape, size
 
@@ -102,7 +102,7 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
 
 
 def _total_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    totals = manifest.totals(lambda e: (str(e.section), device_of(e, manifest), e.dtype))
+    totals = manifest.totals(lambda e: (str(e.section), manifest.device_of(e), e.dtype))
     order = list(manifest.sections)
     rows = sorted(totals.items(), key=lambda item: order.index(item[0][0]))
     before = ""
@@ -237,7 +237,7 @@ def tensor_columns(manifest: Manifest) -> Columns:
         (
             [entry.name for entry in entries],
             [str(entry.section) for entry in entries],
-            [device_of(entry, manifest) for entry in entries],
+            [manifest.device_of(entry) for entry in entries],
             [entry.dtype for entry in entries],
             [shape(entry.shape) for entry in entries],
             sizes,
@@ -256,7 +256,7 @@ def _tensor_row(entry: TensorEntry, manifest: Manifest) -> tuple[str, ...]:
         str(entry.section),
         entry.dtype,
         shape(entry.shape),
-        device_of(entry, manifest),
+        manifest.device_of(entry),
         size(entry.nbytes),
         entry.storage or "",
         "; ".join((*([division] if division else []), *_remarks(entry))),
@@ -352,7 +352,8 @@ def _lines_of(manifest: Manifest, root: Node) -> Iterator[tuple[Path, str]]:
         entry = entries.get(path)
         before = first.setdefault(id(node), path) if _holds(node) else path
         if entry is not None:
-            yield path, f"{entry.dtype}{shape(entry.shape)} {entry.device}"
+            device = "" if manifest.is_untagged(entry) else f" {entry.device}"
+            yield path, f"{entry.dtype}{shape(entry.shape)}{device}"
             if path in attributes:
                 todo.extend(reversed(list(_shown_children(attributes.pop(path), path))))
         elif before is not path:

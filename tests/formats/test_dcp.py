@@ -98,7 +98,7 @@ def test_it_is_what_was_saved(folder: Path, tmp_path: Path) -> None:
 
 def test_inspect_tells_how_each_is_divided(folder: Path, run_cli: RunCli) -> None:
     found = ckptmove.inspect(folder)
-    assert (found.path, found.format, found.verdict) == (str(folder), "dcp", "carries no devices")
+    assert (found.path, found.format, found.verdict) == (str(folder), "dcp", "stores no devices")
     assert found.nbytes == sum(each.stat().st_size for each in folder.iterdir())
     told = {name.removeprefix("model."): how for name, how in found.divisions.items()}
     assert told["rows"] == "rows/3"

@@ -357,7 +357,7 @@ def test_parts_without_devices_are_not_on_the_cpu(fsdp: Callable[[], Path]) -> N
         assert told[name].devices == ()
         assert told[name].tensors
     assert told["random_states_0.pkl"].devices == ("cpu",)
-    assert "untagged" in found.verdict
+    assert "stored without one" in found.verdict
     inspect(folder, require="cuda:0")  # what has no device is loaded to wherever one wants
     assert not faults(folder)
 

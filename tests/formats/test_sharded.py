@@ -80,7 +80,7 @@ def test_it_is_inspected_as_one(safe: Path) -> None:
         assert manifest.format == "safetensors-sharded"
         assert manifest.nbytes == sum(file.stat().st_size for file in safe.iterdir())
         assert not manifest.warnings
-        assert manifest.verdict == "uniform cpu"
+        assert manifest.verdict == "stores no devices"
         files = sorted(safe.glob("*.safetensors"))
         listed = {entry.name: entry for entry in manifest.tensors}
         assert listed.keys() == weights().keys()

@@ -195,7 +195,9 @@ def test_weights_without_devices_are_where_they_are_loaded(tmp_path: Path) -> No
     save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
     with tagging("cuda:0"):
         torch.save({"param_groups": [], "state": {0: torch.ones(2)}}, tmp_path / "optimizer.pt")
-    assert "1 untagged tensor" in inspect(tmp_path, require="cuda:0").verdict
+    verdict = inspect(tmp_path, require="cuda:0").verdict
+    assert verdict == "uniform cuda:0; 1 tensor stored without one"
+    assert inspect(tmp_path).devices.keys() == {"cuda:0", "not stored"}
     with pytest.raises(CheckFailed, match=r"'optimizer\.state\.0' is on cuda:0"):
         inspect(tmp_path, require="cpu")
 

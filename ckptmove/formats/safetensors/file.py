@@ -20,7 +20,8 @@ from ...graph.edit.callables import callables_in, misused
 from ...graph.tensor_terms import Reader
 from ...graph.tree_text import TREE, read_tree
 from ...manifest.dtypes import CARRIERS
-from ...manifest.manifest import Extent, Section, Storage
+from ...manifest.manifest import Extent, Role, Section, Storage
+from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...reports.convert import Loss
 from ...sources.source import Readable
@@ -171,6 +172,9 @@ class TensorsContainer(Container):
         self.blobs = {known: self._bytes(*held, latest) for known, held in reader.blobs.items()}
         self.storages = {key: self._storage(reader, key) for key in reader.graph.storages}
         self.writer = "ckptmove" if reader.terms else ""
+
+    def role_at(self, path: Path) -> Role | None:
+        return Role.UNTAGGED if self.is_canonical else None
 
     @property
     def described_nbytes(self) -> int:

@@ -131,7 +131,7 @@ def test_it_is_what_was_saved(folder: Path, tmp_path: Path, run_cli: RunCli) -> 
     found = ckptmove.inspect(folder)
     assert found.divisions["rows"] == "rows/3"
     assert found.divisions["columns"] == "columns/3"
-    assert found.verdict == "carries no devices"
+    assert found.verdict == "stores no devices"
     assert ckptmove.validate(folder).ok
     assert "that is not seen" in run_cli("inspect", folder, exit=0).stderr
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         WriteError,
     )
     from .manifest.manifest import (
-        Alias,
         Extent,
         Manifest,
         NamedDevice,
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
         TensorEntry,
         Total,
     )
+    from .manifest.other_records import Alias
     from .placement.place import Kept, Moved
     from .reports.batch import BatchPlan, BatchReport
     from .reports.batch_items import Result
@@ -178,7 +178,6 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "WriteError",
     ),
     "ckptmove.manifest.manifest": (
-        "Alias",
         "Extent",
         "Manifest",
         "NamedDevice",
@@ -188,6 +187,7 @@ _GIVES: dict[str, tuple[str, ...]] = {
         "TensorEntry",
         "Total",
     ),
+    "ckptmove.manifest.other_records": ("Alias",),
     "ckptmove.placement.place": ("Kept", "Moved"),
     "ckptmove.reports.batch": ("BatchPlan", "BatchReport"),
     "ckptmove.reports.batch_items": ("Result",),

@@ -14,10 +14,12 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import CkptmoveError, RefusedError
 from ..formats.checkpoint import Checkpoint
+from ..formats.distributed.deepspeed import DeepSpeed
+from ..formats.distributed.divided_folders import divided_folders
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.runs import own_folders, several_checkpoints
 from ..formats.folders.training_folder import TrainingFolder, roots_as
-from ..formats.folders.weight_names import INDEX, NOT_COMPARED
+from ..formats.folders.weight_names import INDEX, NOT_COMPARED, torch_name
 from ..formats.writing import WriteOptions
 from ..graph.draft import CheckpointGraph
 from ..manifest.manifest import Section, TensorEntry
@@ -72,6 +74,8 @@ class Part(NamedTuple):
 def holds_parts(folder: Place) -> bool:
     """Whether the checkpoints in a folder are whole by themselves, and not files of one."""
     found = formats.folder_format(folder.path, folder.entries())
+    if isinstance(found, DeepSpeed):  # without ZeRO, each of its files is whole
+        return not divided_folders(f"in/{each.name}" for each in folder.files_below())
     return found is None or isinstance(found, (ModelFolder, TrainingFolder))
 
 
@@ -282,7 +286,7 @@ class _FolderConversion:
         if not draft.format.startswith("safetensors"):
             return name
         stem = name.removesuffix(_SAFE)
-        return stem if stem.endswith(_TORCH) else f"{stem}.pt"
+        return stem if stem.endswith(_TORCH) else torch_name(stem)
 
     def _as_companions(self, file: CheckpointFile) -> Iterable[Companion]:
         within = None if self.options.follow_links else self.path

@@ -56,11 +56,11 @@ def inspect(
         found.check_unchanged()
         parts = tuple(found.container.chunks(manifest.tensors)) if chunks else ()
         manifest = replace(manifest, fetched=found.fetched, chunks=parts)
-        in_folder = found.folder is not None
+        folder = None if found.folder is None else place_of(found.files[0].path).parent
     whole = manifest
-    if in_folder:
+    if folder is not None:
         try:
-            whole = with_whole_folder(path, manifest, follow_links=follow_links)
+            whole = with_whole_folder(folder.path, manifest, follow_links=follow_links)
         except UnsupportedError as error:
             if require is not None:
                 raise

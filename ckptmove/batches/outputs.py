@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .. import formats
-from ..formats.folders.weight_names import INDEX
+from ..formats.folders.weight_names import INDEX, stem_for
 from ..reports.batch_items import Item
 from ..sources import place_of
 
@@ -39,7 +39,11 @@ def output_namer(
             if divided:
                 name = bare(name)
             elif not name.endswith(format.suffixes):
-                name = bare(name) + format.suffixes[0]
+                name = bare(name)
+                if format.name == "safetensors":
+                    folder, slash, stem = name.rpartition("/")
+                    name = folder + slash + stem_for(stem, is_safe=True)
+                name += format.suffixes[0]
         return place_of(root).child(name).path
 
     return named

@@ -23,7 +23,7 @@ from ..reports.plain import OMITTED, Key, Plain, derived
 from ..reports.report import Report
 from ..sources.source import FetchStats
 from .folder_files import MISSING, FolderFile
-from .other_records import OtherRecord
+from .other_records import Alias, Chunk, OtherRecord
 from .paths import Path, PlainPath
 
 #: How many names `shared_with` gives at most: a checkpoint of slices would make it quadratic.
@@ -176,42 +176,12 @@ class NamedDevice(Plain):
         return self.kind in ("graph", "autocast")
 
 
-class Alias(NamedTuple):
-    """A container that is the same object as one listed before, under another path.
-
-    It is not listed again, unless it is a module: its tensors are in a state dict under each name.
-    """
-
-    name: str
-    of: str
-
-
 class Total(NamedTuple):
     """The total of a group of tensors; `nbytes` counts each storage once."""
 
     tensors: int = 0
     storages: int = 0
     nbytes: int = 0
-
-
-class Chunk(NamedTuple):
-    """A part of a tensor that a rank has saved.
-
-    Attributes:
-        name: of the tensor.
-        offsets: where it starts in the tensor, in each dimension.
-        sizes: how many elements it has in each.
-        file: the file that it is in.
-        rank: the rank that wrote the file, if its name tells.
-        nbytes: its size.
-    """
-
-    name: str
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    rank: int | None
-    nbytes: int
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

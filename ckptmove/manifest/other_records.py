@@ -1,7 +1,7 @@
-"""Records of a checkpoint that hold neither its object nor its tensors: code, files, identities.
+"""What a checkpoint holds besides: records of code, files and identities; aliases; chunks.
 
-A comparison must not ignore them, and a conversion must not lose them silently. So each container
-lists them, with their kind:
+Records hold neither its object nor its tensors. A comparison must not ignore them, and a conversion
+must not lose them silently. So each container lists them, with their kind:
 
     code      what runs, or says how: the text of TorchScript, the graph of a `.pt2`, the modules
               of a package. Compared.
@@ -55,3 +55,33 @@ class HeldRecord(NamedTuple):
     #: its bytes, to be compared; asked with True, without the devices that its code names.
     content: Callable[[bool], Readable]
     in_tree: bool = False  #: whether the saved object, as it is shown, holds these bytes as well
+
+
+class Alias(NamedTuple):
+    """A container that is the same object as one listed before, under another path.
+
+    It is not listed again, unless it is a module: its tensors are in a state dict under each name.
+    """
+
+    name: str
+    of: str
+
+
+class Chunk(NamedTuple):
+    """A part of a tensor that a rank has saved.
+
+    Attributes:
+        name: of the tensor.
+        offsets: where it starts in the tensor, in each dimension.
+        sizes: how many elements it has in each.
+        file: the file that it is in.
+        rank: the rank that wrote the file, if its name tells.
+        nbytes: its size.
+    """
+
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    rank: int | None
+    nbytes: int

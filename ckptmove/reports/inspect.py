@@ -45,9 +45,8 @@ _OF_EVERY_MODULE = {
     *("_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_backend"),
 }
-_LONGEST_PATH = 200  # characters of its own path in a summary
 _LONGEST_NAME = 72  # characters of a tensor's name in a summary
-_LONGEST_KEY = 200  # of a key in a tree
+_LONGEST_KEY = 200  # of a key in a tree, and of its own path in a summary
 _LONGEST_VALUE = 60  # of a value in a tree
 _MOST_VALUES = 10  # values that name a device
 _MOST_ITEMS = 32  # of a list shown on one line
@@ -72,7 +71,7 @@ class FileManifest(Manifest):
         return summary(self, full=full)
 
     def page(self) -> Iterator[PageBlock]:
-        """Show a summary, a map of the bytes, and every tensor."""
+        """Show a map of the bytes and every tensor, too."""
         yield from self._shown()
         if self.tensors:
             yield tensor_columns(self)
@@ -85,7 +84,7 @@ def summary(manifest: Manifest, *, full: bool = False) -> Iterator[Block]:
     """The verdict, totals by section, device and dtype, the tensors by layer, and what else."""
     writer = f", written by {manifest.writer}" if manifest.writer else ""
     yield manifest.verdict
-    path = cut(mask_secrets(manifest.path), None if full else _LONGEST_PATH)
+    path = cut(mask_secrets(manifest.path), None if full else _LONGEST_KEY)
     yield f"{path}: {manifest.format}, {size(manifest.nbytes)}{writer}"
     if manifest.fetched is not None:
         count = plural(manifest.fetched.requests, "request")

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..device import names_device
 from ..errors import CorruptError
-from ..manifest.manifest import Alias, NamedDevice, Role, Section, Storage, TensorEntry
+from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
+from ..manifest.other_records import Alias
 from ..manifest.paths import Path
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckptmove
-from ckptmove import CorruptError, RefusedError, convert
+from ckptmove import CorruptError, RefusedError, convert, diff
+from tests.conftest import TrainingFolder
 from tests.making.checkpoints import hf_trainer_folder
 from tests.making.frameworks import tiny_gpt2
 from tests.making.model_folders import copy_of
@@ -291,3 +292,20 @@ def test_an_index_beside_a_file_of_its_name_is_a_loss(tmp_path: Path) -> None:
     convert(source, tmp_path / "one.pt", drop="x.safetensors.index.json")
     convert(tmp_path / "one.pt", f"{tmp_path}/back/")
     assert files(tmp_path / "back") == {"optimizer.pt", "x.safetensors"}
+
+
+@pytest.mark.parametrize("way", ["folder", "one.pt", "one.safetensors"])
+@pytest.mark.parametrize("name", ["deepspeed", "meta", "ignite"])
+def test_the_layout_of_its_library_comes_back(
+    name: str, way: str, training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    source = training_folder(name, "cuda:0")
+    (source / "consolidated.01.pth").unlink(missing_ok=True)
+    there = f"{tmp_path}/there/" if way == "folder" else tmp_path / way
+    convert(source, there)
+    convert(there, f"{tmp_path}/back/", format="torch-zip" if way == "folder" else None)
+    assert contents(tmp_path / "back").keys() == contents(source).keys()
+    assert diff(source, tmp_path / "back").equal
+    if way == "folder":
+        assert ckptmove.inspect(there).tensors
+        assert not list(Path(there).rglob("*.pth"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ckptmove
 from tests.conftest import RunCli, TrainingFolder
@@ -130,6 +130,20 @@ def test_a_run_below_a_training_folder_is_not_a_part_of_it(tree: Path, tmp_path:
     shutil.copytree(tree / "a" / "checkpoint-1", tree / "a" / "checkpoint-2" / "checkpoint-3")
     with ckptmove.batch("relocate", tree / "a", tmp_path / "out", to="cpu", jobs=1) as batch:
         assert {"checkpoint-1", "checkpoint-2/checkpoint-3"} < outcomes(batch).keys()
+
+
+def test_weights_beside_checkpoints_get_the_name_that_libraries_load(
+    training_folder: TrainingFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(training_folder("accelerate"), tmp_path / "runs" / "checkpoint-1")
+    torch.save({"w": torch.ones(2)}, tmp_path / "runs" / "pytorch_model.bin")
+    for dry in (True, False):
+        with ckptmove.batch("convert", tmp_path / "runs", tmp_path / "out", dry_run=dry) as batch:
+            assert {Path(each.output or "").name for each in batch} == {
+                "checkpoint-1",
+                "model.safetensors",
+            }
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {"w"}
 
 
 def test_one_training_is_no_tree(tree: Path, run_cli: RunCli, tmp_path: Path) -> None:

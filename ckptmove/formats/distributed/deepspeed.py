@@ -23,7 +23,7 @@ from ...phrases import join_names, plural
 from ...sources.place import EntryKind
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
-from ..folders.layouts import is_several
+from ..folders.layouts import before_convert, is_several
 from ..folders.weight_names import weights_among
 from ..probe import Probe
 from ..torch.zip import TorchZipContainer
@@ -178,12 +178,14 @@ def _read_run(probe: Probe) -> Checkpoint:
         probe.note(f"only {tag} was looked at, the newest in it; not {named}")
     tell_others(probe, tags)
     found = probe.open_folder(tag)
-    if not any(name.endswith("_states.pt") for name in found.entries):
+    if not any(before_convert(name).endswith("_states.pt") for name in found.entries):
         raise UnsupportedError(
             f"is a directory of DeepSpeed, and its folder {tag} holds no checkpoint",
             path=probe.path,
         )
-    return probe.read_from(found)
+    read = probe.read_from(found)
+    read.folder = read.folder and read.folder._replace(path=probe.path)  # where one file has all
+    return read
 
 
 def open_file(probe: Probe, name: str, number: int) -> SavedFile:

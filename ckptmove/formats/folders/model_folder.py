@@ -30,7 +30,7 @@ from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, wh
 
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
 #: What DeepSpeed writes; without ZeRO, all is in one such file.
-_ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt")
+_ZERO = re.compile(r"(global_step\d+/)?\w*mp_rank_\d+_(model|optim)_states\.pt(\.safetensors)?")
 _LIKE_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 #: What a Trainer saves beside the weights.
 _BESIDE = ("training_args.bin", "optimizer.", "optimizer_", "scheduler.", "rng_state", "scaler.")

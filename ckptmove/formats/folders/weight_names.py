@@ -39,6 +39,9 @@ _NAME = re.compile(
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.safetensors|\.bin)", re.DOTALL)
 
 
+#: Meta's llama: the weights of a tensor-parallel rank, which are `.pth`.
+_OF_META = re.compile(r"consolidated\.\d\d")
+
 #: How a note ends which says that files should hold the same.
 NOT_COMPARED = ", but they were not compared"
 
@@ -107,6 +110,11 @@ def stem_for(stem: str, *, is_safe: bool) -> str:
         each for each in sorted(_STEMS, key=len, reverse=True) if said.stem.startswith(each)
     )
     return _STEMS[known] + said.stem.removeprefix(known)
+
+
+def torch_name(stem: str) -> str:
+    """What a file of torch with other weights is called, as its library looks for it."""
+    return f"{stem}.pth" if _OF_META.fullmatch(stem) else f"{stem}.pt"
 
 
 def same_weights(name: str, other: str) -> bool:

@@ -17,7 +17,8 @@ from torch import nn
 
 from ...device import names_device
 from ...errors import UsageError
-from ...manifest.manifest import Alias, Role, Section
+from ...manifest.manifest import Role, Section
+from ...manifest.other_records import Alias
 from ...manifest.paths import Path, spell
 from ...phrases import class_name
 from ...torch_pickle.sections.sections import Rng, is_rng_state

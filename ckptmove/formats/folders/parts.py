@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...errors import CorruptError, InputError, UnsupportedError
-from ...manifest.manifest import Chunk, Role, Section, TensorEntry
+from ...manifest.manifest import Role, Section, TensorEntry
+from ...manifest.other_records import Chunk
 from ...manifest.paths import Path
 from ...plans.plan import Plan
 from ...sources.source import Readable

@@ -11,8 +11,10 @@ import pytest
 
 import ckptmove
 from ckptmove import CorruptError, RefusedError
+from tests.conftest import TrainingFolder
 from tests.making.model_folders import copy_of
 from tests.making.trees import contents
+from tests.oracles.sameness import assert_same_tree
 from tests.servers.object_store import Store
 
 _NUMBERS = itertools.count()
@@ -61,6 +63,34 @@ def check_everywhere(tmp_path: Path, store: str) -> None:
     assert objects(f"{store}/one.safetensors")[""] == (tmp_path / "one.safetensors").read_bytes()
     ckptmove.convert(f"{store}/one.safetensors", f"{store}/back/")
     assert objects(f"{store}/back").keys() == contents(here).keys()
+
+
+def check_that_it_is_read_alike(source: Path, store: str) -> None:
+    """Every verb that reads says of a folder in the store what it says of one on disk."""
+    there = put(source, f"{store}/in")
+    here, found = ckptmove.inspect(source), ckptmove.inspect(there)
+    assert (found.verdict, found.files) == (here.verdict, here.files)
+    assert ckptmove.validate(there).ok
+    assert ckptmove.diff(source, there).equal
+    loaded = ckptmove.load(there, map_location="cpu")
+    assert_same_tree(loaded, ckptmove.load(source, map_location="cpu"))
+    assert list(ckptmove.load(there, map_location="cpu", select="optimizer")) == ["optimizer"]
+    planned = ckptmove.relocate(there, to="cpu", dry_run=True)
+    assert planned.files == ckptmove.relocate(source, to="cpu", dry_run=True).files
+    fs, path = fsspec.core.url_to_fs(f"{there}/optimizer.pt")
+    fs.pipe_file(path, fs.cat_file(path)[:1000])
+    report = ckptmove.validate(there)
+    assert not report.ok
+    assert "optimizer.pt" in str(report)
+
+
+def test_a_trainer_in_memory(training_folder: TrainingFolder, memory: str) -> None:
+    check_that_it_is_read_alike(training_folder("trainer"), memory)
+
+
+@pytest.mark.slow
+def test_a_trainer_in_s3(training_folder: TrainingFolder, store: Store) -> None:
+    check_that_it_is_read_alike(training_folder("trainer"), store.url("trainer"))
 
 
 def test_a_folder_in_memory(tmp_path: Path, memory: str) -> None:

@@ -87,6 +87,27 @@ def test_it_goes_anywhere_and_back(to: str, tmp_path: Path) -> None:
     assert ckptmove.diff(again, old / "model_weights.ckpt").equal
 
 
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_are_read_as_tars_spell_them(form: int, tmp_path: Path) -> None:
+    name = f"{'tokenizer/' * 14}{'v' * 40}.txt"
+    with tarfile.open(path := tmp_path / "m.nemo", "w:", format=form) as tar:
+        for each, content in ((name, b"a b"), ("model_weights.ckpt", weights())):
+            info = tarfile.TarInfo(f"./{each}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    assert name in {each.name for each in inspect(path).records}
+    relocate(path, moved := tmp_path / "moved.nemo", to="privateuseone:15")
+    assert set(inspect(moved).devices) == {"privateuseone:15"}
+    assert (unpacked(moved, tmp_path / "new") / name).read_bytes() == b"a b"
+    content = bytearray(path.read_bytes())
+    content[257:263] = b"ustar "  # then readers disagree on the prefix
+    content[345] = content[345] or 97
+    content[148:156] = b"%06o\0 " % (sum(content[:148]) + sum(content[156:512]) + 8 * 32)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="not a regular file"):
+        inspect(path)
+
+
 def test_a_device_can_be_required(tmp_path: Path) -> None:
     nemo_model(path := tmp_path / "m.nemo", "cuda:0")
     with pytest.raises(CheckFailed, match="is on cuda:0"):

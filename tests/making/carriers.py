@@ -167,6 +167,15 @@ def _safetensors(family: Family) -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
+def _nemo(family: Family) -> bytes:
+    with tarfile.open(fileobj=(out := io.BytesIO()), mode="w:") as tar:
+        for each, held in (("model_config.yaml", b"a: 1"), ("model_weights.ckpt", _zip(family))):
+            info = tarfile.TarInfo(f"./{each}")
+            info.size = len(held)
+            tar.addfile(info, io.BytesIO(held))
+    return out.getvalue()
+
+
 def _one(file: str, made: Callable[[Family], bytes]) -> Callable[[Family], Files]:
     return lambda family: {file: made(family)}
 
@@ -194,6 +203,7 @@ CARRIERS: Mapping[str, Callable[[Family], Files]] = {
     "tar": _one("x.tar", _tar("pickle")),
     "tar, storages": _one("x.tar", _tar("storages")),
     "tar, tensors": _one("x.tar", _tar("tensors")),
+    "nemo": _one("x.nemo", _nemo),
     "safetensors": _one("x.pt", _safetensors),
     "tar, named": _one("x.pkl", _named),
     "behind": _one("x.pt", _behind),
@@ -214,7 +224,7 @@ CARRIERS: Mapping[str, Callable[[Family], Files]] = {
 
 #: Loads each file of a list as its own users do, each in a folder of its own.
 _TRUTH = """
-import copyreg, io, json, os, pickle, sys, warnings, zipfile
+import copyreg, io, json, os, pickle, sys, tarfile, warnings, zipfile
 import numpy, torch, torch.package
 warnings.simplefilter("ignore")
 for module, name, code in {extensions}:
@@ -227,6 +237,10 @@ def load(path):
                 pickle.load(file)
     elif path.endswith(".package"):
         torch.package.PackageImporter(path).load_pickle("model", "data.pkl")
+    elif path.endswith(".nemo"):
+        with tarfile.open(path) as tar:
+            weights = tar.extractfile("./model_weights.ckpt").read()
+        torch.load(io.BytesIO(weights), weights_only=False)
     elif path.endswith(".zip"):
         with zipfile.ZipFile(path) as archive:
             torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=False)

@@ -1,8 +1,9 @@
 """Read the members of a tar strictly, and plan a new size for one of them.
 
-Only regular files, and folders where they are wanted, of sizes within the file, no name twice: what
-Python's tarfile writes, which is ustar headers, and pax headers for times to the microsecond and
-sizes from 8 GiB. A block is a header if its checksum says so, as for tarfile, which torch uses.
+Only regular files, of sizes within the file, no name twice: what Python's tarfile writes, which is
+ustar headers, and pax headers for times to the microsecond and sizes from 8 GiB. Where they are
+wanted, folders and long names too: in two fields, in pax headers, and in GNU's members `L`. A block
+is a header if its checksum says so, as for tarfile, which torch uses.
 
 Sources: POSIX.1-2017, pax, ustar Interchange Format; CPython's Lib/tarfile.py.
 """
@@ -23,11 +24,13 @@ _SIZE, _CHECKSUM = slice(124, 136), slice(148, 156)  # fields of a header
 _LARGEST = 8**11  # bytes that a size field can't count
 _TYPE_AT = 156
 _PREFIX = slice(345, 500)
-_REGULAR, _PAX, _FOLDER = (b"0", b"\0"), b"x", b"5"
+_REGULAR, _PAX, _FOLDER, _LONG_NAME = (b"0", b"\0"), b"x", b"5", b"L"
+_MAGIC, _POSIX = slice(257, 263), b"ustar\0"  # GNU tar has other things in the place of the prefix
 _USUAL_END = 20 * BLOCK  # bytes: tar fills its last record with zeros
 _PAX_RECORD = re.compile(rb"(\d{1,6}) ([^=]+)=")
 _HARMLESS = (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname")
 _LONGEST_PAX = 1 << 16  # bytes
+_LONGEST_NAME = 4096  # bytes, as Linux allows
 _MOST_MEMBERS = 1000
 
 
@@ -38,11 +41,18 @@ class Size(NamedTuple):
     text: bytes
 
 
+class _Said(NamedTuple):
+    """What a header says of the member behind it."""
+
+    name: str | None = None
+    size: Size | None = None
+
+
 class Member(NamedTuple):
     """A file in the tar."""
 
     name: str
-    header_at: int  #: offset of its header, behind the pax header if there is one
+    header_at: int  #: offset of its header, behind one that says more of it if there is one
     start: int  #: offset of its content
     nbytes: int
     size: Size | None  #: what the pax header says of that, or None
@@ -62,7 +72,7 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
     end = 0
     for member in walk_members(source):
         if member.name in members:
-            raise CorruptError(f"the tar has two members {member.name!r}")
+            raise CorruptError(f"the tar has two members {member.name!r:.100}")
         members[member.name] = member
         end = _padded(member.end)
     return members, end
@@ -71,39 +81,44 @@ def members_of(source: Readable) -> tuple[dict[str, Member], int]:
 def walk_members(
     source: Readable, *, folders: bool = False, broken: bool = False
 ) -> Iterator[Member]:
-    """The members of a tar one by one, whatever they are called; `folders` end in a slash.
+    """The members of a tar one by one, whatever they are called.
 
-    Of a `broken` one, the last may be cut short; the error that ends it comes behind that.
+    `folders`: also folders, whose names end in a slash, and long names. Of a `broken` one, the last
+    may be cut short; the error that ends it comes behind that.
     """
-    at, count, size, pending = 0, 0, None, False  # pending: a pax header waits for its member
+    at, count, said = 0, 0, None  # said: by a header that waits for its member
     while at + BLOCK <= source.nbytes:
         header = source.read(at, BLOCK)
-        if not any(header) and count and not pending:
+        if not any(header) and count and said is None:
             return
         if not has_checksum(header):
             raise CorruptError(f"the tar header at offset {at:,} is damaged")
-        name, start, nbytes = _text(header[:100]), at + BLOCK, _number(header[_SIZE])
+        start, nbytes = at + BLOCK, _number(header[_SIZE])
         kind = header[_TYPE_AT : _TYPE_AT + 1]
+        says_more = said is None and (kind == _PAX or (folders and kind == _LONG_NAME))
+        has_prefix = folders and header[_MAGIC] == _POSIX
+        name = _name(header) if said is None or said.name is None else said.name
         is_folder = folders and kind == _FOLDER and name.endswith("/")
         # other readers see another name or kind
-        odd = (name.endswith("/") and not is_folder) or any(header[_PREFIX])
-        if odd or (kind not in _REGULAR and not is_folder and (kind != _PAX or pending)):
+        odd = not is_folder and (name.endswith("/") or kind not in _REGULAR)
+        if (odd and not says_more) or (any(header[_PREFIX]) and not has_prefix):
             raise UnsupportedError(f"is a tar archive in which {name!r:.100} is not a regular file")
-        if kind != _PAX and size is not None:
-            nbytes = int(size.text)
+        if said is not None and said.size is not None:
+            nbytes = int(said.size.text)
         if nbytes < 0 or start + nbytes > source.nbytes or (is_folder and nbytes):
-            if broken and start + nbytes > source.nbytes and kind != _PAX:
-                yield Member(name, at, start, source.nbytes - start, size)
-            raise CorruptError(f"the member {name!r} of the tar is truncated")
-        if kind == _PAX:
-            size = _pax_size(source, start, nbytes)
+            if broken and start + nbytes > source.nbytes and not says_more:
+                yield Member(name, at, start, source.nbytes - start, said and said.size)
+            raise CorruptError(f"the member {name!r:.100} of the tar is truncated")
+        if says_more:
+            said = _said_by(source, start, nbytes, is_pax=kind == _PAX)
+            if said.name is not None and not folders:
+                raise UnsupportedError(f"is a tar with a long name: {said.name!r:.100}")
         elif count == _MOST_MEMBERS:
             raise UnsupportedError(f"is a tar of more than {_MOST_MEMBERS:,} members")
         else:
-            yield Member(name, at, start, nbytes, size)
+            yield Member(name, at, start, nbytes, said and said.size)
             count += 1
-            size = None
-        pending = kind == _PAX
+            said = None
         at = _padded(start + nbytes)
     raise CorruptError("the tar is truncated: its end is missing")
 
@@ -119,11 +134,14 @@ def starts_tar(head: bytes) -> bool:
     return len(head) == BLOCK and (head[257:262] == b"ustar" or has_checksum(head))
 
 
-def _pax_size(source: Readable, start: int, nbytes: int) -> Size | None:
-    """What a pax header says of the size of the member behind it."""
+def _said_by(source: Readable, start: int, nbytes: int, *, is_pax: bool) -> _Said:
+    """What a pax header, or GNU's long name, says of the member behind it."""
     if nbytes > _LONGEST_PAX:
         raise UnsupportedError("is a tar with an overlong pax header")
     content = source.read(start, nbytes)
+    if not is_pax:
+        return _Said(_long(content.partition(b"\0")[0]))
+    name = None
     size, at = None, 0
     while at < len(content):
         found = _PAX_RECORD.match(content, at)
@@ -133,10 +151,12 @@ def _pax_size(source: Readable, start: int, nbytes: int) -> Size | None:
         value = content[found.end() : end - 1]
         if found[2] == b"size" and value.isdigit() and len(value) < 20:
             size = Size(start + found.end(), value)
+        elif found[2] == b"path":
+            name = _long(value)
         elif found[2] not in _HARMLESS:
             raise UnsupportedError("is a tar with a pax header of a kind that is not known")
         at = end
-    return size
+    return _Said(name, size)
 
 
 def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]:
@@ -151,7 +171,7 @@ def edits_to_resize(source: Readable, member: Member, nbytes: int) -> list[Edit]
     if old and len(old) == len(new):
         changes.append(Edit(at, at + len(old), new))
     elif old or nbytes >= _LARGEST:
-        raise UnsupportedError(f"the member {member.name!r} would outgrow its tar header")
+        raise UnsupportedError(f"the member {member.name!r:.100} would outgrow its tar header")
     else:
         header = bytearray(source.read(member.header_at, BLOCK))
         header[_SIZE] = b"%011o\0" % nbytes
@@ -177,6 +197,18 @@ def _number(field: bytes) -> int:
         return int(_text(field).strip() or "0", 8)
     except ValueError:
         return -1
+
+
+def _name(header: bytes) -> str:
+    """The name that a header has room for, with the folders in front of it."""
+    name, prefix = _text(header[:100]), _text(header[_PREFIX])
+    return f"{prefix}/{name}" if prefix else name
+
+
+def _long(name: bytes) -> str:
+    if not name or len(name) > _LONGEST_NAME or b"\0" in name:
+        raise UnsupportedError(f"is a tar with a name of {len(name):,} bytes")
+    return name.decode("utf-8", "replace")
 
 
 def _text(field: bytes) -> str:

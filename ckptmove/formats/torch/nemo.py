@@ -81,7 +81,7 @@ class NemoContainer(Container):
         for member in walk_members(self.source, folders=True):
             name = _checked_name(member)
             if name in self.members:
-                raise CorruptError(f"the tar has two members {name!r}")
+                raise CorruptError(f"the tar has two members {name!r:.100}")
             self.members[name] = member
             end = member.end
         self._check_whole()

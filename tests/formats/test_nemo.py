@@ -99,11 +99,11 @@ def test_long_names_are_read_as_tars_spell_them(form: int, tmp_path: Path) -> No
     relocate(path, moved := tmp_path / "moved.nemo", to="privateuseone:15")
     assert set(inspect(moved).devices) == {"privateuseone:15"}
     assert (unpacked(moved, tmp_path / "new") / name).read_bytes() == b"a b"
-    content = bytearray(path.read_bytes())
-    content[257:263] = b"ustar "  # then readers disagree on the prefix
-    content[345] = content[345] or 97
-    content[148:156] = b"%06o\0 " % (sum(content[:148]) + sum(content[156:512]) + 8 * 32)
-    path.write_bytes(content)
+    odd = bytearray(path.read_bytes())
+    odd[257:263] = b"ustar "  # then readers disagree on the prefix
+    odd[345] = odd[345] or 97
+    odd[148:156] = b"%06o\0 " % (sum(odd[:148]) + sum(odd[156:512]) + 8 * 32)
+    path.write_bytes(odd)
     with pytest.raises(InputError, match="not a regular file"):
         inspect(path)
 

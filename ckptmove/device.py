@@ -25,6 +25,9 @@ _LONGEST_TAG = 64  # characters; no location of a storage is as long
 _MOST_KNOWN = 1 << 10  # strings of which it is known whether they may be tags
 _MOST_DIGITS = 3  # Python itself refuses to read a number of thousands
 
+#: What names a device without an index.
+_NAMES = frozenset((*_PLAIN, *_INDEXED, *_RENAMED, "xla"))
+
 _TAG = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
 _WRITTEN_LIKE = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "amd": "cuda"}
 
@@ -107,12 +110,12 @@ def names_device(text: str) -> bool:
     if len(text) > 20 or text == "meta":
         return False
     match = _TAG.fullmatch(text)
-    return match is not None and match[1] in (*_PLAIN, *_INDEXED, *_RENAMED, "xla")
+    return match is not None and match[1] in _NAMES
 
 
 def may_be_tag(text: str) -> bool:
     """Whether a string in a pickle may be the location of a storage, or name a device."""
-    return len(text) <= _LONGEST_TAG and _is_like_a_tag(text)
+    return (":" in text or text in _NAMES) and len(text) <= _LONGEST_TAG and _is_like_a_tag(text)
 
 
 @lru_cache(_MOST_KNOWN)

@@ -12,6 +12,7 @@ from ..graph.edit.callables import Judge, Place, places_of
 from ..graph.reach import Composite, nodes_of
 from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.pairs import change_each, changed
 from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
@@ -100,9 +101,9 @@ class _StandIns:
             node.function, node.args = self._replace(node.function), self._replace(node.args)
             node.kwargs, node.state = self._replace(node.kwargs), self._replace(node.state)
         if isinstance(node, MappingNode):
-            node.pairs = [(self._replace(k), self._replace(v)) for k, v in node.pairs]
+            node.pairs = changed(node.pairs, self._replace)
         if isinstance(node, (Tuple, List, Set, Call)):
-            node.items = [self._replace(each) for each in node.items]
+            change_each(node.items, self._replace)
 
     def _replace(self, node: Node) -> Node:
         """The name that a call stands in for; other nodes themselves."""

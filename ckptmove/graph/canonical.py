@@ -28,10 +28,10 @@ from ..pickles.nodes import (
     Set,
     Text,
     Tuple,
-    are_plain,
     named,
 )
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.pairs import change_each, changed
 from ..pickles.plain_tensors import (
     Form,
     Names,
@@ -293,9 +293,9 @@ class _Canoniser:
             node.function, node.args = self.replaced(node.function), self.replaced(node.args)
             node.kwargs, node.state = self.replaced(node.kwargs), self.replaced(node.state)
         if isinstance(node, MappingNode):
-            node.pairs = [(self.replaced(k), self.replaced(v)) for k, v in node.pairs]
-        if isinstance(node, (Tuple, List, Set, Call)) and not are_plain(node.items):
-            node.items = [self.replaced(each) for each in node.items]
+            node.pairs = changed(node.pairs, self.replaced)
+        if isinstance(node, (Tuple, List, Set, Call)):
+            change_each(node.items, self.replaced)
 
     def replaced(self, node: Node) -> Node:
         if not isinstance(node, (Persistent, Call, bytes, Blob)):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.pairs import change_each, changed
 from ..torch_pickle.children import children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from .draft import CheckpointGraph
@@ -32,9 +33,9 @@ def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
         if isinstance(node, Call):
             node.args, node.state = replaced(node.args), replaced(node.state)
         if isinstance(node, MappingNode):
-            node.pairs = [(key, replaced(value)) for key, value in node.pairs]
+            node.pairs = changed(node.pairs, replaced)
         if isinstance(node, (Tuple, List, Set, Call)):
-            node.items = [replaced(each) for each in node.items]
+            change_each(node.items, replaced)
 
     draft.graph.root = replaced(draft.graph.root)
     for _ in nodes_of(draft.graph.root, enter):

@@ -197,7 +197,7 @@ class _Comparison:
         return True
 
     def same_pairs(
-        self, old: list[tuple[Node, Node]], new: list[tuple[Node, Node]], where: str
+        self, old: Sequence[tuple[Node, Node]], new: Sequence[tuple[Node, Node]], where: str
     ) -> bool:
         if len(old) != len(new):
             return False

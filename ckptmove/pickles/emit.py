@@ -315,7 +315,9 @@ class _Emitter:
             yield from self.unwritten(batch)
             self.out += b"a" if single else b"e"
 
-    def set_items(self, pairs: list[tuple[Node, Node]], end: int, *, alone: bool) -> Iterator[Node]:
+    def set_items(
+        self, pairs: Sequence[tuple[Node, Node]], end: int, *, alone: bool
+    ) -> Iterator[Node]:
         """Set in batches that start before `end`, the last of them `alone` if it is one pair."""
         for start in range(0, end, _BATCH):
             batch = pairs[start : start + _BATCH]

@@ -28,10 +28,12 @@ from ..sources.budget import (
     Budget,
     excess,
 )
+from .hash_costs import check_added
 from .literals import Literals
 from .memo import UNFILLED, Memo
 from .names import from_python2
 from .nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .pairs import keys_of, with_pairs
 from .rows import extended, packed
 
 _LONGEST_NAME = 2000  # characters of a module and a name in it
@@ -206,7 +208,9 @@ class Machine(Literals):
         self.contain(Set([], frozen=False))
 
     def op_frozenset(self) -> None:
-        self.contain(Set(packed(self.to_mark()), frozen=True))
+        items = packed(self.to_mark())
+        check_added(items, len(items))
+        self.contain(Set(items, frozen=True))
 
     def op_empty_dict(self) -> None:
         self.contain(Dict())
@@ -234,6 +238,7 @@ class Machine(Literals):
         if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
             raise self.fault("the pickle adds to something that is no set")
         target.items = extended(target.items, items) if target.items else packed(items)
+        check_added(target.items, len(items))
 
     def op_setitem(self) -> None:
         value = self.stack.pop()
@@ -247,11 +252,8 @@ class Machine(Literals):
         if not isinstance(target, (Dict, Call)) or len(flat) % 2:
             raise self.fault("the pickle sets items of something that is no mapping")
         self.count(PAIRS, len(flat) // 2)
-        pairs = zip(flat[::2], flat[1::2], strict=True)
-        if target.pairs:
-            target.pairs.extend(pairs)
-        else:
-            target.pairs = list(pairs)
+        target.pairs = with_pairs(target.pairs, flat)
+        check_added(keys_of(target.pairs), len(flat) // 2)
 
     # -- globals, calls, persistent ids ------------------------------------------------------
 

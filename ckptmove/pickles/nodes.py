@@ -80,7 +80,7 @@ class Mapping:
     __slots__ = ("pairs",)
 
     def __init__(self) -> None:
-        self.pairs: list[tuple[Node, Node]] = []
+        self.pairs: MutableSequence[tuple[Node, Node]] = []
 
     def get(self, key: str) -> Node:
         """The last value set under a string key, or None."""

@@ -21,6 +21,7 @@ from ..pickles.nodes import (
     are_plain,
 )
 from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.pairs import Pairs, keys_of
 from .pickled_modules import INNER, body_of, is_compiled
 from .values.tensors import device_text
 
@@ -30,6 +31,8 @@ TRANSPARENT = {
     "torch.jit._pickle.restore_type_tag",
 }
 _HOLDING = (Text, Tuple, List, Set, Dict, Call, Persistent, Blob)
+_TEXTS = frozenset((str, Text))
+_LONGEST_COPY = 1000  # characters of a key
 _LONGEST_IN_KEY = 64  # characters of a text in a tuple that is a key and shown as it is
 _MOST_IN_KEY = 8  # items of a tuple that is a key and shown as it is
 _SAFE_BITS = 60  # of a number that is its own hash
@@ -75,6 +78,10 @@ def visits_of(
     and for all else only when it is visited. `barren` has the `id()` of rows that hold nothing to
     be visited; this one is added if it is one.
     """
+    if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
+        children = [each for _, each in children_of(node) if isinstance(each, _HOLDING)]
+        inside = children_of(node) if any(_leads_on(each, barren) for each in children) else ()
+        return ((k, each) for k, each in inside if _leads_on(each, barren)), children
     if not isinstance(node, (Tuple, List, Set)):
         both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
         return [(k, each) for k, each in both if _leads_on(each, barren)], [e for _, e in both]
@@ -97,11 +104,16 @@ def _leads_on(node: Node, barren: set[int]) -> bool:
 
 def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
     """The pairs that a dict keeps: of those with equal keys, the last."""
+    keys = keys_of(node.pairs)
+    if _TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys):
+        for key, value in node.pairs:
+            yield (str(key) if len(key) <= _LONGEST_COPY else key,), value  # type: ignore[arg-type]
+        return
     last = {_hashed(key): n for n, (key, _) in enumerate(node.pairs) if _is_plain(key)}
     for n, (key, value) in enumerate(node.pairs):
         if _is_plain(key):
             if last[_hashed(key)] == n:
-                short = isinstance(key, str) and len(key) <= 1000  # a long one is shared
+                short = isinstance(key, str) and len(key) <= _LONGEST_COPY  # a long one is shared
                 yield (str(key) if short else _in_path(key),), value
         else:
             spelled = spell_key(key, n)

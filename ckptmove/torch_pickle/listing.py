@@ -10,11 +10,11 @@ from ..errors import CorruptError
 from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
 from ..manifest.other_records import Alias
 from ..manifest.paths import Path
+from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
 from ..pickles.plain_tensors import is_compact
 from .children import TRANSPARENT, visits_of
-from .hash_costs import check_keys
 from .listing_budget import Allowance
 from .module_doubts import Doubt, Doubts, doubt_within, is_hooked, is_packed
 from .pickled_modules import Inside, Way, attributes_of, inside_buffers, inside_module, name_of

@@ -9,7 +9,7 @@ Source: torch/distributed/checkpoint/_traverse.py, _nested_dict.py (torch 2.4 to
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeGuard
 
@@ -226,7 +226,7 @@ def _is_dict(node: Node) -> TypeGuard[MappingNode]:
     return isinstance(node, Dict) or (isinstance(node, Call) and _body(node) is not None)
 
 
-def _body(node: Call) -> list[tuple[Node, Node]] | None:
+def _body(node: Call) -> Sequence[tuple[Node, Node]] | None:
     """What a kind of dict takes as arguments; None if a call is not known to make one."""
     args = node.args.items if isinstance(node.args, Tuple) else [None]
     if node.qualname not in _DICTS or len(args) > 1 or node.kwargs is not None:
@@ -237,5 +237,5 @@ def _body(node: Call) -> list[tuple[Node, Node]] | None:
     return [] if node.qualname == "collections.defaultdict" else None
 
 
-def _pairs(node: MappingNode) -> list[tuple[Node, Node]]:
+def _pairs(node: MappingNode) -> Sequence[tuple[Node, Node]]:
     return node.pairs if isinstance(node, Dict) else [*(_body(node) or ()), *node.pairs]  # type: ignore[arg-type]

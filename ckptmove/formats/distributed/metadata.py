@@ -17,7 +17,7 @@ Source: torch/distributed/checkpoint/metadata.py, filesystem.py (torch 2.1 to 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -198,7 +198,7 @@ def _fields(node: Node, kind: str) -> dict[str, Node]:
     return {} if state is None else {_text(key): value for key, value in state.pairs}
 
 
-def _pairs(node: Node, what: str) -> list[tuple[Node, Node]]:
+def _pairs(node: Node, what: str) -> Sequence[tuple[Node, Node]]:
     if not isinstance(node, Dict):
         raise CorruptError(f".metadata is malformed: its {what} is not a dict")
     return node.pairs

@@ -8,7 +8,7 @@ from it; then the object that the call makes is removed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import NamedTuple, TypeGuard
 
 from ...errors import RefusedError
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     #: the name of the callable, or of one of them
     callable: str
     #: the items or pairs of what holds it; None if it is all there is
-    holder: Items | list[tuple[Node, Node]] | None
+    holder: Items | MutableSequence[tuple[Node, Node]] | None
     slot: int
 
 
@@ -181,7 +181,7 @@ def _states(node: Call) -> list[Dict]:
 
 def _slots(
     node: Node,
-) -> Iterator[tuple[Items | list[tuple[Node, Node]], int, str, Node]]:
+) -> Iterator[tuple[Items | MutableSequence[tuple[Node, Node]], int, str, Node]]:
     """What can be taken from a node: where it is held, its key, and itself."""
     if isinstance(node, (List, Tuple)):
         for n, item in enumerate(node.items):

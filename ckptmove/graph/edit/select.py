@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from typing import NamedTuple
 
 from ...errors import RefusedError
@@ -29,7 +29,7 @@ class _Edge(NamedTuple):
 
     #: index of the edge that leads to what holds it, or -1
     parent: int
-    holder: Items | list[tuple[Node, Node]]
+    holder: Items | MutableSequence[tuple[Node, Node]]
     slot: int
     node: Node
     #: of the last step to it
@@ -280,7 +280,7 @@ def _path_to(edges: Sequence[_Edge], n: int) -> Path:
 
 def _slots(
     node: Node,
-) -> Iterator[tuple[Items | list[tuple[Node, Node]], int, Key, Node]]:
+) -> Iterator[tuple[Items | MutableSequence[tuple[Node, Node]], int, Key, Node]]:
     """What a node holds that can be taken out: where it is held, its key, and itself."""
     if isinstance(node, (List, Tuple)):
         for n, item in enumerate(node.items):

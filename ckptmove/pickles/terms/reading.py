@@ -15,6 +15,7 @@ from ...device import may_be_tag
 from ...errors import CorruptError
 from ..literals import may_be_checkpoint
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
+from ..pairs import with_pairs
 from ..rows import packed
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
@@ -205,7 +206,7 @@ class _Reading:
         """Give a node its pairs once both of each are there."""
 
         def pair(flat: Items) -> None:
-            node.pairs = list(zip(flat[::2], flat[1::2], strict=True))
+            node.pairs = with_pairs([], list(flat))
 
         self.todo.append((pair, _LATER, flat))
 

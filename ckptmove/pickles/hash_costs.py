@@ -6,14 +6,19 @@ keys before it. And a tuple that holds itself twice, many levels deep, has too m
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ..errors import CorruptError
-from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
-from ..pickles.nodes import Mapping as MappingNode
+from .nodes import Call, Dict, List, Node, Set, Text, Tuple
+from .nodes import Mapping as MappingNode
+from .pairs import keys_of
 
 _MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
+_LEAST_BUCKETS = 1 << 12
+_TEXTS = frozenset((str, Text))
 _LARGEST_KEY = 4096  # items of the tuples in it, each counted wherever it is
 _OF_ITEMS = {
     *("builtins.set", "builtins.frozenset", "builtins.dict"),
@@ -29,7 +34,7 @@ class _Unknown(Exception):
 def check_keys(node: Tuple | List | Set | Dict | Call) -> None:
     """Check the keys, or items, that a container is looked up by; CorruptError if too costly."""
     if isinstance(node, MappingNode) and node.pairs:
-        _check([key for key, _ in node.pairs])
+        _check(keys_of(node.pairs))
     if isinstance(node, (Set, Call)) and node.items:
         _check(node.items)
     if isinstance(node, Call) and node.qualname in _OF_ITEMS and isinstance(node.args, Tuple):
@@ -39,26 +44,48 @@ def check_keys(node: Tuple | List | Set | Dict | Call) -> None:
                 pairs = [e.items for e in each.items if isinstance(e, (List, Tuple)) and e.items]
                 _check([pair[0] for pair in pairs])
             elif isinstance(each, Dict):
-                _check([key for key, _ in each.pairs])
+                _check(keys_of(each.pairs))
+
+
+def check_added(every: Sequence[Node], added: int) -> None:
+    """Check the keys of a container after the last `added` of them were; soon, whatever there are.
+
+    Those that came one by one are looked at whenever their number has doubled.
+    """
+    count = len(every)
+    if added > _MOST_ALIKE:
+        _check(every if added == count else every[-added:])
+    elif count > _MOST_ALIKE and not count & (count - 1):
+        _check(every)
 
 
 def _check(keys: Sequence[Node]) -> None:
+    if isinstance(keys, array) or _TEXTS.issuperset(map(type, keys)):
+        return  # eight integers of 63 bits have one hash; and those of text can't be foreseen
     if len(keys) <= _MOST_ALIKE and not any(isinstance(key, Tuple) for key in keys):
         return
-    values = []
-    for key in keys:
-        if not isinstance(key, str):  # the hashes of text can't be foreseen
-            try:
-                values.append(_value(key))
-            except _Unknown:
-                continue
-    counts = Counter(map(hash, values))
+    # Most keys have a hash of their own: a bucket of a few bytes tells that of many.
+    many = max(_LEAST_BUCKETS, len(keys) // 8)
+    counts = array("L", bytes(array("L").itemsize * many))
+    for value in _values(keys):
+        counts[hash(value) % many] += 1
+    if max(counts) <= _MOST_ALIKE:
+        return
     alike: dict[int, set[str]] = defaultdict(set)
-    for value in values:
-        if counts[hash(value)] > _MOST_ALIKE:
-            alike[hash(value)].add(_text(value))
-    if any(len(each) > _MOST_ALIKE for each in alike.values()):
-        raise CorruptError("a dict has too many keys with the same hash")
+    for value in _values(keys):
+        if counts[hash(value) % many] > _MOST_ALIKE:
+            found = alike[hash(value)]
+            found.add(_text(value))
+            if len(found) > _MOST_ALIKE:
+                raise CorruptError("a dict has too many keys with the same hash")
+
+
+def _values(keys: Sequence[Node]) -> Iterator[object]:
+    """The values of keys that are plain, but for text."""
+    for key in keys:
+        if not isinstance(key, str):
+            with suppress(_Unknown):
+                yield _value(key)
 
 
 def _value(node: Node) -> object:

@@ -115,7 +115,9 @@ def names_device(text: str) -> bool:
 
 def may_be_tag(text: str) -> bool:
     """Whether a string in a pickle may be the location of a storage, or name a device."""
-    return (":" in text or text in _NAMES) and len(text) <= _LONGEST_TAG and _is_like_a_tag(text)
+    if len(text) > _LONGEST_TAG or not (":" in text or text in _NAMES):
+        return False
+    return _is_like_a_tag(text)
 
 
 @lru_cache(_MOST_KNOWN)

@@ -18,8 +18,10 @@ from ..pickles.nodes import (
     Node,
     Persistent,
     Set,
+    Text,
     Tuple,
 )
+from ..pickles.pairs import Pairs
 from ..pickles.plain_tensors import kind_of
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
@@ -30,6 +32,7 @@ from .reach import Composite
 
 COMPOSITE = (Tuple, List, Set, Dict, Call, Persistent)
 _SETS = {"builtins.set": "set", "builtins.frozenset": "frozenset"}
+_TEXTS = frozenset((str, Text))
 _LATIN_1 = ("latin1", "latin-1")
 _SAFE_BITS = 60  # of a number that is its own hash
 
@@ -56,6 +59,15 @@ def edges_of(node: Composite) -> Edges:
     if array_of(node) is not None:  # its bytes are called as it is
         return {key: (() if keys == CONTENT_AT else keys, at) for key, (keys, at) in edges.items()}
     return edges
+
+
+def have_same_keys(old: Dict, new: Dict) -> bool:
+    """Whether two long dicts have the same keys in the same order, all text; soon told."""
+    if not isinstance(old.pairs, Pairs) or not isinstance(new.pairs, Pairs):
+        return False
+    keys = old.pairs.keys
+    texts = _TEXTS.issuperset(map(type, keys)) and _TEXTS.issuperset(map(type, new.pairs.keys))
+    return texts and keys == new.pairs.keys and len(set(keys)) == len(keys)
 
 
 def _labels_of(members: Items) -> Iterator[Hashable]:

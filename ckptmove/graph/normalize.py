@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..errors import UnsupportedError
 from ..pickles.literals import may_be_checkpoint
-from ..pickles.nodes import Blob, Call, Global, Items, List, Node, Set, Text, Tuple
+from ..pickles.nodes import Blob, Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES, Readable
 
@@ -86,7 +86,7 @@ def text_of(blob: Blob, window: Readable | None) -> str | None:
 
 
 def _encoded(items: Items) -> bytes | None:
-    if len(items) != 2 or not isinstance(items[0], Text) or items[1] not in _ENCODINGS:
+    if len(items) != 2 or not isinstance(items[0], str) or items[1] not in _ENCODINGS:
         return None
     try:
         return items[0].encode("latin-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from ..pickles.mixed_rows import parts_of
 from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple
 from ..pickles.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
 
@@ -36,7 +37,7 @@ def nodes_of(
             enter(node)
         yield node
         if known not in skip:
-            held = held_by(node)
+            held = parts_of(held_by(node))
             todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
 
 

@@ -107,17 +107,19 @@ class _Emitter:
             else:
                 unfinished.pop()
         self.out += b"."
+        scalars.clear()  # they lead back here, and nothing of this shall wait to be collected
+        others.clear()
         return self.with_late_puts()
 
     def with_late_puts(self) -> bytes:
         if not self.late:
             return bytes(self.out)
-        pieces: list[bytes | bytearray] = []
-        start = 0
+        pieces: list[bytes | memoryview] = []
+        start, out = 0, memoryview(self.out)
         for at, put in sorted(self.late):
-            pieces += [self.out[start:at], put]
+            pieces += [out[start:at], put]
             start = at
-        return b"".join([*pieces, self.out[start:]])
+        return b"".join([*pieces, out[start:]])
 
     # -- the memo ----------------------------------------------------------------------------
 

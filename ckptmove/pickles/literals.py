@@ -8,12 +8,14 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from ..device import may_be_tag
 from ..errors import UnsupportedError
 from ..sources.budget import BLOBS, TEXTS
 from .nodes import Blob, Node, Text
 from .reader import Reader
 from .rows import numbers, repeats
 
+_LONG_ROW = 1 << 6  # values of a list or dict that is being filled
 _SHORTEST = 32  # bytes of a pickle in which there is anything to move
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = frozenset(b"\n\\'\"abfnrtvx01234567")
@@ -57,7 +59,10 @@ class Literals(Reader, ABC):
     def push_text(self, text: str) -> None:
         """Put a string on the stack, which knows that it was pushed here."""
         self.count(TEXTS)
-        self.stack.append(Text(text, self.at))
+        # In a long row nobody asks for the place of a short one that names no device, and the place
+        # takes more memory than the text.
+        loose = len(self.stack) >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
+        self.stack.append(text if loose else Text(text, self.at))
 
     @abstractmethod
     def count(self, kind: int, number: int = 1) -> None:

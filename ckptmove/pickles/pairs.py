@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from typing import Any, TypeAlias, overload
 
 from ..device import may_be_tag
+from .mixed_rows import MixedRow
 from .nodes import Items, Node, Text, are_plain
 from .rows import extended, packed
 
@@ -107,6 +108,8 @@ def changed(pairs: MutableSequence[Pair], change: Callable[[Node], Node]) -> Mut
 
 def change_each(row: Items, change: Callable[[Node], Node]) -> None:
     """Replace what is replaced in a row, in its place."""
+    if isinstance(row, MixedRow):
+        row = row.others
     if not are_plain(row):
         for n, each in enumerate(row):
             new = change(each)

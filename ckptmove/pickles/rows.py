@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from .mixed_rows import MixedRow, is_worth_it
 from .nodes import Items, Node, are_plain
 
 _SHORTEST, _LONGEST = 16, 1 << 16  # numbers that are looked at together, at first and at most
@@ -85,17 +86,17 @@ def _every_short() -> list[int]:
 
 
 def packed(items: Items, shortest: int = _SHORTEST) -> Items:
-    """The same items, as an array if they are many and numbers of one type."""
-    if len(items) < shortest or type(items[0]) not in _KINDS or isinstance(items, array):
+    """The same items, in a row that takes little if they are many numbers."""
+    if len(items) < shortest or isinstance(items, (array, MixedRow)):
         return items
-    kind, *others = set(map(type, items))
-    if others:
-        return items
-    try:
-        row: array[Any] = array(_KINDS[kind], items)
-    except OverflowError:
-        return items
-    return items if kind is int and min(row) == _BELOW else row
+    kind: type = type(items[0])
+    if kind in _KINDS and all(type(each) is kind for each in items):
+        try:
+            row: array[Any] = array(_KINDS[kind], items)
+        except OverflowError:
+            return items
+        return items if kind is int and min(row) == _BELOW else row
+    return MixedRow(items) if is_worth_it(items) else items
 
 
 def extended(row: Items, items: Items) -> Items:
@@ -105,6 +106,9 @@ def extended(row: Items, items: Items) -> Items:
         if isinstance(more, array) and more.typecode == row.typecode:
             row.extend(more)
             return row
+    if isinstance(row, MixedRow):
+        row.extend(items)
+        return row
     row = row if isinstance(row, list) else list(row)
     row.extend(items)
     # Protocol 0 appends one by one.

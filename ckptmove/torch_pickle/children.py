@@ -7,6 +7,7 @@ from typing import TypeGuard
 
 from ..device import names_device
 from ..manifest.paths import Key, Path, spell
+from ..pickles.mixed_rows import parts_of
 from ..pickles.nodes import (
     Blob,
     Call,
@@ -78,6 +79,7 @@ def visits_of(
     and for all else only when it is visited. `barren` has the `id()` of rows that hold nothing to
     be visited; this one is added if it is one.
     """
+    children: list[Node]
     if isinstance(node, Dict) and isinstance(node.pairs, Pairs):
         children = [each for _, each in children_of(node) if isinstance(each, _HOLDING)]
         inside = children_of(node) if any(_leads_on(each, barren) for each in children) else ()
@@ -85,9 +87,9 @@ def visits_of(
     if not isinstance(node, (Tuple, List, Set)):
         both = [(keys, each) for keys, each in children_of(node) if isinstance(each, _HOLDING)]
         return [(k, each) for k, each in both if _leads_on(each, barren)], [e for _, e in both]
-    children: list[Node] = []
+    children = []
     if not are_plain(node.items):
-        children = [each for each in node.items if isinstance(each, _HOLDING)]
+        children = [each for each in parts_of(node.items) if isinstance(each, _HOLDING)]
     if not any(_leads_on(each, barren) for each in children):
         barren.add(id(node))
         return (), children
@@ -107,7 +109,8 @@ def _pairs(node: MappingNode) -> Iterator[tuple[Path, Node]]:
     keys = keys_of(node.pairs)
     if _TEXTS.issuperset(map(type, keys)) and len(set(keys)) == len(keys):
         for key, value in node.pairs:
-            yield (str(key) if len(key) <= _LONGEST_COPY else key,), value  # type: ignore[arg-type]
+            assert isinstance(key, str)
+            yield (str(key) if len(key) <= _LONGEST_COPY else key,), value
         return
     last = {_hashed(key): n for n, (key, _) in enumerate(node.pairs) if _is_plain(key)}
     for n, (key, value) in enumerate(node.pairs):

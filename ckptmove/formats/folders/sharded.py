@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.tree_text import TREE
 from ...manifest.manifest import Section
-from ...pickles.nodes import Call, Dict, Global, Node, Text, Tuple
+from ...pickles.nodes import Call, Dict, Global, Node, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...sources import Missing
 from ...sources.source import Readable, Source
@@ -248,7 +248,7 @@ def _dict_of(shard: Shard) -> Dict | Call:
     if shard.container.program or not plain or not isinstance(root, MappingNode):
         raise UnsupportedError(f"{shard.name} does not hold a dict of tensors")
     for key, _ in root.pairs:
-        if not isinstance(key, Text):
+        if not isinstance(key, str):
             raise UnsupportedError(f"{shard.name} holds a dict with a key that is not a string")
     names = {str(key) for key, _ in root.pairs}
     if len(names) != len(root.pairs):

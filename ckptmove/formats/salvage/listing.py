@@ -9,7 +9,7 @@ from ...errors import InputError
 from ...manifest.dtypes import BITS
 from ...manifest.manifest import Storage, TensorEntry
 from ...manifest.paths import spell
-from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Text, Tuple
+from ...pickles.nodes import Blob, Call, Dict, List, Node, Persistent, Set, Tuple
 from ...sources.budget import Excess
 from ...torch_pickle.callables.encoded_bytes import latin_1
 from ...torch_pickle.children import children_of
@@ -72,7 +72,7 @@ def _array(node: Node) -> StorageRemains | None:
         content = content.content
     elif isinstance(content, Call) and isinstance(content.args, Tuple) and content.args.items:
         text = content.args.items[0]
-        content = latin_1(text) if isinstance(text, Text) else None
+        content = latin_1(text) if isinstance(text, str) else None
     elif isinstance(content, str):
         content = latin_1(content)
     if array is None or not isinstance(content, bytes) or len(content) != array.nbytes:

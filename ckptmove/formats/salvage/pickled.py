@@ -11,7 +11,7 @@ Of what is cut short, the storages at the start are there. Nothing in such files
 from __future__ import annotations
 
 from ...manifest.dtypes import storage_element_nbytes
-from ...pickles.nodes import List, Text
+from ...pickles.nodes import List
 from ...sources.source import Source
 from ...torch_pickle.streams import Container, Stream
 from ...torch_pickle.values.persistent_ids import StorageId
@@ -143,7 +143,7 @@ def _read_one(
         return None
     end = keys_at + keys.nbytes if keys.is_whole else None
     for key in root.items if end is not None else ():
-        end = _take(container, str(key) if isinstance(key, Text) else "", by_key, end, found)
+        end = _take(container, str(key) if isinstance(key, str) else "", by_key, end, found)
         if end is None:
             break
     return end

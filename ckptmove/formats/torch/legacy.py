@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import storage_element_nbytes
 from ...manifest.manifest import Extent
-from ...pickles.nodes import Dict, List, Text
+from ...pickles.nodes import Dict, List
 from ...pickles.reach import names_reached
 from ...torch_pickle.callables.uses import not_surely_harmless
 from ...torch_pickle.streams import Container, LocationEdits, Stream
@@ -158,7 +158,7 @@ class LegacyContainer(Container):
             raise CorruptError("the list of storages is not a list")
         at, listed = keys.start + keys.nbytes, set[str]()
         for key in root.items:
-            if not isinstance(key, Text) or str(key) in listed:
+            if not isinstance(key, str) or str(key) in listed:
                 raise CorruptError("the list of storages is malformed")
             listed.add(str(key))
             storage = by_key.get(str(key))

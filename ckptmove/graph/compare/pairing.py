@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...errors import CorruptError
 from ...manifest.paths import Path
-from ...pickles.nodes import Blob, Call, Dict, Items, List, Node, Text, Tuple
+from ...pickles.nodes import Blob, Call, Dict, Items, List, Node, Tuple
 from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.rows import same_numbers
 from ...pickles.terms import Term
@@ -25,6 +25,7 @@ from ..edges import (
     children_edges,
     device_of,
     edges_of,
+    have_same_keys,
     is_leaf,
     is_mutable,
     scalar_of,
@@ -285,6 +286,10 @@ class _Pairing:
             if not same_numbers(old.items, new.items):
                 self.rows(old.items, new.items, where)
             return
+        if isinstance(old, Dict) and isinstance(new, Dict) and have_same_keys(old, new):
+            self.step(2 * len(old.pairs))
+            self.todo.append(self.unlike_pairs(old, new, where))
+            return
         olds, news = edges_of(old), edges_of(new)
         if isinstance(old, MappingNode) and isinstance(new, MappingNode):
             both = [key for key in olds if key in news]
@@ -322,12 +327,19 @@ class _Pairing:
             if in_part or not self.is_known(old, new):
                 yield old, new, self.inside(where, (n,))
 
+    def unlike_pairs(self, old: Dict, new: Dict, where: Where) -> Iterator[_Place]:
+        """The values of two long dicts with the same keys that may not be the same."""
+        in_part = self.chosen is not None and not where.chosen
+        for (key, value), (_, other) in zip(old.pairs, new.pairs, strict=True):
+            if in_part or not self.is_known(value, other):
+                yield value, other, self.inside(where, (str(key),))
+
     def is_known(self, old: Node, new: Node) -> bool:
         """Whether a look at two nodes would tell nothing that is not known: most of a long row."""
         kind = type(old)
         if kind is not type(new):
             return False
-        if isinstance(old, Text) and len(old) <= _LONGEST_AT_ONCE:
+        if isinstance(old, str) and len(old) <= _LONGEST_AT_ONCE:
             return old == new
         if old is None or kind is bool or kind is int:
             return old == new

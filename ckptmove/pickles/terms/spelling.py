@@ -11,6 +11,7 @@ from math import isfinite, isnan
 from typing import Any, TypeAlias
 
 from ...errors import UnsupportedError
+from ..mixed_rows import MixedRow, parts_of
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Tuple, are_plain
 
 #: A plain JSON value, or an array of numbers.
@@ -130,7 +131,7 @@ class _Spelling:
                     continue
             inside = _inside(node)
             if not are_terms(inside):
-                todo.extend(reversed(inside))
+                todo.extend(reversed(parts_of(inside)))
 
     def run(self) -> Term:
         whole: list[Term] = [None]
@@ -164,9 +165,19 @@ class _Spelling:
     def row(self, nodes: Items) -> Term:
         if are_terms(nodes):
             return nodes  # a row of numbers is its own term: a copy of a long one takes much memory
+        if isinstance(nodes, MixedRow) and all(map(self.is_bare, nodes.others)):
+            for each in nodes.others:
+                self.spend(each)
+            return nodes
         terms: list[Term] = [None] * len(nodes)
         self.todo.append(self.spelled((node, terms, n) for n, node in enumerate(nodes)))
         return terms
+
+    def is_bare(self, node: Node) -> bool:
+        """Whether a node is its own term, which need not be shared."""
+        if isinstance(node, str):
+            return len(node) <= _LONG and not has_surrogates(node)
+        return are_terms([node])
 
     def rows(self, pairs: Sequence[tuple[Node, Node]]) -> list[Term]:
         terms: list[Term] = [[None, None] for _ in pairs]

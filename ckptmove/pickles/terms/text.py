@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
+from ..mixed_rows import MixedRow
 from ..nodes import Items
 from ..rows import extended, packed
 from .spelling import Term
@@ -43,33 +44,41 @@ def spelled(term: Term) -> str:
 
     UnsupportedError if it is too deep or too large.
     """
-    text = "".join(spelled_parts(term))
+    text = "".join(spelled_parts(term, bounded=True))
     excess = _excess(_between(text, _rows_within(text)), len(text))
     if excess is not None:
         raise UnsupportedError(excess)
     return text
 
 
-def spelled_parts(term: Term) -> Iterator[str]:
-    """The JSON of `spelled` in parts, however large; rows of numbers are not made text at once."""
-    rows: list[array[Any]] = []
+def spelled_parts(term: Term, *, bounded: bool = False) -> Iterator[str]:
+    """The JSON of `spelled` in parts, however large; rows of numbers are not made text at once.
 
-    def set_aside(row: array[Any]) -> str:
+    `bounded`: UnsupportedError if it has too many texts, before all of it is there as one.
+    """
+    rows: list[array[Any] | MixedRow] = []
+
+    def set_aside(row: array[Any] | MixedRow) -> str:
         rows.append(row)
         return _NO_TEXT
 
     try:
-        text = json.dumps(
-            term, separators=(",", ":"), allow_nan=False, check_circular=False, default=set_aside
-        )
+        parts = list(_encoder(set_aside).iterencode(term, _one_shot=True))  # in C
     except RecursionError:
         raise UnsupportedError(_too_deep()) from None
+    if bounded and not rows:
+        quotes = sum(_without_escapes(part.encode("ascii")).count(b'"') for part in parts)
+        excess = _excess_of_texts(quotes, sum(map(len, parts)))
+        if excess is not None:
+            raise UnsupportedError(excess)
+    text = "".join(parts)
+    del parts
     others = text.split(f'"{_NO_TEXT_ESCAPED}"') if rows else [text]
     del text
     for before, row in zip(others, rows, strict=False):
         yield f"{before}["
         for at in range(0, len(row), _PART):
-            yield ("," if at else "") + ",".join(map(repr, row[at : at + _PART]))
+            yield ("," if at else "") + _encoder().encode(list(row[at : at + _PART]))[1:-1]
         yield "]"
     yield others[-1]
 
@@ -105,6 +114,12 @@ def parsed(text: str) -> Term:
         raise CorruptError(_too_deep()) from None
     except ValueError:
         raise CorruptError("the saved tree is not JSON") from None
+
+
+def _encoder(default: Callable[[array[Any] | MixedRow], str] | None = None) -> json.JSONEncoder:
+    return json.JSONEncoder(
+        separators=(",", ":"), allow_nan=False, check_circular=False, default=default
+    )
 
 
 def _rows_within(text: str) -> list[tuple[int, int]]:
@@ -157,11 +172,18 @@ def _too_deep() -> str:
 def _excess(others: list[str], nbytes: int) -> str | None:
     """What JSON text has too much of, or None: of its parts but for the long rows of numbers."""
     extent = extent_of("[]".join(others))
-    if extent.quotes > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
-        return "the saved tree has far more texts in JSON than its length can need"
+    excess = _excess_of_texts(extent.quotes, nbytes)
+    if excess is not None:
+        return excess
     if extent.opened > LEAST_BRACKETS + nbytes // CHARACTERS_OF_BRACKET:
         return "the saved tree has far more lists and objects in JSON than its length can need"
     return _too_deep() if extent.depth > MAX_DEPTH else None
+
+
+def _excess_of_texts(quotes: int, nbytes: int) -> str | None:
+    if quotes > 2 * (LEAST_TEXTS + nbytes // CHARACTERS_OF_TEXT):
+        return "the saved tree has far more texts in JSON than its length can need"
+    return None
 
 
 class Extent(NamedTuple):

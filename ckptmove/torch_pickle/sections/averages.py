@@ -19,12 +19,14 @@ from collections.abc import Collection, Iterable, Sequence
 from ...manifest.manifest import Section
 from ...manifest.paths import Key
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
+from ...pickles.pairs import keys_of
 from .sections import is_tensor
 
 _LONGEST_KEY = 1000  # characters of a key that is looked through
 _LONGEST_WORD = 100  # of one that may speak of averages
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SURE = {"ema", "swa", "shadow", "polyak"}
+_HINT = re.compile("ema|swa|shadow|polyak|averag|avg", re.IGNORECASE)
 _OF_A_MODEL = {"model", "net", "network", "module", "params", "parameters", "weights", "state"}
 #: What counts and configures an average, among its weights.
 BOOKKEEPING = frozenset(
@@ -48,7 +50,7 @@ _EXCHANGED = (
 
 def speaks_of_average(key: Key) -> bool:
     """Whether a key says that averaged weights are below it."""
-    if not isinstance(key, str) or len(key) > _LONGEST_WORD:
+    if not isinstance(key, str) or len(key) > _LONGEST_WORD or not _HINT.search(key):
         return False
     words = {word.lower() for word in _WORD.findall(key)}
     if words & _SURE:
@@ -71,10 +73,11 @@ def averages_within(node: Node, section: Section) -> dict[Key, bool]:
         return found
     if section is not Section.OTHER:
         return {}
-    keys = {str(key) for key, _ in held.pairs if isinstance(key, str) and len(key) <= _LONGEST_WORD}
-    told: dict[Key, bool] = {key: True for key in keys if speaks_of_average(key)}
+    keys = keys_of(held.pairs)
+    speaking = (str(key) for key in keys if isinstance(key, str) and speaks_of_average(key))
+    told: dict[Key, bool] = dict.fromkeys(speaking, True)
     for together, average, other in _EXCHANGED:
-        if keys >= together:
+        if held.keys_among(together) == together:
             told[average], told[other] = True, False
     return told
 

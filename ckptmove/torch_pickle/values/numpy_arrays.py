@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 
 from ...manifest.dtypes import nbytes_of
 from ...manifest.manifest import Storage
-from ...pickles.nodes import Blob, Call, Global, Node, Text, Tuple
+from ...pickles.nodes import Blob, Call, Global, Node, Tuple
 from ..callables.uses import ENCODE, LATIN_1
 from .persistent_ids import is_size
 from .strided import MOST_DIMENSIONS, Tensor, contiguous_stride
@@ -177,7 +177,7 @@ def _nbytes(content: bytes | str | Blob | Call) -> int | None:
         return 0
     if content.qualname != ENCODE or len(args) != 2 or args[1] not in LATIN_1:
         return None
-    return len(args[0]) if isinstance(args[0], Text) else None
+    return len(args[0]) if isinstance(args[0], str) else None
 
 
 def _dtype(node: Node) -> tuple[str, bool] | None:

@@ -19,13 +19,6 @@ VERBS = ("inspect", "relocate", "convert", "convert back", "diff")
 #: The large ones for which the bound does not hold yet, by what they take at most, in bytes.
 BEYOND = {
     "small_tensors.safetensors": 780_000_000,
-    "recalled_coded_bytes.pkl": 694_000_000,
-    "recalled_long_text.pkl": 193_000_000,
-    "labeled_numbers.pkl": 240_000_000,
-    "colliding_numbers.pkl": 340_000_000,
-    "colliding_numbers_saved.pt": 359_000_000,
-    "colliding_tuples.pt": 447_000_000,
-    "colliding_set.pt": 258_000_000,
 }
 CODES = {0, 1, 3, 4}
 

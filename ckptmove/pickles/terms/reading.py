@@ -100,9 +100,10 @@ class _Reading:
         if are_terms(terms):
             return packed(terms)
         nodes: list[Node] = [None] * len(terms)
+        later = len(self.todo)
         for index, term in enumerate(terms):
             self.put(term, nodes, index)
-        return nodes
+        return packed(nodes) if len(self.todo) == later else nodes
 
     def node(self, term: Term) -> Node:
         if isinstance(term, str):

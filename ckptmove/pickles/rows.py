@@ -110,9 +110,11 @@ def extended(row: Items, items: Items) -> Items:
         row.extend(items)
         return row
     row = row if isinstance(row, list) else list(row)
+    before = len(row)
     row.extend(items)
-    # Protocol 0 appends one by one.
-    return packed(row) if len(row) >= _GROWN and not len(row) & (len(row) - 1) else row
+    # Protocol 0 appends one by one, others a thousand at once.
+    doubled = len(row).bit_length() > before.bit_length()
+    return packed(row) if len(row) >= _GROWN and doubled else row
 
 
 def same_numbers(old: Sequence[Node], new: Sequence[Node]) -> bool:

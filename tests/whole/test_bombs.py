@@ -18,6 +18,7 @@ SMALL, LARGE = 600_000, 10_000_000  # bytes of a bomb
 VERBS = ("inspect", "relocate", "convert", "convert back", "diff")
 #: The large ones for which the bound does not hold yet, by what they take at most, in bytes.
 BEYOND = {
+    "labeled_numbers.pkl": 205_000_000,
     "small_tensors.safetensors": 780_000_000,
 }
 CODES = {0, 1, 3, 4}

@@ -14,6 +14,7 @@ from typing import Any
 from ...device import may_be_tag
 from ...errors import CorruptError
 from ..literals import may_be_checkpoint
+from ..mixed_rows import MixedRow, is_worth_it
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
 from ..pairs import with_pairs
 from ..rows import packed
@@ -99,11 +100,12 @@ class _Reading:
     def row(self, terms: Term) -> Items:
         if are_terms(terms):
             return packed(terms)
+        if is_worth_it(terms) and not any(isinstance(each, (dict, *_ROWS)) for each in terms):
+            return MixedRow(map(self.node, terms))
         nodes: list[Node] = [None] * len(terms)
-        later = len(self.todo)
         for index, term in enumerate(terms):
             self.put(term, nodes, index)
-        return packed(nodes) if len(self.todo) == later else nodes
+        return nodes
 
     def node(self, term: Term) -> Node:
         if isinstance(term, str):

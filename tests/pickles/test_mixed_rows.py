@@ -89,10 +89,10 @@ def test_long_values_come_back(protocol: int, tmp_path: Path) -> None:
 
 
 def test_what_differs_in_long_values_is_named(tmp_path: Path) -> None:
-    value = {"row": row(9000), "pairs": dict(PAIRS)}
+    value: dict[str, Any] = {"row": row(9000), "pairs": dict(PAIRS)}
     other = copy.deepcopy(value)
     other["row"][8000] = "other"
-    other["pairs"]["name 4321"] = "another"  # type: ignore[call-overload]
+    other["pairs"]["name 4321"] = "another"
     for name, each in (("a.pkl", value), ("b.pkl", other)):
         (tmp_path / name).write_bytes(pickle.dumps(each))
     found = ckptmove.diff(tmp_path / "a.pkl", tmp_path / "b.pkl")

@@ -10,10 +10,10 @@ from operator import attrgetter
 from typing import TypeVar
 
 from ..errors import UnsupportedError, WriteError
-from ..plans.plan import Copy, Gather, Plan
+from ..plans.plan import Copy, Gather, Plan, Write
 from ..sources.source import File, Source
 from ..system.files import READ_WRITE, OpenFolder, clone, free_nbytes, sync
-from .copy import Copier, put, start_writeback
+from .copy import Copier, Run, put, start_writeback
 from .final_name import check_free_space, failure_of, mode_from
 from .verify import Progress, Verifier
 
@@ -84,7 +84,8 @@ class PlanFile:
         """Copy (unless all was cloned), gather, write and verify; gives CRC-32s of the measures."""
         with Verifier(plan, self.sources, self.fd, self.path) as verifier:
             writes = deque(sorted(plan.writes, key=attrgetter("at")))
-            for end in (plan.nbytes,) if copier is None else self._fill(plan, copier, report):
+            filled = (plan.nbytes,) if copier is None else self._fill(plan, copier, writes, report)
+            for end in filled:
                 while writes and writes[0].at + len(writes[0].data) <= end:
                     put(self.fd, *writes.popleft())
                 verifier.written(min(end, writes[0].at) if writes else end)
@@ -102,16 +103,29 @@ class PlanFile:
             return False
         return clone(source.fd, self.fd)
 
-    def _fill(self, plan: Plan, copier: Copier, report: ProgressCounter) -> Iterator[int]:
-        """Copy and gather; gives again and again up to where all is there, but for writes."""
+    def _fill(
+        self, plan: Plan, copier: Copier, writes: deque[Write], report: ProgressCounter
+    ) -> Iterator[int]:
+        """Copy and gather; gives again and again up to where all is there, but for `writes`.
+
+        Those of them that lie among small copies are written with these, and taken off.
+        """
         parts: Iterator[Copy | Gather] = heapq.merge(
             plan.copies, plan.gathers, key=attrgetter("at")
         )
+        run = Run(self.sources, self.fd)
         for part in parts:
+            if isinstance(part, Copy) and run.add(part):
+                continue
+            if run.put(writes):
+                yield run.end
             if isinstance(part, Copy):
+                if run.add(part):
+                    continue
                 yield from (part.at + done for done in copier.copy(part))
             else:
                 yield from self._gather(part, report)
+        run.put(writes)
         yield plan.nbytes
 
     def _gather(self, gather: Gather, report: Progress) -> Iterator[int]:

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from ..errors import CorruptError, WriteError
 from ..plans.plan import Check, Checksum, CrcRange, Plan, SourceChecksum
 from ..sources.joined import Joined
+from ..sources.nearby_reads import NearbyReads
 from ..sources.source import File, Source
 from ..system.files import read_into
 
@@ -23,6 +24,7 @@ from ..system.files import read_into
 Progress = Callable[[int], object]
 
 _BUFFER = 1 << 17  # bytes read at once: more than a processor's cache holds is slower
+_SMALL = 1 << 12  # bytes of a piece of which several are read at once
 
 
 class Verifier:
@@ -45,6 +47,8 @@ class Verifier:
         self.done = self._taken = 0
         self._measured = Measured(plan.measures)
         self._buffer, self._other = bytearray(_BUFFER), bytearray(_BUFFER)
+        self._held = 0, 0  # what range of the destination the buffer has
+        self._readers: dict[int, NearbyReads] = {}  # by the `id()` of a file
 
     def __enter__(self) -> Verifier:
         if self._thread is not None:
@@ -116,39 +120,57 @@ class Verifier:
         for at, view in self._read_back(check.at, check.at + check.nbytes):
             if check.checksum is not None:
                 crc32 = zlib.crc32(view, crc32)
-            elif not self._same_in(source, check.source_at + at - check.at, len(view)):
+            elif not self._same_in(source, check.source_at + at - check.at, view):
                 raise self._lost(f"the {len(view):,} bytes at offset {at:,} did not arrive")
             self.done += len(view)
         if check.checksum is not None and crc32 != check.checksum.crc32:
             self._blame(check)
 
     def _read_back(self, start: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """Read what was written piece by piece, as soon as it is there, and measure it."""
-        for at in range(start, end, _BUFFER):
-            view = memoryview(self._buffer)[: min(_BUFFER, end - at)]
-            self._wait_for(at + len(view))
-            if read_into(self._fd, view, at) != len(view):
-                raise self._lost("the written bytes can't be read back")
+        """Give what was written piece by piece, as soon as it is there, and measure it.
+
+        With a piece is read what is there after it: small ones lie close together.
+        """
+        at = start
+        while at < end:
+            if not self._held[0] <= at < self._held[1]:
+                self._wait_for(min(at + _BUFFER, end))
+                stop = min(at + _BUFFER, max(end, self._mark))
+                view = memoryview(self._buffer)[: stop - at]
+                if read_into(self._fd, view, at) != len(view):
+                    raise self._lost("the written bytes can't be read back")
+                self._held = at, stop
+            first, stop = self._held[0], min(end, self._held[1])
+            view = memoryview(self._buffer)[at - first : stop - first]
             self._measured.add(at, view)
             yield at, view
+            at = stop
 
-    def _same_in(self, source: Source, start: int, nbytes: int) -> bool:
+    def _same_in(self, source: Source, start: int, view: memoryview) -> bool:
         """Whether what was read back is what the files of a source have there."""
         done = 0
-        for piece in source.pieces(start, nbytes):
+        for piece in source.pieces(start, len(view)):
             if isinstance(piece.source, File):
-                other = memoryview(self._other)[: piece.nbytes]
-                if read_into(piece.source.fd, other, piece.at) != piece.nbytes:
-                    why = "the file shrank while it was read"
-                    raise CorruptError(why, path=piece.source.path)
-                if piece.nbytes == _BUFFER:  # two views are compared by element
-                    same = self._buffer == self._other
+                part = view[done : done + piece.nbytes]
+                # that bytes stand first makes it one memcmp; two views are compared by element
+                if piece.nbytes <= _SMALL:
+                    same = self._nearby(piece.source).read(piece.at, piece.nbytes) == part
                 else:
-                    same = self._buffer[done : done + piece.nbytes] == self._other[: piece.nbytes]
+                    other = memoryview(self._other)[: piece.nbytes]
+                    piece.source.read_into(piece.at, other)
+                    same = (
+                        self._other if piece.nbytes == _BUFFER else self._other[: piece.nbytes]
+                    ) == part
                 if not same:
                     return False
             done += piece.nbytes
         return True
+
+    def _nearby(self, file: File) -> NearbyReads:
+        """What reads small pieces of a file."""
+        if id(file) not in self._readers:
+            self._readers[id(file)] = NearbyReads(file)
+        return self._readers[id(file)]
 
     def _wait_for(self, end: int) -> None:
         while self._mark < end and not self._stopped:

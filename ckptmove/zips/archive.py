@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
+from ..sources.nearby_reads import NearbyReads
 from ..sources.source import MAX_NBYTES, Readable
-from .nearby_reads import NearbyReads
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008

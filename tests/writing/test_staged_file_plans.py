@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from ckptmove.errors import CorruptError, RefusedError, WriteError
-from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write
+from ckptmove.plans.plan import Checksum, Copy, CrcRange, Gather, Plan, Write, apply_plan
 from ckptmove.runtime import gather as gathering
 from ckptmove.writing.final_name import check_file, check_room
 from ckptmove.writing.staged_file import LocalFile
@@ -57,6 +57,62 @@ def written(folder: Path, contents: Sequence[bytes], plan: Plan, **options: obje
         file.write(plan, progress)
         file.commit()
     return (folder / "out").read_bytes()
+
+
+def small_copies(crc32: Callable[[int, bytes], int]) -> Plan:
+    """A thousand small copies from all over a source, each after a header that is written."""
+    held = content(3, 100_000)
+    places = [n * 7919 % 99_900 for n in range(1000)]
+    copies = [Copy(at, 72, n * 128 + 50) for n, at in enumerate(places)]
+    writes = [Write(n * 128, b"header %4d" % n) for n in range(1000)]
+    writes.append(Write(5 * 128 + 60, b"over a copy"))
+    sums = [
+        Checksum(copy.at, 72, crc32(n, held[copy.source_at : copy.source_at + 72]), f"r{n}", at)
+        for n, (copy, at) in enumerate(zip(copies, places, strict=True))
+        if n % 2 == 0
+    ]
+    return Plan("relay", 128_000, tuple(copies), tuple(writes), tuple(sums))
+
+
+def test_small_copies_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is written among them, in a few calls, and each byte as it should be."""
+    plan, calls = small_copies(lambda _, data: zlib.crc32(data)), list[int]()
+    write = os.pwrite
+
+    def counted(fd: int, data: bytes, at: int) -> int:
+        calls.append(at)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    held = content(3, 100_000)
+    assert written(tmp_path, [held], plan) == apply_plan(plan, held)
+    assert len(calls) < 10
+
+
+def test_damage_of_a_small_copy_is_found(tmp_path: Path) -> None:
+    plan = small_copies(lambda n, data: zlib.crc32(data) ^ (n == 500))
+    with pytest.raises(CorruptError, match="the record 'r500' is damaged"):
+        written(tmp_path, [content(3, 100_000)], plan)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("lost", [50, 128 * 7 + 60])
+def test_a_small_copy_that_does_not_arrive_is_noticed(
+    lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those with a checksum, and of those without."""
+    plan, write = small_copies(lambda _, data: zlib.crc32(data)), os.pwrite
+
+    def losing(fd: int, data: bytes, at: int) -> int:
+        changed = bytearray(data)
+        if at <= lost < at + len(changed):
+            changed[lost - at] ^= 1
+        return write(fd, changed, at)
+
+    monkeypatch.setattr(os, "pwrite", losing)
+    with pytest.raises(WriteError):
+        written(tmp_path, [content(3, 100_000)], plan)
+    assert not (tmp_path / "out").exists()
 
 
 BOTH = (content(1, 300_000), content(2, 200_000))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sources.source import Readable, Source, Window
+from .source import Readable, Source, Window
 
 _BLOCK = 1 << 17  # bytes that are read at once
 _NEAR = 1 << 13  # how far apart two reads are that are close together

@@ -35,7 +35,8 @@ from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless
 from ..torch_pickle.streams import Stream
-from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive, Record
+from ..zips.archive import DEFLATED, LOCAL_MAGIC, Archive
+from ..zips.members import Record
 from .archives.records import RecordsContainer
 from .archives.zip_container import content_of
 from .base import PickledFormat, WritableFormat

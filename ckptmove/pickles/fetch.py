@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ..errors import CorruptError, InputError, UnsupportedError
-from ..sources.source import MAX_NBYTES, Readable
+from ..sources.source import MAX_NBYTES, Memory, Readable
 from .scan import FRAME, LINES, STOP, UNKNOWN, WIDTHS, lines_of
 
 _AT_FIRST, _AT_ONCE = 1 << 12, 1 << 18  # bytes read ahead, and when the pickle turns out long
@@ -132,11 +132,18 @@ class _Fetcher:
                     self.pass_over(at, header_end, nbytes)
                     end = header_end
             if code == STOP:
-                del buffer[end:]
-                return Fetched(bytes(buffer), self.gaps)
+                return Fetched(self.content(end), self.gaps)
             if code == FRAME and self.framed:
                 frame_end = end + int.from_bytes(buffer[at + 1 : end], "little")
             at = end
+
+    def content(self, end: int) -> bytes:
+        """What was read of the pickle, up to its end; not once more if it is in memory already."""
+        source, whole = self.source, self.start == 0 and not self.gaps
+        if whole and isinstance(source, Memory) and source.nbytes == end:
+            return source.content
+        del self.buffer[end:]
+        return bytes(self.buffer)
 
     def fill(self, end: int) -> None:
         """Have the buffer reach `end`, or the end of the file."""

@@ -118,7 +118,7 @@ class Run:
                 before.append(write)
             else:
                 self._content[at - start : at - start + len(data)] = data
-        put(self._fd, start, self._content)
+        put(self._fd, start, memoryview(self._content))
         for write in before:
             put(self._fd, *write)
         self._content = bytearray()

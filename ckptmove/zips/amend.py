@@ -25,9 +25,9 @@ from .archive import (
     MAX32,
     STORED,
     Archive,
-    Record,
 )
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
+from .members import Record
 from .rewrite import deflated, fits, patch
 
 _CENTRAL_CRC_AT, _CENTRAL_OFFSET_AT = 16, 42

@@ -15,13 +15,12 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from operator import attrgetter
-from typing import NamedTuple
 
 from ..errors import CorruptError, UnsupportedError
 from ..sources.budget import Budget
 from ..sources.nearby_reads import NearbyReads
 from ..sources.source import MAX_NBYTES, Readable
+from .members import Record, Records
 
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x0008
@@ -46,30 +45,6 @@ _DESCRIPTOR, _WIDE_DESCRIPTOR = struct.Struct("<3I"), struct.Struct("<IQQ")
 _MAX_RATIO = 1032  # deflate can't do better
 
 
-class Record(NamedTuple):
-    """A member of the archive, as its directory entry tells it."""
-
-    name: str
-    #: STORED or DEFLATED
-    method: int
-    flags: int
-    #: of the content; 0 on a record with content means that none was computed
-    crc32: int
-    #: bytes in the file
-    stored_nbytes: int
-    #: bytes of the content
-    nbytes: int
-    #: offset of the local header
-    header_at: int
-    #: offset of the directory entry
-    entry_at: int
-
-    @property
-    def unchecksummed(self) -> bool:
-        """Whether the writer left the checksum out (`torch.serialization.set_crc32_options`)."""
-        return self.crc32 == 0 and self.nbytes > 0
-
-
 class Archive:
     """The records of one zip file."""
 
@@ -80,8 +55,7 @@ class Archive:
         """
         self.source = source
         #: in directory order
-        self.records: dict[str, Record] = {}
-        self._data_at: dict[str, int] = {}
+        self.records = Records()
         self._budget = Budget() if budget is None else budget
         self._granted: set[str] = set()  # compressed records whose size was counted
         self._find_directory()
@@ -168,7 +142,7 @@ class Archive:
             if name in folded:
                 raise CorruptError(f"the record {record.name!r} occurs twice")
             folded.add(name)
-            self.records[record.name] = record
+            self.records.append(record)
             position += nbytes
         if position != len(directory):
             raise CorruptError("the zip directory holds more than its entries")
@@ -206,9 +180,10 @@ class Archive:
 
     def data_at(self, record: Record) -> int:
         """Offset of the record's first byte, from its local header, which must agree."""
-        at = self._data_at.get(record.name)
-        if at is None:
-            at = self._data_at[record.name] = self._check_header(record, self.source.read)
+        at = self.records.data_at(record.name)
+        if not at:
+            at = self._check_header(record, self.source.read)
+            self.records.note_data_at(record.name, at)
         return at
 
     def _check_header(self, record: Record, read: Callable[[int, int], bytes]) -> int:
@@ -254,13 +229,14 @@ class Archive:
         """Check every local header, and that no two records overlap."""
         self.source.expect(self._beside_content())
         read = NearbyReads(self.source).read
-        end, before, places = 0, "", self._data_at
-        for record in sorted(self.records.values(), key=attrgetter("header_at")):
+        end, before = 0, ""
+        for record in self.records.by_header():
             if record.header_at < end:
                 raise CorruptError(f"the records {before!r} and {record.name!r} overlap")
-            at = places.get(record.name)
-            if at is None:
-                at = places[record.name] = self._check_header(record, read)
+            at = self.records.data_at(record.name)
+            if not at:
+                at = self._check_header(record, read)
+                self.records.note_data_at(record.name, at)
             end, before = at + record.stored_nbytes, record.name
 
     def _beside_content(self) -> Iterator[tuple[int, int]]:
@@ -274,7 +250,8 @@ class Archive:
 
     def oddities(self) -> list[str]:
         """What is odd about any zip file, a sentence each."""
-        unchecked = sum(record.unchecksummed for record in self.records.values())
+        sums, sizes = self.records.column("crc32"), self.records.column("nbytes")
+        unchecked = sum(size > 0 == crc32 for crc32, size in zip(sums, sizes, strict=True))
         odd = [f"{unchecked:,} of its records carry no checksum"] if unchecked else []
         if self.trailing_nbytes:
             odd.append(f"{self.trailing_nbytes:,} bytes follow the end of the zip")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 
-from .archive import DEFLATED, Archive, Record
+from .archive import DEFLATED, Archive
+from .members import Record
 
 _STEP = 1 << 20  # bytes read at once
 

@@ -8,7 +8,8 @@ from operator import itemgetter
 
 from ..errors import CorruptError
 from ..plans.plan import Checksum, Plan
-from .archive import STORED, Archive, Record
+from .archive import STORED, Archive
+from .members import Record
 
 #: A plan copies from the file that holds the zip, by offsets within that file.
 Content = bytes | Plan

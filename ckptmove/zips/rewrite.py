@@ -7,9 +7,10 @@ import zlib
 from collections.abc import Mapping
 
 from ..plans.plan import Copy, Edit, Plan, Write, apply_edits
-from .archive import DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, STORED, Archive, Record
+from .archive import DESCRIPTOR_MAGIC, HAS_DESCRIPTOR, LOCAL, STORED, Archive
 from .content import Content, checksum_of, checksums_that_stay, nbytes_of
 from .layout import Member, directory, lay_out
+from .members import Record
 
 _CENTRAL_CRC_AT, _LOCAL_CRC_AT = 16, 14  # within a directory entry, and a local header
 

@@ -87,6 +87,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "pickles.terms.text",
         "pickles.terms",
         "pickles",
+        "zips.members",
         "zips.archive",
         "zips.layout",
         "zips.found_records",

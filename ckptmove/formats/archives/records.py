@@ -15,9 +15,10 @@ from ...sources.source import Memory, Readable
 from ...torch_pickle.streams import Container, LocationEdits
 from ...torch_pickle.values.strided import MOST_DIMENSIONS, reach_of
 from ...zips.amend import amend
-from ...zips.archive import STORED, Archive, Record
+from ...zips.archive import STORED, Archive
 from ...zips.content import Content
 from ...zips.layout import ALIGNMENT
+from ...zips.members import Record
 from ...zips.rewrite import rewrite
 from ..session import ReadSession
 from .documents import Changes, Document
@@ -84,7 +85,7 @@ class RecordsContainer(ArchiveContainer):
         known = self.storages.get(key)
         if known is not None and (known.location, known.dtype) != (view.device, view.dtype):
             raise CorruptError(f"the record {record.name!r} is described twice, differently")
-        self._held[key] = record
+        self._held[key] = record.name
         extent = None
         if self.source.start is not None and record.method == STORED:
             extent = Extent(self.source.start + self.archive.data_at(record), record.nbytes)

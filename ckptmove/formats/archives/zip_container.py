@@ -17,9 +17,10 @@ from ...plans.plan import Plan, apply_edits, apply_plan
 from ...sources.source import MAX_NBYTES, Memory, Readable
 from ...torch_pickle.streams import Container, LocationEdits, Stream
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from ...zips.archive import DEFLATED, STORED, Archive, Record
+from ...zips.archive import DEFLATED, STORED, Archive
 from ...zips.checking import damage
 from ...zips.layout import ALIGNMENT
+from ...zips.members import Record
 from ...zips.rewrite import rewrite
 from ..session import ReadSession
 
@@ -45,17 +46,21 @@ class ArchiveContainer(Container):
         self.archive = archive
         self.session = session
         self.folder = session.folder()  #: what the ids of its storages start with
-        self._held: dict[str, Record] = {}  # the record of each storage
+        self._held: dict[str, str] = {}  # the name of the record of each storage
         archive.check_layout()
 
     def content(self, storage: str) -> bytes:
-        return self.archive.read(self._held[storage], at_most=MAX_NBYTES)
+        record = self.archive.records[self._held[storage]]
+        return self.archive.read(record, at_most=MAX_NBYTES)
 
     def records(self) -> Iterator[HeldRecord]:
-        read = {record.name for record in self._held.values()} | self.parsed()
-        for record in self.archive.records.values():
-            kind = None if record.name in read else self.kind_of(self.short(record))
-            if kind is not None and not (record.name.endswith("/") and not record.nbytes):
+        read = {*self._held.values(), *self.parsed()}
+        for name in self.archive.records:
+            if name in read:
+                continue
+            record = self.archive.records[name]
+            kind = self.kind_of(self.short(record))
+            if kind is not None and not (name.endswith("/") and not record.nbytes):
                 found = OtherRecord(self.short(record), kind, record.nbytes)
                 yield HeldRecord(found, partial(self.compared, record))
 
@@ -87,7 +92,7 @@ class ArchiveContainer(Container):
         return damage(self.archive, report)
 
     def crc32(self, storage: str) -> int:
-        record = self._held[storage]
+        record = self.archive.records[self._held[storage]]
         return record.crc32 if record.method == STORED else 0
 
 
@@ -166,7 +171,7 @@ class ZipContainer(ArchiveContainer):
                 f"the storage {storage.key!r} should have {storage.whole_nbytes:,} "
                 f"bytes and has {record.nbytes:,}"
             )
-        self._held[storage.id] = record
+        self._held[storage.id] = record.name
         if self.source.start is None or record.method != STORED:
             return None
         return Extent(self.source.start + self.archive.data_at(record), record.nbytes)
@@ -176,9 +181,10 @@ class ZipContainer(ArchiveContainer):
         return False
 
     def _warnings(self) -> list[str]:
-        records = list(self.archive.records.values())
-        warnings = self.archive.oddities()
-        packed = [r for r in records if r.method != STORED and not self.is_text(r)]
+        warnings, records = self.archive.oddities(), self.archive.records
+        packed = []
+        if any(records.column("method")):  # is not STORED
+            packed = [r for r in records.values() if r.method != STORED and not self.is_text(r)]
         if packed:
             warnings.append(
                 f"{len(packed):,} of its records are compressed: "

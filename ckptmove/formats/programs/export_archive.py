@@ -13,7 +13,8 @@ from ...manifest.dtypes import nbytes_of
 from ...manifest.manifest import Section, TensorEntry
 from ...manifest.other_records import RecordKind
 from ...manifest.paths import Path, spell
-from ...zips.archive import Archive, Record
+from ...zips.archive import Archive
+from ...zips.members import Record
 from ..archives.documents import Changes, Json, member
 from ..archives.records import RecordsContainer, View
 from ..archives.zip_container import prefix_of

@@ -33,7 +33,8 @@ from ...sources.source import Memory, Readable
 from ...torch_pickle.streams import LocationEdits
 from ...torch_pickle.torchscript_code import Literal, literals, rewritten
 from ...torch_pickle.values.persistent_ids import StorageId
-from ...zips.archive import Archive, Record
+from ...zips.archive import Archive
+from ...zips.members import Record
 from ..archives.zip_container import ZipContainer, prefix_of
 from ..base import PickledFormat
 from ..checkpoint import Carries

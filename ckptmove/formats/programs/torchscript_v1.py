@@ -34,7 +34,8 @@ from ...sources.source import Memory
 from ...torch_pickle.sections.tensor_names import with_shared
 from ...torch_pickle.streams import LocationEdits
 from ...torch_pickle.torchscript_code import literals
-from ...zips.archive import Archive, Record
+from ...zips.archive import Archive
+from ...zips.members import Record
 from ..archives.documents import Changes, Json, member
 from ..archives.records import RecordsContainer, View
 from ..archives.zip_container import prefix_of

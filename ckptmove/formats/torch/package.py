@@ -32,7 +32,8 @@ from ...sources.budget import Excess
 from ...sources.source import Memory
 from ...torch_pickle.streams import LocationEdits
 from ...torch_pickle.values.persistent_ids import StorageId, storage_ids, storages_of
-from ...zips.archive import STORED, Archive, Record
+from ...zips.archive import STORED, Archive
+from ...zips.members import Record
 from ..archives.zip_container import ZipContainer, prefix_of
 from ..base import PickledFormat
 from ..checkpoint import Carries

@@ -22,7 +22,8 @@ from ...errors import InputError, StrPath
 from ...formats.archives.documents import Document
 from ...formats.archives.zip_container import content_of
 from ...sources.source import File
-from ...zips.archive import Archive, Record
+from ...zips.archive import Archive
+from ...zips.members import Record
 from . import exported_graphs
 
 _SHOWN = 80  # characters of a name

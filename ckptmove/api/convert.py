@@ -172,7 +172,9 @@ def convert(
             `run.safetensors`; folders need one. It is a folder if it ends with a slash, is an
             existing folder, or if `max_shard_size` is given. From folder to folder, every
             checkpoint is converted, however deep: weights get the names that libraries load, and
-            what else torch saved keeps all of its tree, as in `optimizer.pt.safetensors`. Options
+            what else torch saved keeps all of its tree, as in `optimizer.pt.safetensors`. A folder
+            that was one file comes back with the names and formats that it had, equal in what its
+            files hold; the bytes of files of torch may differ. Options
             about names and dtypes speak of the weights. Those that select a part, and presets,
             leave the rest of a training out. `config.json` gets the dtype of the weights. The other
             files are copied: links to files are followed, links to folders are skipped with a

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import CkptmoveError
-from ..formats.folders.agreement import disagreements
+from ..formats.folders.agreement import disagreements, uncounted
 from ..formats.folders.companions import check_companions
 from ..formats.folders.training_folder import FolderCheckpoint, Part
 from ..phrases import join_names, plural
@@ -25,7 +25,7 @@ def check_folder(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks
     """Compare what should be the same, read the configurations, and look for what is missing."""
     companions = check_companions(found)
     faults = [*disagreements(found), *companions.faults]
-    details = list[str]()
+    details = [each for each in (uncounted(found),) if each is not None]
     by_name = {part.name: part for part in found.parts}
     for part in found.parts:
         if part.copy_of is None:

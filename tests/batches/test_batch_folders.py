@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,49 @@ def test_what_was_interrupted_in_place_is_recovered_in_the_whole_tree(
         run_cli("batch", "relocate", "runs", "--to=cpu", "--in-place", exit=0)
     devices = ckptmove.inspect(folder, select="optimizer.*").devices
     assert devices.keys() == {"cpu"}
+
+
+@pytest.mark.slow
+@needs_strace
+def test_killed_at_any_call_in_place_each_folder_is_old_or_new_and_the_next_run_ends_it(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
+    """Every call that changes a file system, of whichever process of the batch makes it."""
+    tree, to = tmp_path / "runs", ("--to=cpu", "--in-place", "--jobs=1")
+    for n in (1, 2):
+        folder = tree / f"checkpoint-{n}"
+        (folder / "below").mkdir(parents=True)
+        save(folder / "optimizer.pt", {"state": {0: torch.ones(n)}, "param_groups": []}, "cuda:1")
+        save(folder / "below" / "more.pt", {"w": torch.ones(3)}, "cuda:1")
+        save_file({"w": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
+    old = contents(tree)
+    batch = command("batch", "relocate", "-q", tree, *to)
+    assert run(batch, log=tmp_path / "log", names=_CHANGING).code == 0
+    new = contents(tree)
+    changed = sorted(name for name in old if old[name] != new[name])
+    assert [name.rpartition("/")[2] for name in changed] == ["more.pt", "optimizer.pt"] * 2
+    text = (tmp_path / "log").read_text(errors="replace")
+    most = dict.fromkeys(_CHANGING, 0)  # of the calls that one process makes
+    for (_, name), n in Counter(re.findall(r"^(\d+) +(\w+)\(", text, re.MULTILINE)).items():
+        most[name] = max(most[name], n)
+    ends = set[bool]()
+    for name, ordinal in [(each, n) for each in most for n in range(1, 1 + most[each])]:
+        shutil.rmtree(tree)
+        for each, content in old.items():
+            (tree / each).parent.mkdir(parents=True, exist_ok=True)
+            (tree / each).write_bytes(content)
+        run(batch, inject=f"{name}:signal=KILL:when={ordinal}")
+        run_cli("recover", "-q", tree, exit=0)
+        found = contents(tree)
+        for start in ("checkpoint-1/", "checkpoint-2/"):
+            ours = [each for each in changed if each.startswith(start)]
+            states = {found[each] == new[each] for each in ours}
+            assert len(states) == 1, (name, ordinal, start)
+            assert all(found[each] in (old[each], new[each]) for each in ours)
+            ends |= states
+        run_cli("batch", "relocate", "-q", tree, *to, exit=0)
+        assert {each: contents(tree)[each] for each in new} == new, (name, ordinal)
+    assert ends == {True, False}
+
+
+_CHANGING = ("pwrite64", "fsync", "renameat", "renameat2", "rename", "unlinkat", "unlink")

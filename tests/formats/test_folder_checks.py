@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 
 from ckptmove import diff, inspect, load, validate
 from ckptmove.formats.folders.missing_files import missing_files
+from tests.conftest import TrainingFolder
 from tests.making.building import at_most
 from tests.making.distributed import save_dcp
 from tests.making.saving import tagging
@@ -405,3 +408,24 @@ def test_a_component_of_an_endless_class_is_checked_in_time(tmp_path: Path) -> N
     (folder / "model_index.json").write_text(json.dumps(said))
     with at_most(10):
         assert faults(folder) == ["model_index.json: the weights of its component unet are missing"]
+
+
+def test_the_arguments_of_a_trainer_tell_how_many_processes_there_were(
+    training_folder: TrainingFolder,
+) -> None:
+    folder = training_folder("trainer")
+    args: Any = torch.load(folder / "training_args.bin", weights_only=False)
+    assert args.distributed_state.num_processes == 1
+    assert not faults(folder)
+    args.distributed_state.__dict__["num_processes"] = 3
+    torch.save(args, folder / "training_args.bin")
+    for n in (0, 1):
+        shutil.copy(folder / "rng_state.pth", folder / f"rng_state_{n}.pth")
+    (folder / "rng_state.pth").unlink()
+    said = "training_args.bin says that there were 3 processes"
+    assert faults(folder) == [f"rng_state_2.pth is missing: {said}"]
+    (folder / "training_args.bin").unlink()
+    found = validate(folder).of("container")
+    assert "RNG states of 2 processes; not checked whether there were more, which no file says" in (
+        found.details
+    )

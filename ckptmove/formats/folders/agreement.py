@@ -6,8 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...manifest.manifest import Section, TensorEntry
+from ...pickles.nodes import Call, Node
+from ...torch_pickle.children import children_of
 from .training_folder import FolderCheckpoint
 
+_ARGUMENTS = "training_args"
+_MOST_PROCESSES = 1_000_000
+_MOST_GONE = 1_000
 #: State that has the shape of its parameter in every optimizer of torch that keeps it.
 _SHAPED = ("exp_avg", "momentum_buffer", "square_avg")
 
@@ -19,6 +24,7 @@ def disagreements(found: FolderCheckpoint) -> Iterator[str]:
     for missing in found.missing:
         yield f"{missing.name} is missing: {missing.because}"
     yield from _missing_for_training(found)
+    yield from _missing_processes(found)
     yield from _foreign_optimizers(found)
 
 
@@ -38,6 +44,48 @@ def _missing_for_training(found: FolderCheckpoint) -> Iterator[str]:
         yield f"the optimizer is missing, such as {layout.optimizer}: it holds {sections}"
     if layout.rng and Section.OPTIMIZER in has and Section.RNG not in has:
         yield f"the RNG states are missing, such as {layout.rng}: it holds {sections}"
+
+
+def _missing_processes(found: FolderCheckpoint) -> Iterator[str]:
+    """RNG states of processes that the arguments of a Trainer count."""
+    world, numbered = _processes_of(found), _numbered_states(found)
+    if world is None or world == 1 or not numbered:
+        return
+    gone = [n for n in range(world) if n not in numbered]
+    known = {each.name for each in found.missing}  # which other names of files tell
+    for name in (f"rng_state_{n}.pth" for n in gone[:_MOST_GONE]):
+        if name not in known:
+            yield f"{name} is missing: {_ARGUMENTS}.bin says that there were {world:,} processes"
+
+
+def uncounted(found: FolderCheckpoint) -> str | None:
+    """That nothing says whether RNG states of more processes should be there, in a sentence."""
+    numbered = _numbered_states(found)
+    if not numbered or _processes_of(found) is not None:
+        return None
+    many = "1 process" if len(numbered) == 1 else f"{len(numbered):,} processes"
+    return f"RNG states of {many}; not checked whether there were more, which no file says"
+
+
+def _numbered_states(found: FolderCheckpoint) -> set[int]:
+    """The processes of which RNG states are there."""
+    keys = [part.keys for part in found.parts if part.section is Section.RNG]
+    return {n for each in keys if len(each) == 2 and isinstance(n := each[1], int)}
+
+
+def _processes_of(found: FolderCheckpoint) -> int | None:
+    """How many processes there were, as accelerate's state in the arguments of a Trainer says."""
+    for part in found.parts:
+        if part.keys != (_ARGUMENTS,):
+            continue
+        for _, root in part.checkpoint.container.roots:
+            node: Node = root
+            for wanted in ("distributed_state", "num_processes"):
+                below = children_of(node) if isinstance(node, Call) else ()
+                node = next((each for keys, each in below if keys == (wanted,)), None)
+            if type(node) is int and 0 < node <= _MOST_PROCESSES:
+                return node
+    return None
 
 
 def _foreign_optimizers(found: FolderCheckpoint) -> Iterator[str]:

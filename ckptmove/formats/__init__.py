@@ -25,6 +25,7 @@ from .diagnosis import explain
 from .distributed.dcp import Dcp, no_devices
 from .distributed.deepspeed import DeepSpeed, check_complete
 from .distributed.divided_folders import divided_folders
+from .distributed.fsdp_ranks import FsdpRanks
 from .distributed.hf_shards import HuggingFaceShards
 from .distributed.universal import Universal
 from .folders.model_folder import ModelFolder, OnlyFile
@@ -70,6 +71,7 @@ FORMATS: tuple[Format, ...] = (
     Dcp(),
     Universal(),
     DeepSpeed(),
+    FsdpRanks(),
     HuggingFaceShards(),
     TrainingFolder(),
     ModelFolder(),

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 
 from ..manifest.paths import Path, spell
 from ..pickles.nodes import Call, Dict, List, Node, Set, Tuple
-from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.pairs import change_each, changed
 from ..torch_pickle.children import children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from .draft import CheckpointGraph
-from .reach import Composite, nodes_of
+from .reach import replace_nodes
 
 
 def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
@@ -24,22 +22,7 @@ def show_within(draft: CheckpointGraph, wanted: Callable[[str], bool]) -> None:
     if not new:
         return
 
-    def replaced(node: Node) -> Node:
-        while id(node) in new:
-            node = new[id(node)]
-        return node
-
-    def enter(node: Composite) -> None:
-        if isinstance(node, Call):
-            node.args, node.state = replaced(node.args), replaced(node.state)
-        if isinstance(node, MappingNode):
-            node.pairs = changed(node.pairs, replaced)
-        if isinstance(node, (Tuple, List, Set, Call)):
-            change_each(node.items, replaced)
-
-    draft.graph.root = replaced(draft.graph.root)
-    for _ in nodes_of(draft.graph.root, enter):
-        pass  # each was entered
+    draft.graph.root = replace_nodes(draft.graph.root, new)
 
 
 def names_within(draft: CheckpointGraph) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..pickles.mixed_rows import parts_of
 from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple
+from ..pickles.nodes import Mapping as MappingNode
+from ..pickles.pairs import change_each, changed
 from ..pickles.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
 
 Composite = Tuple | List | Set | Dict | Call | Persistent
@@ -39,6 +41,28 @@ def nodes_of(
         if known not in skip:
             held = parts_of(held_by(node))
             todo += [each for each in reversed(held) if type(each) in _COMPOSITE]
+
+
+def replace_nodes(root: Node, new: Mapping[int, Node]) -> Node:
+    """Put others in the place of nodes, by their `id()`; gives the root as it is then."""
+
+    def replaced(node: Node) -> Node:
+        while id(node) in new:
+            node = new[id(node)]
+        return node
+
+    def enter(node: Composite) -> None:
+        if isinstance(node, Call):
+            node.args, node.state = replaced(node.args), replaced(node.state)
+        if isinstance(node, MappingNode) and node.pairs:
+            node.pairs = changed(node.pairs, replaced)
+        if isinstance(node, (Tuple, List, Set, Call)):
+            change_each(node.items, replaced)
+
+    root = replaced(root)
+    for _ in nodes_of(root, enter):
+        pass  # each was entered
+    return root
 
 
 def held_by(node: Composite) -> Sequence[Node]:

@@ -71,17 +71,6 @@ def test_a_file_of_one_rank_is_not_taken_for_the_whole(tree: Path) -> None:
         ckptmove.inspect(file)
 
 
-def test_files_of_ranks_are_named_and_not_converted(tmp_path: Path) -> None:
-    for rank in range(2):
-        path = tmp_path / "tree" / "step" / f"model_world_size_2_rank_{rank}.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(STATE, path)
-    (done,) = ckptmove.batch("convert", tmp_path / "tree", tmp_path / "out")
-    assert (done.name, done.outcome) == ("step", "refused")
-    assert "FSDP in files of ranks" in (done.reason or "")
-    assert not [*(tmp_path / "out").rglob("*.safetensors")]
-
-
 def test_parts_in_folders_of_their_own_are_named_and_not_converted(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     names = ("iter/mp_rank_00/model.pt", "iter/mp_rank_01/model.pt", "one/mp_rank_00/model.pt")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from .rank_files import RankFiles
+from .rank_groups import are_of_ranks
 
 _METADATA = ".metadata"
 _SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -14,7 +15,7 @@ _SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 def divided_folders(names: Iterable[str], *, of_ranks: bool = True) -> set[str]:
     """The folders that ranks wrote together, of those that files lie in; `names` have `/`.
 
-    That are those of torch.distributed.checkpoint, in both forms, and of DeepSpeed (`of_ranks`).
+    That are those of torch.distributed.checkpoint, in both forms, and files of ranks (`of_ranks`).
     """
     inside: dict[str, list[str]] = {}
     for name in names:
@@ -26,5 +27,5 @@ def divided_folders(names: Iterable[str], *, of_ranks: bool = True) -> set[str]:
         for folder, own in inside.items()
         if _METADATA in own
         or any(map(_SHARD.fullmatch, own))
-        or (of_ranks and RankFiles.among(own).are_there)
+        or (of_ranks and (RankFiles.among(own).are_there or are_of_ranks(own)))
     }

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
 from math import prod
+from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
+from ...graph.reach import nodes_of
 from ...manifest.dtypes import BITS
-from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
+from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Tuple
 from ...plans.plan import Proof
 from ...sources.source import Source
 from ...torch_pickle.streams import Container
 from ...torch_pickle.values.persistent_ids import is_size
-from ...torch_pickle.values.strided import MOST_DIMENSIONS, is_contiguous
+from ...torch_pickle.values.strided import MOST_DIMENSIONS, Tensor, is_contiguous
 from ...torch_pickle.values.tensors import Recogniser
 from .flat import Elements
+from .items import Item, is_dense
+
+_BLOCK = 1 << 20  # bytes compared at once
+_MOST_NUMBERS = 1 << 20
+
+
+class Piece(NamedTuple):
+    """A tensor in a file, whose elements follow each other in some order of the dimensions."""
+
+    item: Item  #: where they lie
+    dtype: str
+    shape: tuple[int, ...]
+    #: the checksum of the record that they lie in, if it has one
+    proof: Proof | None = None
+
+    @property
+    def _sum(self) -> int | None:
+        """The checksum of just these elements, if there is one."""
+        whole = self.proof is not None and self.proof.nbytes == self.item.nbytes
+        return self.proof.crc32 if whole and self.proof is not None else None
+
+    def differs(self, other: Piece) -> bool:
+        """Whether another has other values, or other strides."""
+        mine, theirs = self.item, other.item
+        if (*self[1:3], mine.stride) != (*other[1:3], theirs.stride):
+            return True
+        if self._sum is not None and other._sum is not None:
+            return self._sum != other._sum
+        return any(
+            mine.source.read(mine.at + at, min(_BLOCK, mine.nbytes - at))
+            != theirs.source.read(theirs.at + at, min(_BLOCK, mine.nbytes - at))
+            for at in range(0, mine.nbytes, _BLOCK)
+        )
 
 
 class SavedFile:
@@ -39,28 +76,68 @@ class SavedFile:
             raise UnsupportedError("is not what DeepSpeed saves", path=self.source.path)
         return self.top
 
+    def tensor(self, node: Node) -> Tensor | None:
+        """What a node is, if it is a tensor."""
+        return self._recogniser.tensor(node) if isinstance(node, Call) else None
+
+    def holds_tensors(self, node: Node) -> bool:
+        """Whether there are tensors in what a node holds."""
+        return any(self.tensor(each) is not None for each in nodes_of(node))
+
     def elements(self, node: Node) -> Elements | None:
         """Where the elements of a tensor lie; None if it is none, or these do not follow a row."""
-        tensor = self._recogniser.tensor(node) if isinstance(node, Call) else None
+        piece = self.piece(node)
+        if piece is None or not is_contiguous(piece.shape, piece.item.stride):
+            return None
+        item, numel = piece.item, prod(piece.shape)
+        return Elements(item.source, item.at, piece.dtype, piece.shape, numel, piece.proof)
+
+    def piece(self, node: Node) -> Piece | None:
+        """A tensor whose elements follow each other in some order; None if it is none."""
+        tensor = self.tensor(node)
         storage = None if tensor is None else self.container.storages.get(tensor.storage or "")
         if tensor is None or storage is None or tensor.layout != "strided" or tensor.composite:
             return None
-        if BITS[tensor.dtype] < 8 or not is_contiguous(tensor.shape, tensor.stride):
+        if BITS[tensor.dtype] < 8 or not is_dense(tensor.shape, tensor.stride):
             return None
         numel, width = prod(tensor.shape), BITS[tensor.dtype] // 8
         if storage.extent is None:
             if numel:
                 raise UnsupportedError("has compressed tensors", path=self.source.path)
-            return Elements(self.source, 0, tensor.dtype, tensor.shape, 0)
+            return Piece(Item(self.source, 0, 0, tensor.stride, 0), tensor.dtype, tensor.shape)
         start, nbytes = storage.extent.start, storage.extent.nbytes
         crc32 = self.container.crc32(storage.id)
         proof = Proof(nbytes, crc32, storage.id, self.number, start) if crc32 else None
-        at = start + tensor.offset * width
-        return Elements(self.source, at, tensor.dtype, tensor.shape, numel, proof)
+        item = Item(self.source, start + tensor.offset * width, numel * width, tensor.stride, 0)
+        return Piece(item, tensor.dtype, tensor.shape, proof)
+
+    def numbers(self, node: Node) -> Sequence[int]:
+        """What is in a tensor of integers, such as a mesh of ranks."""
+        found = self.elements(node)
+        if found is None or found.dtype not in ("int32", "int64") or found.numel > _MOST_NUMBERS:
+            raise CorruptError("something is not a list of ranks", path=self.source.path)
+        letter = "i" if found.dtype == "int32" else "q"
+        data = found.source.read(found.at, found.numel * BITS[found.dtype] // 8)
+        return struct.unpack(f"<{found.numel}{letter}", data)
 
     def malformed(self, what: str) -> CorruptError:
         """The error that something in it is not as it should be."""
         return CorruptError(f"{what} is not what DeepSpeed saves", path=self.source.path)
+
+
+def keep_what_is_used(roots: Iterable[Node], files: Iterable[SavedFile]) -> None:
+    """Forget the storages of files to which nothing in a tree refers."""
+    met = set[int]()
+    used = {
+        id(node)
+        for root in roots
+        for node in nodes_of(root, met=met)
+        if isinstance(node, Persistent)
+    }
+    for file in files:
+        container = file.container
+        ids = {each.id for known, each in container.ids.items() if known in used}
+        container.storages = {k: v for k, v in container.storages.items() if k in ids}
 
 
 def shapes_in(file: SavedFile, key: str, *, grouped: bool) -> list[dict[str, tuple[int, ...]]]:

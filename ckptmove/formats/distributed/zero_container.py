@@ -21,7 +21,7 @@ from ..checkpoint import Carries, Checkpoint
 from ..folders.parts import PartsContainer, number_files
 from ..probe import Probe
 from .flat import Elements, Whole, whole_of
-from .saved_file import SavedFile, by_name
+from .saved_file import SavedFile, by_name, keep_what_is_used
 from .trained import Module, Trained, Value
 
 _MOST_NAMED = 5
@@ -72,7 +72,7 @@ class ZeroContainer(PartsContainer):
         self.roots = [((), root)]
         self.section = Section.OTHER
         self.writer = "DeepSpeed"
-        self._keep_what_is_used()
+        keep_what_is_used([self.roots[0][1]], self._files)  # no partition is
         for each in files:
             number_files(each.container, each.number)
 
@@ -250,15 +250,6 @@ class ZeroContainer(PartsContainer):
         self.storages[name] = Storage(name, "cpu", nbytes, whole.dtype, Extent(at, nbytes))
         node = self._graph.storage(name, whole.dtype, nbytes, "cpu")
         return self._graph.tensor(node, whole.dtype, whole.shape, contiguous_stride(whole.shape), 0)
-
-    def _keep_what_is_used(self) -> None:
-        """Forget the partitions: nothing in the tree refers to them."""
-        met = {id(node) for node in nodes_of(self.roots[0][1]) if isinstance(node, Persistent)}
-        for file in self._files:
-            ids = file.container.ids
-            used = {each.id for known, each in ids.items() if known in met}
-            container = file.container
-            container.storages = {k: v for k, v in container.storages.items() if k in used}
 
     def checkpoint(self, format: str, carries: Carries) -> Checkpoint:
         """It as a checkpoint of a format."""

@@ -7,7 +7,7 @@
     __3_0.distcp                                   torch.distributed.checkpoint: of process 3
     optimizer.bin, optimizer_1.bin, …              accelerate: one of each, the first has no number
     consolidated.00.pth …                          Meta: one of each tensor-parallel rank
-    model_world_size_4_rank_0.pt …                 verl: one of each rank of FSDP, of so many
+    model_world_size_4_rank_0.pt, rank0.pt …       one of each rank: see `rank_groups`
     scheduler.pt                                   Trainer: else it loads no optimizer.pt either
     adapter_model.safetensors                      peft: with adapter_config.json; see `_WITNESSES`
     model-00002-of-00003.safetensors               with all others of three, and their index
@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ...phrases import plural
+from ..distributed.rank_groups import rank_groups
 from .weight_names import INDEX, shard_name
 
 #: What each process has one of, and what names the first where there is but one process.
@@ -61,10 +62,6 @@ _WITNESSES = tuple(
 )
 #: What only the folder of a checkpoint of a Trainer has; that of its run has the arguments, too.
 _OF_TRAINER = re.compile(r"(optimizer|scheduler)\.pt|rng_state\S*\.pth")
-#: verl: what each rank of FSDP has.
-_OF_WORLD = re.compile(
-    r"((?:.*/)?(?:model|optim|extra_state)_world_size_)(\d{1,6})_rank_(\d{1,6})\.pt"
-)
 _OF_META = re.compile(r"(consolidated\.)(\d\d)(\.pth)")
 _MOST = 1_000  # names that are told apart
 
@@ -85,7 +82,7 @@ def missing_files(names: Iterable[str]) -> list[MissingFile]:
         *_of_zero(known),
         *_counted(known),
         *_of_meta(known),
-        *_of_world(known),
+        *_of_ranks(known),
         *_shards(known),
         *_by_witness(known),
     ]
@@ -172,15 +169,18 @@ def _of_meta(names: Collection[str]) -> Iterator[MissingFile]:
         yield MissingFile(f"consolidated.{n:02}.pth", because, is_of_rank=True)
 
 
-def _of_world(names: Collection[str]) -> Iterator[MissingFile]:
-    """Files of ranks that say themselves how many ranks there were."""
-    kinds: dict[tuple[str, int], set[int]] = {}
-    for match in filter(None, map(_OF_WORLD.fullmatch, names)):
-        kinds.setdefault((match[1], int(match[2])), set()).add(int(match[3]))
-    for (start, world), ranks in sorted(kinds.items()):
-        because = f"there are those of {plural(len(ranks), 'rank')}, of {world:,}"
-        for n in _absent(ranks, world - 1):
-            yield MissingFile(f"{start}{world}_rank_{n}.pt", because, is_of_rank=True)
+def _of_ranks(names: Collection[str]) -> Iterator[MissingFile]:
+    """Files of which each rank wrote one."""
+    below: dict[str, list[str]] = {}
+    for name in names:
+        folder, slash, own = name.rpartition("/")
+        below.setdefault(folder + slash, []).append(own)
+    for folder, inside in sorted(below.items()):
+        for group in rank_groups(inside):
+            world = max(group.files) + 1 if group.world is None else group.world
+            because = f"there are those of {plural(len(group.files), 'rank')}, of {world:,}"
+            for rank in group.absent:
+                yield MissingFile(folder + group.name_of(rank), because, is_of_rank=True)
 
 
 def _shards(names: Collection[str]) -> Iterator[MissingFile]:

@@ -30,11 +30,6 @@ _STRANGERS: tuple[Stranger, ...] = (
     ),
     Stranger(r"mp_rank_\d+_model_states\.pt", "a checkpoint of DeepSpeed"),
     Stranger(
-        r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt",
-        "a checkpoint of FSDP in files of ranks, such as verl writes, which are not merged",
-        is_one=True,
-    ),
-    Stranger(
         r"mp_rank_(?!00(_000)?$)\d+(_\d+)?",
         "a checkpoint of Megatron-LM, whose parts of each rank (mp_rank_01) are not merged",
         is_one=True,

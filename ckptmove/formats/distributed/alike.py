@@ -1,0 +1,166 @@
+"""Walk what several ranks saved, side by side: what is divided, what is alike, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ...errors import CorruptError, UnsupportedError
+from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
+from ...pickles.nodes import Mapping as MappingNode
+from .placement import Part, Placement, placed
+from .saved_file import Piece, SavedFile
+
+_LONGEST_NAME = 400  # characters
+_COMPOSITE = (Tuple, List, Set, Dict, Call)
+
+
+class DividedTensor(NamedTuple):
+    """A tensor of which ranks have parts."""
+
+    name: str
+    node: Node  #: that of the first rank
+    parts: Mapping[int, tuple[SavedFile, Sequence[Part]]]  #: by rank
+
+
+class Alike:
+    """What the files of ranks hold; the tree is that of the first."""
+
+    def __init__(self, files: Mapping[int, SavedFile]) -> None:
+        """`files` by rank; InputError if their trees differ where something is divided."""
+        self.files = dict(sorted(files.items()))
+        self.placed: list[DividedTensor] = []
+        #: tensors that all have whole: the name, the node and what the first has of it
+        self.plain: list[tuple[str, Node, Piece]] = []
+        #: the names of what differs, and which of it are tensors
+        self.differ: list[str] = []
+        self.tensors_that_differ: list[str] = []
+        self._placements = {rank: Placement(rank, file.numbers) for rank, file in files.items()}
+        self._walk()
+
+    def _walk(self) -> None:
+        met = set[tuple[int, ...]]()
+        todo = [("", [file.top for file in self.files.values()])]
+        while todo:  # without recursion: a tree may be deep
+            name, nodes = todo.pop()
+            first = nodes[0]
+            if isinstance(first, (*_COMPOSITE, Persistent)):
+                known = tuple(map(id, nodes))
+                if known in met:
+                    continue
+                met.add(known)
+            if any(placed(node) is not None for node in nodes):
+                self._add_divided(name, nodes)
+            elif isinstance(first, Call) and self._add_tensor(name, nodes):
+                continue
+            elif not self._same_kind(nodes):
+                self._tell(name, nodes)
+            else:
+                inner = list(self._inner(name, nodes))
+                todo += reversed(inner)
+
+    def _add_divided(self, name: str, nodes: Sequence[Node]) -> None:
+        parts: dict[int, tuple[SavedFile, Sequence[Part]]] = {}
+        for (rank, file), node in zip(self.files.items(), nodes, strict=True):
+            found = placed(node)
+            if found is None:
+                raise CorruptError(
+                    f"has {name!r:.100} whole, of which other ranks have parts: of another save?",
+                    path=file.source.path,
+                )
+            try:
+                parts[rank] = file, list(self._placements[rank].parts_of(found))
+            except (CorruptError, UnsupportedError) as error:
+                raise type(error)(f"{name:.100}: {error}", path=file.source.path) from error
+        self.placed.append(DividedTensor(name, nodes[0], parts))
+
+    def _add_tensor(self, name: str, nodes: Sequence[Node]) -> bool:
+        """Whether it is a tensor that all have whole, which is then added."""
+        files = list(self.files.values())
+        if files[0].tensor(nodes[0]) is None:
+            return False
+        pieces = [file.piece(node) for file, node in zip(files, nodes, strict=True)]
+        first = pieces[0]
+        if any(
+            (each is None) != (first is None)
+            or (each is not None and first is not None and first.differs(each))
+            for each in pieces[1:]
+        ):
+            self.differ.append(name)
+            self.tensors_that_differ.append(name)
+        if first is not None:
+            self.plain.append((name, nodes[0], first))
+        return True
+
+    @staticmethod
+    def _same_kind(nodes: Sequence[Node]) -> bool:
+        """Whether they are one value, or containers with as much in them."""
+        first = nodes[0]
+        for each in nodes[1:]:
+            if isinstance(first, Persistent):
+                raise UnsupportedError("holds storages that are in no tensor")
+            if isinstance(first, str) and isinstance(each, str):
+                same = str(first) == str(each)
+            elif type(each) is not type(first):
+                same = False
+            elif isinstance(first, Global) and isinstance(each, Global):
+                same = first.qualname == each.qualname
+            elif isinstance(first, Blob) and isinstance(each, Blob):
+                same = first.content is not None and first.content == each.content
+            elif isinstance(first, MappingNode) and isinstance(each, MappingNode):
+                same = _by_key(first).keys() == _by_key(each).keys()
+                if isinstance(first, Call) and isinstance(each, Call):
+                    same = same and first.qualname == each.qualname
+                    same = same and len(first.items) == len(each.items)
+            elif isinstance(first, (Tuple, List, Set)) and isinstance(each, (Tuple, List, Set)):
+                same = len(first.items) == len(each.items)
+            elif isinstance(first, (int, float, bytes)) and isinstance(each, (int, float, bytes)):
+                same = repr(first) == repr(each)
+            else:  # None
+                same = True
+            if not same:
+                return False
+        return True
+
+    def _inner(self, name: str, nodes: Sequence[Node]) -> Iterator[tuple[str, list[Node]]]:
+        """What containers of one kind hold, side by side."""
+        first = nodes[0]
+        if isinstance(first, MappingNode):
+            told = [_by_key(node) for node in nodes]
+            for key in told[0]:
+                yield _below(name, key[1]), [each[key] for each in told]
+        if isinstance(first, Call):
+            calls = [node for node in nodes if isinstance(node, Call)]
+            for held in ("args", "kwargs", "state"):
+                yield name, [getattr(node, held) for node in calls]
+        if isinstance(first, (Tuple, List, Set, Call)):
+            rows = [node.items for node in nodes if isinstance(node, (Tuple, List, Set, Call))]
+            if type(rows[0]) is list or any(type(each) is list for each in rows):
+                for n, row in enumerate(zip(*rows, strict=True)):
+                    yield _below(name, str(n)), list(row)
+            elif any(each != rows[0] for each in rows):
+                self.differ.append(name)
+
+    def _tell(self, name: str, nodes: Sequence[Node]) -> None:
+        """Note what differs; UnsupportedError if the tree of another rank holds more tensors."""
+        held = zip(self.files.values(), nodes, strict=True)
+        if any(file.holds_tensors(node) for file, node in held):
+            raise UnsupportedError(
+                f"ranks have other entries than each other under {name!r:.100}, with tensors in "
+                "them: nothing tells how to merge them"
+            )
+        self.differ.append(name)
+
+
+def _by_key(node: Node) -> dict[tuple[str, str], Node]:
+    """What a kind of dict holds, by the kinds and texts of its keys."""
+    pairs = node.pairs if isinstance(node, MappingNode) else ()
+    return {_said(key): value for key, value in pairs}
+
+
+def _said(key: Node) -> tuple[str, str]:
+    return ("str", str(key)) if isinstance(key, str) else (type(key).__name__, repr(key))
+
+
+def _below(name: str, key: str) -> str:
+    return f"{name}.{key}"[:_LONGEST_NAME] if name else key

@@ -1,0 +1,298 @@
+"""fsdp-ranks: a folder in which each rank saved what it has, with torch.save: verl, FSDP1, FSDP2.
+
+    model_world_size_4_rank_0.pt, …            see `rank_groups`
+    optim_world_size_4_rank_0.pt, …
+    extra_state_world_size_4_rank_0.pt, …      scheduler and RNG states: those of each rank stay
+
+Tensors of which a file says where its part lies (`placement`) become whole; the parts must tile
+them exactly. What all ranks have alike is taken once. If a whole tensor, such as a buffer, or a
+value differs, it is that of the first rank, and told. Where nothing is divided but tensors differ,
+nothing tells how to put them together, and they are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ...errors import CorruptError, InputError, UnsupportedError
+from ...graph.canonical import Graph
+from ...graph.reach import replace_nodes
+from ...manifest.dtypes import BITS, nbytes_of
+from ...manifest.manifest import Chunk, Extent, Section, Storage, TensorEntry
+from ...phrases import join_names, plural
+from ...pickles.nodes import Node
+from ...plans.plan import Plan, Proof
+from ...sources.joined import Joined, Strip
+from ...sources.source import Memory
+from ...torch_pickle.streams import LocationEdits
+from ...torch_pickle.values.strided import contiguous_stride
+from ..base import Format
+from ..checkpoint import Carries, Checkpoint
+from ..folders.layouts import is_several
+from ..folders.parts import PartsContainer, number_files
+from ..probe import Probe
+from ..torch.zip import TorchZipContainer
+from .alike import Alike
+from .boxes import Box, check_tiling, division_of
+from .deepspeed import open_file, tell_devices, tell_others
+from .items import strip_of
+from .metadata import SavedTensor
+from .placement import Part
+from .rank_files import ALL_RANKS
+from .rank_groups import RankGroup, are_of_ranks, rank_groups
+from .saved_file import Piece, SavedFile, keep_what_is_used
+
+_MOST_NAMED = 5
+_FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_\d+)?")
+#: What the files of a group are, by what comes before the rank.
+_KEYS = (
+    (re.compile(r"(?:pytorch_)?model(?:_fsdp)?(?:_0)?"), "model", Section.MODEL),
+    (re.compile(r"optim(?:izer)?(?:_0)?"), "optimizer", Section.OPTIMIZER),
+)
+_OF_EACH = "extra_state"
+
+
+class FsdpRanks(Format):
+    """The format of files of ranks that say themselves where their parts lie."""
+
+    name = "fsdp-ranks"
+    summary = "`torch.save` on each rank: verl and others with FSDP1, FSDP2 or DTensor"
+    refused = (
+        "folders that lack files of ranks; parts that do not tile their tensor; tensors that "
+        "differ and do not say how they are divided; flat parameters (`LOCAL_STATE_DICT`)"
+    )
+    carries = Carries(False, True, False, objects=True, dtypes="all of torch")
+    in_parts = True
+
+    def sniff(self, probe: Probe) -> bool:
+        """A folder in which files of ranks are all that may hold tensors."""
+        names = probe.entries.keys()
+        return probe.is_folder and are_of_ranks(names) and not is_several(names)
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read the files of all ranks."""
+        groups = checked_groups(probe)
+        names = [name for group in groups for name in group.files.values()]
+        tell_others(probe, names)
+        files = dict[str, SavedFile]()
+        for n, name in enumerate(names, 1):
+            files[name] = open_file(probe, name, n)
+        tell_devices(probe, files.values())
+        container = RanksContainer(probe, groups, files)
+        sources = [container.joined, *(each.source for each in files.values())]
+        return Checkpoint(self.name, container, self.carries, sources)
+
+
+def checked_groups(probe: Probe) -> list[RankGroup]:
+    """The groups of a folder; InputError if files of ranks are known to be missing."""
+    groups = rank_groups(probe.entries)
+    for group in groups:
+        beyond = [rank for rank in group.files if group.world is not None and rank >= group.world]
+        if beyond:
+            name = group.files[beyond[0]]
+            raise CorruptError(f"has {name}, of more ranks than it says", path=probe.path)
+        if group.absent:
+            missing = join_names([group.name_of(rank) for rank in group.absent], _MOST_NAMED)
+            raise InputError(
+                f"files of ranks are missing: {missing:.120}", path=probe.path, hint=ALL_RANKS
+            )
+    worlds = {group.stem: len(group.files) for group in groups}
+    if len(worlds) < len(groups):
+        raise CorruptError(
+            "has files of ranks that differ in suffix: of two saves", path=probe.path
+        )
+    if len(set(worlds.values())) > 1:
+        told = join_names([f"{stem}: {n:,}" for stem, n in worlds.items()], _MOST_NAMED)
+        raise CorruptError(f"has files of different numbers of ranks ({told})", path=probe.path)
+    return groups
+
+
+class _Whole(NamedTuple):
+    """A tensor, by the pieces that ranks have of it."""
+
+    tensor: SavedTensor
+    pieces: Mapping[Box, tuple[int, SavedFile, Piece]]  #: with the rank, those with elements
+
+    def strips(self) -> Sequence[Strip]:
+        """Where its bytes come from."""
+        return [strip_of(each.item, self.tensor, box) for box, (_, _, each) in self.pieces.items()]
+
+
+class RanksContainer(PartsContainer):
+    """The files of all ranks."""
+
+    def __init__(
+        self, probe: Probe, groups: Sequence[RankGroup], files: Mapping[str, SavedFile]
+    ) -> None:
+        super().__init__(
+            Memory(b"", probe.path), {name: each.container for name, each in files.items()}
+        )
+        self.joined = Joined(probe.path)
+        self._graph = Graph(None)
+        self._wholes: dict[str, _Whole] = {}
+        self._known: dict[tuple[object, ...], Node] = {}
+        probe.session.begin_file("")
+        merged = [
+            (group, Alike({rank: files[name] for rank, name in group.files.items()}))
+            for group in groups
+        ]
+        is_placed = any(each.placed for _, each in merged)
+        for group, alike in merged:
+            self._add(group, alike, is_only=len(groups) == 1, is_placed=is_placed)
+        self.ids = self._graph.ids
+        self.section = Section.OTHER
+        self.writer = "torch"
+        keep_what_is_used([root for _, root in self.roots], files.values())
+        for each in files.values():
+            number_files(each.container, each.number)
+
+    # -- the tree ------------------------------------------------------------------------------
+
+    def _add(self, group: RankGroup, alike: Alike, *, is_only: bool, is_placed: bool) -> None:
+        """Add what the files of a group hold."""
+        key, section = group.stem, Section.OTHER
+        for pattern, known, of in _KEYS:
+            if pattern.fullmatch(group.stem):
+                key, section = known, of
+        path = () if is_only and section is Section.OTHER else (key or "rank",)
+        differ = alike.tensors_that_differ
+        if group.stem == _OF_EACH or (differ and not alike.placed and is_placed):
+            for rank, file in alike.files.items():
+                self.roots.append(((*path, rank), file.top))
+            return
+        if differ and not alike.placed:
+            raise UnsupportedError(
+                f"its ranks differ in {differ[0]!r:.80}, and no file says how ranks divide it: "
+                "nothing tells how to merge them",
+                hint="convert or inspect each file by itself",
+            )
+        if alike.differ:
+            self.warnings.append(
+                f"ranks differ in {plural(len(alike.differ), 'value')} that nothing divides, those "
+                f"of rank {min(alike.files)} are read: {join_names(alike.differ, 3):.200}"
+            )
+        new = {id(node): self._whole(name, parts) for name, node, parts in alike.placed}
+        for name, node, piece in alike.plain:
+            new[id(node)] = self._of_pieces(
+                name, SavedTensor(piece.dtype, piece.shape, {}), self._one(alike, piece)
+            )
+        self.roots.append((path, replace_nodes(next(iter(alike.files.values())).top, new)))
+        self.sections[path] = section
+
+    @staticmethod
+    def _one(alike: Alike, piece: Piece) -> dict[Box, tuple[int, SavedFile, Piece]]:
+        """The only piece of a tensor, which the first rank has."""
+        rank, file = next(iter(alike.files.items()))
+        return {Box((0,) * len(piece.shape), piece.shape): (rank, file, piece)}
+
+    def _whole(self, name: str, parts: Mapping[int, tuple[SavedFile, Sequence[Part]]]) -> Node:
+        """A tensor that is divided among ranks."""
+        if _FLAT.fullmatch(name):
+            raise UnsupportedError(
+                f"holds the flat parameter {name!r:.80} (LOCAL_STATE_DICT): only the model's code "
+                "knows which parameters lie in it",
+                hint="save with SHARDED_STATE_DICT or FULL_STATE_DICT",
+            )
+        shapes = {part.shape for _, found in parts.values() for part in found}
+        if len(shapes) != 1:
+            raise CorruptError(f"ranks differ in the shape of {name!r:.100}: of two saves")
+        (shape,) = shapes
+        pieces: dict[Box, tuple[int, SavedFile, Piece]] = {}
+        dtypes = set[str]()
+        for rank, (file, found) in parts.items():
+            for part in found:
+                piece = file.piece(part.local)
+                if piece is None:
+                    raise UnsupportedError(
+                        f"the part of {name!r:.100} is no plain tensor", path=file.source.path
+                    )
+                dtypes.add(piece.dtype)
+                if piece.shape != part.box.sizes:
+                    raise CorruptError(
+                        f"the part of {name!r:.100} has another shape than its placement says",
+                        path=file.source.path,
+                    )
+                known = pieces.setdefault(part.box, (rank, file, piece))
+                if known[2].differs(piece):
+                    self.warnings.append(
+                        f"ranks {known[0]} and {rank} should have the same part of {name:.100}, "
+                        "and differ: that of the former is read"
+                    )
+        if len(dtypes) > 1:
+            raise CorruptError(f"ranks differ in the dtype of {name!r:.100}: of two saves")
+        filled = check_tiling(name, shape, list(pieces))
+        tensor = SavedTensor(dtypes.pop(), shape, {})
+        return self._of_pieces(name, tensor, {box: pieces[box] for box in filled})
+
+    def _of_pieces(
+        self,
+        name: str,
+        tensor: SavedTensor,
+        pieces: Mapping[Box, tuple[int, SavedFile, Piece]],
+    ) -> Node:
+        """The tensor that pieces make; two names of the same pieces are two names of one tensor."""
+        held = ((each.number, piece.item.at, box) for box, (_, each, piece) in pieces.items())
+        key = (tensor.dtype, tensor.shape, places := tuple(held))
+        if not places or key not in self._known:
+            whole = _Whole(tensor, pieces)
+            numel = sum(box.numel for box in pieces)
+            nbytes = nbytes_of(numel, tensor.dtype)
+            at = self.joined.add(nbytes, whole.strips)
+            id = f"{len(self._wholes)}/{name}"
+            self._wholes[id] = whole
+            self.storages[id] = Storage(id, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
+            node = self._graph.storage(id, tensor.dtype, nbytes, "cpu")
+            shape = tensor.shape
+            self._known[key] = self._graph.tensor(
+                node, tensor.dtype, shape, contiguous_stride(shape), 0
+            )
+        return self._known[key]
+
+    # -- the bytes -----------------------------------------------------------------------------
+
+    def proofs(self, storage: str) -> Sequence[Proof]:
+        """The checksums of the records in which its pieces lie."""
+        whole, found = self._wholes[storage], list[Proof]()
+        pairs = zip(whole.pieces.values(), whole.strips(), strict=True)
+        for (_, _, piece), strip in pairs:
+            if piece.proof is not None:
+                is_all = piece.item.nbytes == piece.proof.nbytes and not strip.counts
+                found.append(piece.proof._replace(at=strip.at if is_all else None))
+        return found
+
+    def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
+        return {
+            each.name: self._division(self._wholes[each.storage])
+            for each in tensors
+            if each.storage in self._wholes
+        }
+
+    @staticmethod
+    def _division(whole: _Whole) -> str:
+        if len(whole.pieces) > 1:
+            return division_of(whole.tensor.shape, list(whole.pieces))
+        return next((f"one copy, rank {rank}" for rank, _, _ in whole.pieces.values()), "one copy")
+
+    def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
+        for each in tensors:
+            whole = self._wholes.get(each.storage or "")
+            width = BITS[each.dtype] // 8
+            for box, (rank, file, _) in whole.pieces.items() if whole is not None else ():
+                yield Chunk(each.name, *box, file.name, rank, box.numel * width)
+
+    @property
+    def described_nbytes(self) -> int:
+        """The length of the pickles."""
+        return sum(part.described_nbytes for part in self.parts.values())
+
+    def inner(self) -> Iterator[tuple[str, TorchZipContainer]]:
+        """None: what is beside the objects in the files is but the frame."""
+        return iter(())
+
+    def plan(self, spelling: LocationEdits) -> Plan:
+        raise UnsupportedError(
+            "is put together of the files of ranks",
+            hint="relocate the folder with these files by itself",
+        )

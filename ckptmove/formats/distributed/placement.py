@@ -1,0 +1,275 @@
+"""Where the part of a tensor that a rank has lies in the whole, as the pickle of its file says.
+
+    DTensor         _local_tensor, _spec {mesh, placements, …}: a placement for each dimension of
+                    the mesh says by which dimension of the tensor it is divided, or that it is not
+    ShardedTensor   [Shard {tensor, metadata {shard_offsets, shard_sizes, …}}], metadata, …
+
+A mesh is an array of ranks; torch 2.9 and newer store it as a layout over a list of these.
+A dimension of n elements is divided among m ranks into pieces of ceil(n / m), the last ones short
+or empty. Where several dimensions of the mesh divide the same one, the first of them divides first,
+unless `shard_order` says otherwise. `_StridedShard` divides what those right of it have left.
+
+Sources: torch/distributed/tensor/_dtensor_spec.py, placement_types.py, _utils.py;
+torch/distributed/device_mesh.py; torch/distributed/_shard/sharded_tensor/api.py (2.1 to 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ...errors import CorruptError, UnsupportedError
+from ...pickles.nodes import Call, Dict, Global, Items, List, Node, Tuple
+from ...torch_pickle.values.persistent_ids import is_size
+from ...torch_pickle.values.strided import MOST_DIMENSIONS
+from .boxes import Box
+
+_WRAPPED = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_PARAMETER = "torch._utils._rebuild_parameter"
+_MOST_RANKS = 1 << 20
+_MALFORMED = "a tensor that is divided among ranks is malformed"
+
+
+class Part(NamedTuple):
+    """A part of a tensor in the file of a rank."""
+
+    shape: tuple[int, ...]  #: of the whole
+    box: Box
+    local: Node  #: the tensor that has it
+
+
+class Placed(NamedTuple):
+    """A tensor that is divided among ranks, as the file of one says it."""
+
+    kind: str  #: `DTensor` or `ShardedTensor`
+    shape: tuple[int, ...]
+    state: Node
+
+
+#: A dimension of a mesh: its shape and strides, as it may be made of several.
+_Axis = tuple[tuple[int, ...], tuple[int, ...]]
+#: Reads the numbers of a small tensor.
+Numbers = Callable[[Node], Sequence[int]]
+
+
+def placed(node: Node) -> Placed | None:
+    """What a node is, if it is a tensor that is divided among ranks."""
+    try:
+        return _placed(node)
+    except IndexError as error:
+        raise CorruptError(_MALFORMED) from error
+
+
+def _placed(node: Node) -> Placed | None:
+    if isinstance(node, Call) and node.qualname == _PARAMETER:
+        node = _items(node.args)[0]
+    if not isinstance(node, Call) or node.qualname not in _WRAPPED:
+        return None
+    args = _items(node.args)
+    cls = args[1]
+    if not isinstance(cls, Global) or cls.name not in ("DTensor", "ShardedTensor"):
+        return None
+    if not cls.module.startswith("torch.distributed."):
+        return None
+    return Placed(cls.name, _sizes(_items(args[2])[2]), args[3])
+
+
+class Placement:
+    """Tells where the parts of a rank lie."""
+
+    def __init__(self, rank: int, numbers: Numbers) -> None:
+        """`numbers` reads those of a small tensor in the rank's file."""
+        self._rank = rank
+        self._numbers = numbers
+        self._meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # by `id()`
+
+    def parts_of(self, found: Placed) -> Iterator[Part]:
+        """The parts of a tensor; InputError if its file does not say where they lie."""
+        try:
+            yield from self._parts_of(found)
+        except IndexError as error:
+            raise CorruptError(_MALFORMED) from error
+
+    def _parts_of(self, found: Placed) -> Iterator[Part]:
+        if found.kind == "ShardedTensor":
+            for shard in _items(_items(found.state)[0]):
+                told = _fields(shard)
+                about = _fields(told.get("metadata"))
+                box = Box(_sizes(about.get("shard_offsets")), _sizes(about.get("shard_sizes")))
+                yield Part(found.shape, box, told.get("tensor"))
+            return
+        state = _fields(found.state)
+        spec = _fields(state.get("_spec"))
+        mesh = spec.get("mesh")
+        if id(mesh) not in self._meshes:
+            self._meshes[id(mesh)] = _place_in(_fields(mesh), self._rank, self._numbers)
+        sizes, at = self._meshes[id(mesh)]
+        box = _box(found.shape, _divided_by(spec, sizes), sizes, at)
+        yield Part(found.shape, box, state.get("_local_tensor"))
+
+
+def _box(
+    shape: tuple[int, ...],
+    dims: Mapping[int, Sequence[int]],
+    mesh: Sequence[int],
+    at: Sequence[int],
+) -> Box:
+    """What is left of a shape; `dims`: which dimensions of the mesh divide each of its own."""
+    offsets, sizes = [0] * len(shape), list(shape)
+    for dim, order in dims.items():
+        if dim >= len(shape):
+            raise CorruptError("a tensor is divided by a dimension that it does not have")
+        for n in order:
+            piece = -(-sizes[dim] // mesh[n])
+            start = min(piece * at[n], sizes[dim])
+            offsets[dim] += start
+            sizes[dim] = min(piece, sizes[dim] - start)
+    return Box(tuple(offsets), tuple(sizes))
+
+
+def _divided_by(spec: Mapping[str, Node], mesh: Sequence[int]) -> dict[int, list[int]]:
+    """Which dimensions of a mesh divide a dimension of a tensor, in their order."""
+    placements = _items(spec.get("placements"))
+    if len(placements) != len(mesh):
+        raise CorruptError("a tensor has another number of placements than its mesh has dimensions")
+    plain: dict[int, list[int]] = {}
+    strided: dict[int, list[tuple[int, int]]] = {}
+    for n, node in enumerate(placements):
+        kind = node.qualname.rpartition(".")[2] if isinstance(node, Call) and node.qualname else ""
+        if kind == "Replicate":
+            continue
+        if kind not in ("Shard", "_StridedShard"):
+            raise UnsupportedError(
+                f"a tensor has the placement {kind or 'of another kind'!s:.40}, by which no rank "
+                "has a part of its values"
+            )
+        told = _fields(node)
+        dim = _size(told.get("dim"))
+        if kind == "Shard":
+            plain.setdefault(dim, []).append(n)
+        else:
+            strided.setdefault(dim, []).append((n, _size(told.get("split_factor"))))
+    for dim, found in strided.items():
+        for n, factor in reversed(found):
+            order = plain.setdefault(dim, [])
+            after = [each for each in order if each > n]
+            if prod(mesh[each] for each in after) != factor:
+                raise UnsupportedError(
+                    f"a tensor is divided in strides of {factor:,}, which are not those of its mesh"
+                )
+            order.append(n)
+    return plain if strided else _ordered(plain, spec.get("shard_order"))
+
+
+def _ordered(plain: dict[int, list[int]], told: Node) -> dict[int, list[int]]:
+    """The same in the order that `shard_order` says, if it does."""
+    for entry in _items(told) if told is not None else ():
+        args = _items(entry.args) if isinstance(entry, Call) else _items(entry)
+        dim, order = _size(args[0]), [_size(each) for each in _items(args[1])]
+        if sorted(order) != sorted(plain.get(dim, [])):
+            raise CorruptError("a tensor was divided in another order than its placements allow")
+        plain[dim] = order
+    return plain
+
+
+def _place_in(
+    mesh: Mapping[str, Node], rank: int, numbers: Numbers
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How large a mesh is, and where a rank is in it."""
+    own = mesh.get("_rank")
+    if own is not None and own != rank:
+        raise CorruptError(f"it says that it is of rank {own!s:.20}, and its name that of {rank:,}")
+    whole = mesh.get("mesh", mesh.get("_mesh"))
+    layout = mesh.get("_layout")
+    if whole is not None:
+        args = _items(whole.args) if isinstance(whole, Call) else ()
+        sizes, ranks = _sizes(args[2] if len(args) > 2 else None), list(numbers(whole))
+        strides = [prod(sizes[n + 1 :]) for n in range(len(sizes))]
+        axes: list[_Axis] = [
+            ((size,), (stride,)) for size, stride in zip(sizes, strides, strict=True)
+        ]
+    elif layout is not None:
+        told = mesh.get("_flatten_rank_map")
+        ranks = list(numbers(mesh.get("_rank_map")) if told is None else _sizes(told, _MOST_RANKS))
+        axes = _axes(_fields(layout))
+    else:
+        raise UnsupportedError("a tensor has a mesh of a kind that is not known")
+    sizes = tuple(prod(shape) for shape, _ in axes)
+    if len(sizes) > MOST_DIMENSIONS or prod(sizes) > len(ranks):
+        raise CorruptError("a mesh has more places than ranks")
+    if rank not in ranks:
+        raise CorruptError(f"rank {rank:,} is not in the mesh of a tensor: a file of another save?")
+    _check_nested(axes)
+    n = ranks.index(rank)
+    at = tuple(_along(n, *axis) for axis in axes)
+    told = mesh.get("_coordinate_on_dim")
+    if told is not None and _sizes(told) != at:
+        raise CorruptError(f"rank {rank:,} is elsewhere in its mesh than its file says")
+    return sizes, at
+
+
+def _check_nested(axes: Sequence[_Axis]) -> None:
+    """UnsupportedError unless the place of a rank in each dimension follows from its number."""
+    step = 1
+    pairs = sorted((n, size) for sizes, steps in axes for size, n in zip(sizes, steps, strict=True))
+    for n, size in pairs:
+        if size > 1 and (not n or n % step):
+            raise UnsupportedError("a tensor has a mesh whose dimensions are not nested")
+        step = n * size if size > 1 else step
+
+
+def _axes(layout: Mapping[str, Node]) -> list[_Axis]:
+    """The shape and strides of each dimension of a mesh."""
+    axes = layout.get("axes")
+    if axes is not None:
+        fields = [_fields(each) for each in _items(axes)]
+        return [(_sizes(each.get("shape")), _sizes(each.get("stride"))) for each in fields]
+    shape, stride = layout.get("shape"), layout.get("stride")
+    shapes, strides = ([node] if is_size(node) else _items(node) for node in (shape, stride))
+    if len(shapes) != len(strides):
+        raise CorruptError("the layout of a mesh is malformed")
+    rows = [[(n,) if isinstance(n, int) else _sizes(n) for n in each] for each in (shapes, strides)]
+    return list(zip(*rows, strict=True))
+
+
+def _along(n: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """The place in one dimension of a mesh of what is at `n` in the list of its ranks."""
+    at = 0
+    for size, step in zip(shape, stride, strict=True):
+        at = at * size + (n // step % size if size > 1 else 0)
+    return at
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def _fields(node: Node) -> dict[str, Node]:
+    """The fields of an object, or what a dict has by name."""
+    state: Node = node.state if isinstance(node, Call) else node
+    if isinstance(state, Tuple) and len(state.items) == 2:  # of an object with slots
+        state = state.items[1] if state.items[0] is None else state.items[0]
+    if not isinstance(state, Dict):
+        raise CorruptError(_MALFORMED)
+    return {str(key): value for key, value in state.pairs if isinstance(key, str)}
+
+
+def _items(node: Node) -> Items:
+    if isinstance(node, Call) and node.qualname == "torch.Size":
+        node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
+    if not isinstance(node, (Tuple, List)):
+        raise CorruptError(_MALFORMED)
+    return node.items
+
+
+def _sizes(node: Node, most: int = MOST_DIMENSIONS) -> tuple[int, ...]:
+    items = _items(node)
+    if len(items) > most:
+        raise CorruptError("a tensor that is divided among ranks has too many dimensions")
+    return tuple(map(_size, items))
+
+
+def _size(node: Node) -> int:
+    if not is_size(node) or not isinstance(node, int):
+        raise CorruptError(_MALFORMED)
+    return node

@@ -92,6 +92,6 @@ def test_parts_in_folders_of_their_own_are_named_and_not_converted(tmp_path: Pat
 
 
 def test_what_lies_beside_items_is_told(tree: Path) -> None:
-    torch.save({"iteration": 5}, tree / "run" / "step-10" / "common.pt")
+    torch.save({"iteration": 5}, tree / "run" / "step-10" / "other.pt")
     found = ckptmove.inspect(tree / "run" / "step-10")
-    assert "common.pt beside the items was not looked at" in found.warnings
+    assert "other.pt beside the items was not looked at" in found.warnings

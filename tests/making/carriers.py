@@ -24,6 +24,7 @@ from tests.making.payloads import (
     legacy_of,
     legacy_storage,
     name,
+    newobj,
     storage,
     text,
     zip_of,
@@ -191,6 +192,28 @@ def _sharded(family: Family) -> Files:
     return {"1.bin": first, "2.bin": second, _INDEX: json.dumps(index).encode()}
 
 
+def _metadata() -> tuple[bytes, bytes]:
+    """The opcodes of a `.metadata` around one of its fields."""
+    cls = newobj(name("torch.distributed.checkpoint.metadata", "Metadata"))
+    fields = b"".join(text(each) + b"}" for each in ("state_dict_metadata", "storage_data"))
+    return cls + b"}(" + fields + text("planner_data") + b"N" + text("storage_meta"), b"ub."
+
+
+def _dcp(family: Family) -> Files:
+    return {".metadata": family.within(*_metadata())}
+
+
+def _dcp_beside(family: Family) -> Files:
+    before, after = _metadata()
+    return {"common.pt": _zip(family), ".metadata": b"\x80\2" + before + b"N" + after}
+
+
+def _ranks(family: Family) -> Files:
+    return {f"rank{n}.pt": _zip(family) for n in range(2)}
+
+
+#: Those of which the folder is handed to the verbs.
+FOLDERS = ("folder", "dcp", "dcp, beside", "ranks")
 #: The name of each carrier → what makes its files; the first is what is handed to the verbs, but
 #: for a folder, and an index.
 CARRIERS: Mapping[str, Callable[[Family], Files]] = {
@@ -220,6 +243,9 @@ CARRIERS: Mapping[str, Callable[[Family], Files]] = {
     "zip in legacy": _one("x.pt", _legacy_loading(_zip)),
     "folder": _folder,
     "sharded": _sharded,
+    "dcp": _dcp,
+    "dcp, beside": _dcp_beside,
+    "ranks": _ranks,
 }
 
 #: Loads each file of a list as its own users do, each in a folder of its own.
@@ -231,7 +257,10 @@ for module, name, code in {extensions}:
     copyreg.add_extension(module, name, code)
 
 def load(path):
-    if path.endswith(".pkl"):
+    if path.endswith(".metadata"):
+        with open(path, "rb") as file:
+            pickle.load(file)
+    elif path.endswith(".pkl"):
         with open(path, "rb") as file:
             while True:
                 pickle.load(file)

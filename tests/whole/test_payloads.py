@@ -37,7 +37,7 @@ from ckptmove import CheckFailed, CkptmoveError, CorruptError, InputError
 from ckptmove.batches.options import VerbName
 from ckptmove.torch_pickle.callables.allowlist import KNOWN
 from ckptmove.torch_pickle.callables.uses import not_surely_harmless
-from tests.making.carriers import CARRIERS, runs
+from tests.making.carriers import CARRIERS, FOLDERS, runs
 from tests.making.payload_families import FAMILIES, LASTING, OF_OLD
 from tests.making.payloads import CANARY, LEGACY, Family, called, legacy_of, name
 
@@ -77,7 +77,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
             for file, data in files.items():
                 (own / file).write_bytes(data)
             first = own / next(iter(files))
-            whole = {"folder": own, "sharded": own / list(files)[-1]}.get(carrier, first)
+            whole = own if carrier in FOLDERS else first
+            whole = own / list(files)[-1] if carrier == "sharded" else whole
             found.append((family, carrier, whole))
             loaded.append((own / "2.bin" if carrier == "sharded" else first, family in LASTING))
     ran = runs(loaded, tmp_path_factory.mktemp("ran"))
@@ -234,7 +235,7 @@ def test_what_only_other_versions_run(family: str, carrier: str, watched: Path) 
     files = CARRIERS[carrier](OF_OLD[family])
     for file, data in files.items():
         (watched / file).write_bytes(data)
-    path = watched if carrier == "folder" else watched / list(files)[-1]
+    path = watched if carrier in FOLDERS else watched / list(files)[-1]
     if carrier in ("tar, named", "script"):
         pytest.skip("it does not fit, or libtorch reads it")
     with contextlib.suppress(InputError):

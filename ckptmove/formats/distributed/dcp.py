@@ -6,7 +6,8 @@
 
 A tensor consists of chunks, in items of any rank; it is read as one storage, which is contiguous.
 Every other value is an item of its own. The tree is that of the state dict, as far as it was kept:
-see `tree`. No device, mesh or number of ranks is stored.
+see `tree`. No device, mesh or number of ranks is stored. Lightning (`meta.pt`) and Megatron
+(`common.pt`) save beside it what is not divided; the keys of these files are put beside the others.
 
 Source: torch/distributed/checkpoint/filesystem.py (torch 2.1 to 2.13).
 """
@@ -24,7 +25,7 @@ from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
 from ...phrases import join_names
-from ...pickles.nodes import Global, Node
+from ...pickles.nodes import Dict, Global, Node
 from ...plans.plan import Plan, Proof
 from ...reports.convert import Loss
 from ...sources import Missing
@@ -53,6 +54,9 @@ _OF_RANK = re.compile(r"__(\d+)\.metadata")
 _ITEMS = ".distcp"
 _LONGEST_RANK = 9  # digits
 _BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+#: Files beside the items that are parts of the state.
+#: Sources: lightning/pytorch/strategies/fsdp.py; megatron/core/dist_checkpointing/strategies.
+_COMMON = ("meta.pt", "common.pt")
 _OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
 _NO_RANK = "copy the files of all ranks into one folder"
 _KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
@@ -97,9 +101,11 @@ class Dcp(WritableFormat):
             saved.join(read_saved(streams[-1].pickle.root))
         files = _open(probe, saved)
         container = DcpContainer(probe, saved, files, streams)
-        return Checkpoint(
-            self.name, container, self.carries, [container.joined, *files.values()], indexes
-        )
+        sources = [container.joined, *files.values()]
+        for name in _COMMON:
+            if name in probe.entries:
+                sources += container.add_beside(probe, name, len(sources))
+        return Checkpoint(self.name, container, self.carries, sources, indexes)
 
     def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
         """Text about the whole, and keys that are not text."""
@@ -183,6 +189,28 @@ class DcpContainer(PartsContainer):
         self.section = Section.OTHER if parts else Section.MODEL
         self.writer = "torch.distributed.checkpoint"
         self._warn_of_others(probe)
+
+    def add_beside(self, probe: Probe, name: str, number: int) -> Sequence[Source]:
+        """Put the keys of another file beside those of the items; all below its name if one is.
+
+        `number` is that of its first source among all; gives its sources.
+        """
+        probe.session.begin_file(self._base + name)
+        found = probe.read(name)
+        container = found.container
+        number_files(container, number)
+        self.parts = {**self.parts, name: container}
+        trees = [node for _, node in self.roots if isinstance(node, Dict)]
+        known = {str(key) for tree in trees for key, _ in tree.pairs}
+        root = container.roots[0][1] if len(container.roots) == 1 else None
+        pairs = root.pairs if isinstance(root, Dict) else ()
+        keys = [str(key) for key, _ in pairs if isinstance(key, str)]
+        if len(keys) == len(pairs) and keys and known.isdisjoint(keys):
+            self.roots += [((str(key),), value) for key, value in pairs]
+        else:
+            stem = name.partition(".")[0]
+            self.roots += [((stem, *path), each) for path, each in container.roots]
+        return found.files
 
     def _part(self, probe: Probe, name: str, lies: Lies) -> Container:
         """A value that is no tensor, in its item."""
@@ -307,8 +335,9 @@ class DcpContainer(PartsContainer):
         if stale:
             more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
             self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
-        beside = sorted(name for name in probe.entries if name.endswith(_BESIDE))
-        if beside:  # of Megatron, Lightning and others
+        others = (name for name in probe.entries if name not in _COMMON)
+        beside = sorted(name for name in others if name.endswith(_BESIDE))
+        if beside:
             self.warnings.append(f"{join_names(beside, 3)} beside the items was not looked at")
         sizes = {name: file.nbytes for name, file in self._files.items()}
         self.warnings += check_saves(self.saved, sizes, probe.entries, self.items_of)

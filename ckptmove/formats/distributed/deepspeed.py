@@ -188,9 +188,12 @@ def _read_run(probe: Probe) -> Checkpoint:
     return read
 
 
-def open_file(probe: Probe, name: str, number: int) -> SavedFile:
-    """Open a file in a folder; `number` is that of its source among all."""
-    probe.session.begin_file(name)
+def open_file(probe: Probe, name: str, number: int, base: str = "") -> SavedFile:
+    """Open a file in a folder; `number` is that of its source among all.
+
+    `base`: what the ids of storages start with, before its name.
+    """
+    probe.session.begin_file(base + name)
     found = probe.open(name)
     container = probe.read_from(found).container
     if not isinstance(container, TorchZipContainer):

@@ -76,11 +76,11 @@ class FsdpRanks(Format):
         groups = checked_groups(probe)
         names = [name for group in groups for name in group.files.values()]
         tell_others(probe, names)
-        files = dict[str, SavedFile]()
+        files, base = dict[str, SavedFile](), probe.session.folder()
         for n, name in enumerate(names, 1):
-            files[name] = open_file(probe, name, n)
+            files[name] = open_file(probe, name, n, base)
         tell_devices(probe, files.values())
-        container = RanksContainer(probe, groups, files)
+        container = RanksContainer(probe.path, groups, files, base)
         sources = [container.joined, *(each.source for each in files.values())]
         return Checkpoint(self.name, container, self.carries, sources)
 
@@ -124,16 +124,14 @@ class RanksContainer(PartsContainer):
     """The files of all ranks."""
 
     def __init__(
-        self, probe: Probe, groups: Sequence[RankGroup], files: Mapping[str, SavedFile]
+        self, path: str, groups: Sequence[RankGroup], files: Mapping[str, SavedFile], base: str
     ) -> None:
-        super().__init__(
-            Memory(b"", probe.path), {name: each.container for name, each in files.items()}
-        )
-        self.joined = Joined(probe.path)
+        """`base`: what the ids of storages start with."""
+        super().__init__(Memory(b"", path), {name: each.container for name, each in files.items()})
+        self.joined, self._base = Joined(path), base
         self._graph = Graph(None)
         self._wholes: dict[str, _Whole] = {}
         self._known: dict[tuple[object, ...], Node] = {}
-        probe.session.begin_file("")
         merged = [
             (group, Alike({rank: files[name] for rank, name in group.files.items()}))
             for group in groups
@@ -240,7 +238,7 @@ class RanksContainer(PartsContainer):
             numel = sum(box.numel for box in pieces)
             nbytes = nbytes_of(numel, tensor.dtype)
             at = self.joined.add(nbytes, whole.strips)
-            id = f"{len(self._wholes)}/{name}"
+            id = f"{self._base}{len(self._wholes)}/{name}"
             self._wholes[id] = whole
             self.storages[id] = Storage(id, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
             node = self._graph.storage(id, tensor.dtype, nbytes, "cpu")

@@ -34,7 +34,12 @@ _STRANGERS: tuple[Stranger, ...] = (
         "a checkpoint of Megatron-LM, whose parts of each rank (mp_rank_01) are not merged",
         is_one=True,
     ),
-    Stranger(r"latest_checkpointed_iteration\.txt|mp_rank_\d+.*", "a checkpoint of Megatron-LM"),
+    Stranger(
+        r"latest_checkpointed_iteration\.txt",
+        "a run of Megatron-LM",
+        "give a checkpoint in it: a folder iter_…",
+    ),
+    Stranger(r"mp_rank_\d+.*", "a checkpoint of Megatron-LM"),
     Stranger(r"\.snapshot_metadata", "a snapshot of torchsnapshot", is_one=True),
     Stranger(r"_CHECKPOINT_METADATA|_METADATA", "a checkpoint of Orbax", is_one=True),
     Stranger(r"saved_model\.pb", "a SavedModel of TensorFlow"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
-from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple
+from ...pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Tuple, are_plain
 from ...pickles.nodes import Mapping as MappingNode
 from .placement import Part, Placement, placed
 from .saved_file import Piece, SavedFile
@@ -135,10 +135,10 @@ class Alike:
                 yield name, [getattr(node, held) for node in calls]
         if isinstance(first, (Tuple, List, Set, Call)):
             rows = [node.items for node in nodes if isinstance(node, (Tuple, List, Set, Call))]
-            if type(rows[0]) is list or any(type(each) is list for each in rows):
+            if not all(map(are_plain, rows)):
                 for n, row in enumerate(zip(*rows, strict=True)):
                     yield _below(name, str(n)), list(row)
-            elif any(each != rows[0] for each in rows):
+            elif any(list(each) != list(rows[0]) for each in rows):
                 self.differ.append(name)
 
     def _tell(self, name: str, nodes: Sequence[Node]) -> None:

@@ -20,7 +20,8 @@ from ...errors import CorruptError, InputError, UnsupportedError
 from ...graph.canonical import Graph
 from ...graph.reach import replace_nodes
 from ...manifest.dtypes import BITS, nbytes_of
-from ...manifest.manifest import Chunk, Extent, Section, Storage, TensorEntry
+from ...manifest.manifest import Extent, Section, Storage, TensorEntry
+from ...manifest.other_records import Chunk
 from ...phrases import join_names, plural
 from ...pickles.nodes import Node
 from ...plans.plan import Plan, Proof

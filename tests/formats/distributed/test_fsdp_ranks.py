@@ -74,7 +74,7 @@ def test_verl(sizes: tuple[int, ...], tmp_path: Path, run_cli: RunCli) -> None:
     whole = {"extra_state": ranks, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     assert_same_tree(ckptmove.load(folder), whole)
     found = ckptmove.inspect(folder)
-    assert (found.format, found.verdict) == ("fsdp-ranks", "carries no devices")
+    assert (found.format, found.verdict) == ("fsdp-ranks", "stores no devices")
     assert found.divisions["model.0.weight"] == f"rows/{sizes[-1]}"
     assert not found.warnings
     assert not found.unknown_callables

@@ -7,6 +7,7 @@ order of dimensions; such a chunk is put in order in memory, one at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from math import gcd
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from ...manifest.dtypes import BITS, STORAGE_CLASSES
 from ...pickles.nodes import Call, Global, Node, Persistent, Tuple
 from ...pickles.walk import walk
 from ...sources.joined import FORMATS, Strip
-from ...sources.source import Source
+from ...sources.source import Memory, Readable, Source
 from ...torch_pickle.values.persistent_ids import is_size
 from ...torch_pickle.values.strided import contiguous_stride
 from ...zips.archive import STORED, Archive
@@ -25,6 +26,8 @@ from .boxes import Box, runs_of
 from .metadata import Lies, SavedTensor
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
+_SMALL = 1 << 14  # bytes of an item that is read as a whole
+_USUAL_PICKLE = 1 << 10  # such are remembered
 _LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
 _MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
 _REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
@@ -40,6 +43,16 @@ class Item(NamedTuple):
     crc32: int  #: of all of them; 0 if the writer left it out
 
 
+class _Form(NamedTuple):
+    """How the elements of a chunk lie in its storage."""
+
+    dtype: str | None
+    sizes: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: Node
+    key: str  #: of the storage
+
+
 def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: Box) -> Item:
     """Find the elements of a chunk; CorruptError unless the item is what `.metadata` says."""
     try:
@@ -51,7 +64,10 @@ def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: B
 
 
 def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
-    archive = Archive(source.window(lies.at, lies.nbytes))
+    window: Readable = source.window(lies.at, lies.nbytes)
+    if lies.nbytes <= _SMALL:  # looked at piece by piece, it would be read many times
+        window = Memory(window.read(0, lies.nbytes), source.path)
+    archive = Archive(window)
     prefix = prefix_of(archive)
     record = archive.records.get(f"{prefix}data.pkl")
     if record is None or record.method != STORED or record.nbytes > _LARGEST_PICKLE:
@@ -59,25 +75,37 @@ def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
     order = archive.records.get(f"{prefix}byteorder")
     if order is not None and archive.read(order, at_most=64) != b"little":
         raise UnsupportedError("its tensors are big-endian")
-    node = walk(archive.read(record, at_most=_LARGEST_PICKLE)).root
+    pickle = archive.read(record, at_most=_LARGEST_PICKLE)
+    form = _usual_form(pickle) if len(pickle) <= _USUAL_PICKLE else _form_of(pickle)
+    if form.dtype != dtype:
+        raise CorruptError("its dtype is not the one that .metadata says: of another save?")
+    if form.sizes != box.sizes:
+        raise CorruptError("its shape is not the one that .metadata says: of another save?")
+    stored = archive.records.get(f"{prefix}data/{form.key}")
+    stride = form.stride
+    nbytes = box.numel * BITS[dtype] // 8
+    if stored is None or stored.method != STORED or form.offset != 0 or stored.nbytes != nbytes:
+        raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
+    if not is_dense(box.sizes, stride):
+        raise CorruptError("its elements do not fill its storage")
+    return Item(source, lies.at + archive.data_at(stored), nbytes, stride, stored.crc32)
+
+
+def _form_of(pickle: bytes) -> _Form:
+    """What the pickle of an item says; CorruptError if it is not that of a tensor."""
+    node = walk(pickle).root
     if isinstance(node, Call) and node.qualname == "torch._utils._rebuild_parameter":
         node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
     args = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else []
     if not isinstance(node, Call) or node.qualname not in _REBUILDS or len(args) < 6:
         raise CorruptError("it holds something else than a tensor")
-    if _dtype(node.qualname, args) != dtype:
-        raise CorruptError("its dtype is not the one that .metadata says: of another save?")
-    if _numbers(args[2]) != box.sizes:
-        raise CorruptError("its shape is not the one that .metadata says: of another save?")
-    assert isinstance(args[0], Persistent)
-    assert isinstance(args[0].pid, Tuple)
-    stored = archive.records.get(f"{prefix}data/{args[0].pid.items[2]!s}")
-    nbytes, stride = box.numel * BITS[dtype] // 8, _numbers(args[3])
-    if stored is None or stored.method != STORED or args[1] != 0 or stored.nbytes != nbytes:
-        raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
-    if not is_dense(box.sizes, stride):
-        raise CorruptError("its elements do not fill its storage")
-    return Item(source, lies.at + archive.data_at(stored), nbytes, stride, stored.crc32)
+    dtype, pid = _dtype(node.qualname, args), getattr(args[0], "pid", None)
+    key = pid.items[2] if isinstance(pid, Tuple) and len(pid.items) > 2 else None
+    return _Form(dtype, _numbers(args[2]), _numbers(args[3]), args[1], str(key))
+
+
+#: Chunks of the same shape have the same pickle, and there may be very many.
+_usual_form = lru_cache(1024)(_form_of)
 
 
 def _dtype(qualname: str, args: Sequence[Node]) -> str | None:

@@ -48,20 +48,38 @@ _MAX_RATIO = 1032  # deflate can't do better
 class Archive:
     """The records of one zip file."""
 
-    def __init__(self, source: Readable, budget: Budget | None = None) -> None:
+    def __init__(
+        self, source: Readable, budget: Budget | None = None, *, tail: int | None = None
+    ) -> None:
         """Read the directory; the rest of the file is not touched.
 
         `budget` limits all that is inflated in the file; without one it has a budget of its own.
+        `tail`: how many bytes at the end mostly have all of the directory; they are read first.
         """
         self.source = source
         #: in directory order
         self.records = Records()
         self._budget = Budget() if budget is None else budget
         self._granted: set[str] = set()  # compressed records whose size was counted
-        self._find_directory()
+        if tail is None or not self._is_within(tail):
+            self._find_directory()
         self._read_directory()
 
     # -- the directory -------------------------------------------------------------------------
+
+    def _is_within(self, tail: int) -> bool:
+        """Take the last end record, if so many bytes have it and all of the directory."""
+        window_at = max(0, self.source.nbytes - tail)
+        window = self.source.read(window_at, self.source.nbytes - window_at)
+        end = len(window) - END.size
+        self.trailing_nbytes = 0
+        return (
+            0 <= end == window.rfind(END_MAGIC)
+            and END.unpack_from(window, end)[7] == 0
+            and self._locate(window, window_at, end)
+            and self.directory_at >= window_at
+            and not self._another_end(window[:end], window_at)
+        )
 
     def _find_directory(self) -> None:
         """Take the last end record, as torch does, and no other may be there."""

@@ -45,7 +45,7 @@ from ..writing import WriteOptions, WritePlan
 from . import dcp_writing
 from .boxes import Box, check_tiling, division_of
 from .flattening import flatten
-from .items import Item, open_item, strip_of
+from .items import Item, frame_of, open_item, strip_of
 from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
 from .saves import check_saves
 from .tree import tree_of
@@ -168,6 +168,7 @@ class DcpContainer(PartsContainer):
         self._base = probe.session.folder()  # what the ids of storages start with
         self._chunks: dict[str, dict[Box, Lies]] = {}  # of each storage, those that are not empty
         self._items: dict[str, list[tuple[Box, Item]]] = {}
+        self._announced = False
         graph, parts = Graph(None), dict[str, Container]()
         leaves = list[tuple[tuple[str | int, ...], Node]]()
         storages: dict[str, Storage] = {}
@@ -260,6 +261,9 @@ class DcpContainer(PartsContainer):
 
     def proofs(self, storage: str) -> Sequence[Proof]:
         """The checksum of each chunk, which its item has."""
+        if not self._announced:  # whoever asks for one, asks for all
+            self._announced = True
+            self._announce()
         found = list[Proof]()
         for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
             if item.crc32:
@@ -269,6 +273,16 @@ class DcpContainer(PartsContainer):
                 at = None if strip.counts else strip.at
                 found.append(Proof(item.nbytes, item.crc32, said, source, item.at, at))
         return found
+
+    def _announce(self) -> None:
+        """Have files that are far away fetch what is around the elements of all items."""
+        around: dict[str, list[tuple[int, int]]] = {}
+        for chunks in self._chunks.values():
+            for lies in chunks.values():
+                if self._files[lies.file].fetched is not None:
+                    around.setdefault(lies.file, []).extend(frame_of(lies))
+        for name, ranges in around.items():
+            self._files[name].expect(ranges)
 
     def damage(self, report: Callable[[int], object]) -> Iterator[str]:
         for tensor in self.saved.tensors.values():

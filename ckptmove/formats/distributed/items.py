@@ -27,6 +27,7 @@ from .metadata import Lies, SavedTensor
 
 _LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
 _SMALL = 1 << 14  # bytes of an item that is read as a whole
+_FRAME = 1 << 11  # bytes before the elements of a usual item, and after them
 _USUAL_PICKLE = 1 << 10  # such are remembered
 _LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
 _MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
@@ -63,11 +64,18 @@ def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: B
         raise type(error)(message, hint=error.hint, path=error.path) from error
 
 
+def frame_of(lies: Lies) -> list[tuple[int, int]]:
+    """The ranges of its file in which what is around the elements of an item lies; or all of it."""
+    if lies.nbytes <= _SMALL:
+        return [(lies.at, lies.nbytes)]
+    return [(lies.at, _FRAME), (lies.at + lies.nbytes - _FRAME, _FRAME)]
+
+
 def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
     window: Readable = source.window(lies.at, lies.nbytes)
     if lies.nbytes <= _SMALL:  # looked at piece by piece, it would be read many times
         window = Memory(window.read(0, lies.nbytes), source.path)
-    archive = Archive(window)
+    archive = Archive(window, tail=_FRAME)
     prefix = prefix_of(archive)
     record = archive.records.get(f"{prefix}data.pkl")
     if record is None or record.method != STORED or record.nbytes > _LARGEST_PICKLE:

@@ -1,0 +1,82 @@
+"""Distributed checkpoints in a store: read by ranges, and no more of them than is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ckptmove
+from tests.making.distributed import save_dcp
+from tests.making.zero import Run, save_universal, save_zero
+from tests.oracles.sameness import assert_same_tree
+from tests.servers.object_store import Store
+
+WEIGHTS = {f"layer{n}.weight": (400, 1000) for n in range(6)}  # 1.6 MB each
+ROWS = [((0, 0), (200, 1000)), ((200, 0), (200, 1000))]
+COLUMNS = [((0, 0), (400, 500)), ((0, 500), (400, 500))]
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in WEIGHTS.items()}
+
+
+def dcp(folder: Path, boxes: Any) -> Path:
+    """Weights with their optimizer state, in four files."""
+    state = {name: {"step": torch.tensor(3.0), "exp_avg": w} for name, w in weights().items()}
+    groups = [{"lr": 0.1, "params": list(WEIGHTS)}]
+    names = [f"model.{name}" for name in WEIGHTS]
+    return save_dcp(
+        folder,
+        {"model": weights(), "optimizer": {"state": state, "param_groups": groups}},
+        dict.fromkeys([*names, *(f"optimizer.state.{n}.exp_avg" for n in WEIGHTS)], boxes),
+        files=4,
+    )
+
+
+def zero(folder: Path) -> Path:
+    return save_zero(folder, Run(stage=2, ranks=4, groups=[weights()]))
+
+
+def universal(folder: Path) -> Path:
+    return save_universal(folder, Run(stage=2, ranks=4, groups=[weights()]))
+
+
+KINDS: dict[str, tuple[Callable[[Path], Path], str, int, int, int]] = {
+    # what makes it, its weights, the most requests to inspect it, and to convert these; and how
+    # often they are fetched: partitions are read once more for the checksums of their records
+    "rows": (lambda folder: dcp(folder, ROWS), "model", 10, 60, 1),
+    "columns": (lambda folder: dcp(folder, COLUMNS), "model", 10, 60, 1),
+    "zero": (zero, "module", 30, 50, 2),
+    "universal": (universal, "module", 60, 80, 1),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_is_wanted_is_fetched(kind: str, store: Store, tmp_path: Path) -> None:
+    make, module, few, some, times = KINDS[kind]
+    folder = make(tmp_path / "in")
+    url = store.put_folder("run", folder)
+    total = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    store.front.reset()
+    found = ckptmove.inspect(url)
+    assert [each.name for each in found.tensors] == [
+        each.name for each in ckptmove.inspect(folder).tensors
+    ]
+    assert store.front.nbytes("/run/") < total // 16
+    assert len(store.front.asked("GET", "/run/")) <= few
+    store.front.reset()
+    ckptmove.convert(url, tmp_path / "out.safetensors", select=module)
+    wanted = sum(each.nbytes for each in weights().values())
+    assert store.front.nbytes("/run/") < times * wanted + total // 16
+    assert len(store.front.asked("GET", "/run/")) <= some
+    out = load_file(tmp_path / "out.safetensors")
+    for name, weight in weights().items():
+        (held,) = (each for key, each in out.items() if key.removeprefix(f"{module}.") == name)
+        assert_same_tree(held.clone(), weight)

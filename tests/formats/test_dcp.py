@@ -330,7 +330,7 @@ def test_files_that_are_not_as_saved(folder: Path) -> None:
     file.unlink()
     with pytest.raises(InputError, match="is missing") as missing:
         ckptmove.inspect(folder)
-    assert missing.value.hint == "copy the files of all ranks into one folder"
+    assert (missing.value.hint or "").startswith("copy the files of all ranks into one folder")
     file.write_bytes(content)
     (folder / "__9_0.distcp").write_bytes(b"of an earlier save")
     assert any("__9_0.distcp" in each for each in ckptmove.inspect(folder).warnings)

@@ -107,7 +107,11 @@ def batch(
     ] = None,
     max_size: Annotated[int | str | None, Option("Do only items of at most SIZE.", "SIZE")] = None,
     verify: Annotated[
-        bool, Option("Read finished outputs again, to check that they have not changed.")
+        bool,
+        Option(
+            "Read finished outputs again, to check that they have not changed; of batch validate, "
+            "read the checkpoints themselves again, whatever their reports say."
+        ),
     ] = False,
     copy_rest: Annotated[
         bool, Option("Also copy files that are not checkpoints.", former="copy_others")

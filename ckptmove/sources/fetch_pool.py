@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-_AT_ONCE = 16  # requests
+_AT_ONCE = 32  # requests
 
 
 class FetchPool(Generic[_T]):

@@ -22,6 +22,7 @@ _T = TypeVar("_T")
 _PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before it is asked again, or up to half as much more
 #: Seconds in which something has to come: a connection, or the next bytes of an answer.
 PATIENCE = 30.0
+_CONNECTIONS = 32  # at once: S3 takes hundreds, and botocore makes ten
 _FINAL = (
     FileNotFoundError,
     PermissionError,
@@ -101,7 +102,7 @@ def open_store(url: str) -> StorePath:
 
 
 def _options(protocol: str) -> dict[str, Any]:
-    """Options of a file system: the user's, and our time limits for S3."""
+    """Options of a file system: the user's, and our limits for S3."""
     if protocol not in ("s3", "s3a"):
         return {}
     from fsspec.config import conf
@@ -110,6 +111,7 @@ def _options(protocol: str) -> dict[str, Any]:
         "connect_timeout": PATIENCE,
         "read_timeout": PATIENCE,
         "retries": {"total_max_attempts": 1},
+        "max_pool_connections": _CONNECTIONS,
     }
     return {"config_kwargs": ours | dict(conf.get(protocol, {}).get("config_kwargs", {}))}
 

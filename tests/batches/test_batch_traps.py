@@ -124,3 +124,25 @@ def test_no_room_is_what_is_needed_at_least(tmp_path: Path) -> None:
     with (tree / "b.pt").open("wb") as file:
         file.truncate(free + (1 << 30))
     ckptmove.batch("relocate", tree, tmp_path / "out", to="cpu", dry_run=True)
+
+
+def test_validating_again_with_verify_reads_checkpoints_not_reports(tmp_path: Path) -> None:
+    """A byte of a tensor that rots keeps the size and the time of its file."""
+    path, reports = tmp_path / "tree" / "run.pt", tmp_path / "reports"
+    path.parent.mkdir()
+    save(path, {"w": torch.ones(1000)}, "cpu")
+    with ThreadPoolExecutor(1) as executor:
+
+        def run(**options: Any) -> Any:
+            work = ckptmove.batch("validate", path.parent, reports, executor=executor, **options)
+            return next(work)
+
+        assert run().outcome == "done"
+        about, data = path.stat(), bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        assert run().outcome == "skipped"
+        rotten = run(verify=True)
+    assert rotten.outcome == "failed"
+    assert "1 fault" in rotten.reason

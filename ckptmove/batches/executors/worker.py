@@ -202,8 +202,8 @@ def _recorded(task: Task, ledger: Ledger, record: _Record) -> Result:
     else:
         known = ledger.entry(item.name) or task.known
     key = _key(task)
-    if known is not None:
-        verify = task.verify and not task.in_place  # there, what is done is not to be done again
+    verify = task.verify and not task.in_place  # there, what is done is not to be done again
+    if known is not None and not (verify and task.verb == "validate"):  # it reads what it is of
         if not verify and is_done(known, task, key):
             why = "done before" if known == task.known else "done by another run"
             result = skipped(item, why, known)

@@ -14,7 +14,7 @@ from ..errors import CheckFailed
 from ..phrases import plural
 from .batch_items import DONE, FAILED, OUTCOMES, REFUSED, Item, Result, Task, is_unsure
 from .batch_table import InspectedItem, InspectedTree, table_of
-from .blocks import Block, Table, Wrong
+from .blocks import Block, PageBlock, Table, Wrong
 from .plain import OMITTED, Key, Seconds, derived
 from .report import Report
 from .text import LONGEST_REASON, one_line, printable, size
@@ -228,6 +228,16 @@ class BatchReport(Report):
     def remarks(self) -> tuple[str, ...]:
         """Return the notes."""
         return self.notes
+
+    def page(self) -> Iterator[PageBlock]:
+        """Show the summary, the items that were refused or failed, and the table of `inspect`."""
+        *tables, said = self.blocks(full=True, told=True)
+        yield said if self.ok else Wrong(str(said))
+        found = [(each, f" ({each.hint})" if each.hint else "") for each in self.failures]
+        rows = [(Wrong(each.outcome), each.name, f"{each.reason}{hint}") for each, hint in found]
+        yield Table(rows, head=("outcome", "item", "why"))
+        yield from tables
+        yield from self.remarks()
 
     def blocks(self, *, full: bool = False, warned: int = 0, told: bool = False) -> Iterator[Block]:
         """Show the table of `inspect`, the items that were refused or failed, and a summary.

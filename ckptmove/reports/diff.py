@@ -252,15 +252,13 @@ class Diff(Report):
         found = [*self.differences, *self.ignored]
         if found:
             rows = [_row(each.kind, [each], True) for each in found]
-            most = [each.values.max_abs if each.values is not None else None for each in found]
+            most = [each.values and each.values.max_abs for each in found]
             drawn = [n if n is not None and isfinite(n) else None for n in most]
-            whats = [
-                " · ".join((row[3], *each.lines)) for row, each in zip(rows, found, strict=True)
-            ]
-            names = [row[1] for row in rows]
-            kinds = [row[0] for row in rows]
-            head = ("difference", "name", "largest |Δ|", "first → second")
-            columns = (kinds, names, drawn, whats)
+            sides = [_sides(each, row[3]) for row, each in zip(rows, found, strict=True)]
+            kinds, names = [row[0] for row in rows], [row[1] for row in rows]
+            head = ("difference", "name", "largest |Δ|", "first", "second", "")
+            old, new, more = ([side[n] for side in sides] for n in range(3))
+            columns = (kinds, names, drawn, old, new, more)
             yield Columns(head, columns, right=(2,), bars=(2,), what="differences")
         yield from self.remarks()
 
@@ -324,6 +322,24 @@ def _row(kind: Kind, group: Sequence[Difference], full: bool) -> tuple[str, str,
     return _WORDS.get(kind, str(kind)), name, count, _what(kind, first, group, full)
 
 
+def _sides(each: Difference, what: str) -> tuple[str, str, str]:
+    """What a page shows side by side, of the first checkpoint and the second, and what besides."""
+    kind = each.kind
+    if kind is Kind.VALUE:
+        return _value(each.old, True), _value(each.new, True), ""
+    if each.values is not None:
+        where = f"; at {shape(each.values.first)}" if each.values.first else ""
+        return each.values.old, each.values.new, what.rpartition("; ")[0] + where
+    if kind is Kind.RENAMED or kind.endswith("added"):
+        return "", what, ""
+    if kind.endswith("removed"):
+        return what, "", ""
+    if kind in (Kind.RESHAPED, Kind.RETYPED, Kind.MOVED, Kind.TYPE):
+        old, _, new = what.partition(" → ")
+        return old, new, ""
+    return "", "", " · ".join((what, *each.lines))
+
+
 def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool) -> str:
     if kind is Kind.CHANGED:
         return _changed([each.values for each in group if each.values is not None], first)
@@ -346,10 +362,8 @@ def _what(kind: Kind, first: Difference, group: Sequence[Difference], full: bool
         return f"{shape(first.old)} → {shape(first.new)}"
     if kind in (Kind.RETYPED, Kind.MOVED, Kind.TYPE):
         return f"{first.old} → {first.new}"
-    if kind is Kind.VALUE_ADDED:
-        return _value(first.new, full)
-    if kind is Kind.VALUE_REMOVED:
-        return _value(first.old, full)
+    if kind in (Kind.VALUE_ADDED, Kind.VALUE_REMOVED):
+        return _value(first.old if first.new is None else first.new, full)
     return _both(first.old, first.new, full)
 
 

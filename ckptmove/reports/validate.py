@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import CheckFailed
 from ..phrases import plural
-from .blocks import Block, Table, Wrong
+from .blocks import Block, PageBlock, Table, Wrong
 from .plain import Plain, derived
 from .report import Report
 
@@ -109,6 +109,16 @@ class ValidationReport(Report):
                 more = plural(len(each.details) - shown, "more line")
                 rows.append(("", "", f"and {more}; -v shows all"))
         yield Table(rows, gap=1, widths=(7, 9))
+        yield self._verdict()
+
+    def page(self) -> Iterator[PageBlock]:
+        """Show the verdict, and then the checks with all that they found."""
+        *checks, verdict = self.blocks(full=True)
+        yield from (verdict, *checks)
+        yield from self.remarks()
+
+    def _verdict(self) -> str:
+        """One line that names the checks that failed."""
         where = f"simulated {self.device}" if self.simulated else self.device
         failed = [each.check for each in self.checks if each.outcome == FAILED]
         verdict = f"failed: {', '.join(failed)}" if failed else "no check failed"
@@ -116,4 +126,4 @@ class ValidationReport(Report):
             verdict += ", but it holds no tensors"
         place = "" if self.device == "auto" else f" on {where}"
         said = f"{self.source}{place}: {verdict}"
-        yield Wrong(said) if failed else said
+        return Wrong(said) if failed else said

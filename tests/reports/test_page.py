@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -135,8 +136,29 @@ def test_a_comparison_draws_how_much_differs(tmp_path: Path) -> None:
         ("changed", "w", 0.5),
         ("changed", "v", None),
     ]
-    assert "infinite" in rows[1][3] or "inf" in rows[1][3]
-    assert ("value", "n", None, "1 → 2") in rows
+    assert rows[0][3:5] == ("0", "0.5")
+    assert "inf" in rows[1][4]
+    assert ("value", "n", None, "1", "2", "") in rows
+
+
+def test_what_is_wrong_stands_first_and_is_marked(tmp_path: Path) -> None:
+    for name in ("a.pt", "b.pt"):
+        torch.save({"w": torch.full((2,), float(ord(name[0])))}, tmp_path / name)
+    page = ckptmove.validate(tmp_path / "a.pt", against=tmp_path / "b.pt").to_html()
+    assert '<td class="wrong">FAILED</td>' in page
+    assert re.search(r'<main>\n<h1 class="wrong">[^<]*failed: against</h1>', page)
+
+
+def test_a_batch_shows_what_failed_before_the_rest(tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "runs").mkdir()
+    torch.save({"w": torch.ones(2)}, tmp_path / "runs" / "a.pt")
+    (tmp_path / "runs" / "b.pt").write_bytes((tmp_path / "runs" / "a.pt").read_bytes()[:500])
+    run_cli("batch", "inspect", "runs", "--html", "all.html", exit=1)
+    page = (tmp_path / "all.html").read_text()
+    assert re.search(r'<h1 class="wrong">[^<]*1 failed', page)
+    failed, shown = page.index('<td class="wrong">failed</td>'), page.index("<th>format</th>")
+    assert failed < shown
+    assert "interrupted upload" in page[failed:shown]
 
 
 def test_long_tables_become_data_with_the_lines_below_them() -> None:
@@ -263,6 +285,7 @@ def test_one_can_search_sort_and_zoom(run_pt: Path, tmp_path: Path) -> None:
         at = [each.nbytes for each in report.tensors if each.name == await tab.run(FIRST)]
         assert largest.nbytes in at
         labels = await tab.run(LABELS)
+        assert not any(label.startswith("model.model ") for label in labels)
         assert labels[0].split()[0].split(".")[0] in {str(each.section) for each in report.tensors}
         await tab.run("document.querySelector('.box').click(); 0")
         assert len(await tab.run(CRUMBS)) == 2

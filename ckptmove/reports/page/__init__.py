@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from importlib import resources
 
-from ..blocks import Columns, PageBlock, Table
+from ..blocks import Columns, PageBlock, Table, Wrong
 from ..text import printable
 
 #: How every page begins, so that a page is only ever written over another one.
@@ -54,7 +54,7 @@ def _body_of(title: str, blocks: Iterable[PageBlock]) -> Iterator[str]:
     for n, block in enumerate(shown):
         if isinstance(block, str):
             tag = "p" if n else "h1"
-            yield f"<{tag}>{_escaped(block.strip())}</{tag}>"
+            yield f"<{tag}{_class_of(block)}>{_escaped(block.strip())}</{tag}>"
         elif isinstance(block, Columns):
             yield _data_of(block, f"columns-{n}")
         elif len(block.rows) > _MOST_IN_HTML:
@@ -90,10 +90,16 @@ def _table_of(table: Table) -> str:
 
 def _row_of(row: Sequence[str], right: Sequence[int], tag: str) -> str:
     cells = (
-        f"<{tag}{' class=right' if n in right else ''}>{_escaped(cell.strip())}</{tag}>"
+        f"<{tag}{_class_of(cell, is_right=n in right)}>{_escaped(cell.strip())}</{tag}>"
         for n, cell in enumerate(row)
     )
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _class_of(text: str, *, is_right: bool = False) -> str:
+    """The attribute of an element that is flushed right, or says what is wrong."""
+    names = ["right"] * is_right + ["wrong"] * isinstance(text, Wrong)
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 def _data_of(columns: Columns, name: str) -> str:

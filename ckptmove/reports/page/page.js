@@ -184,8 +184,11 @@ class Area {
     this.rows = rows;
     this.spec = spec;
     this.nbytes = typeof spec.nbytes === "number" ? rows.columns[spec.nbytes] : spec.nbytes;
-    this.names = rows.columns[spec.name].map((name, row) =>
-      [...spec.above.map((n) => rows.columns[n][row]), ...keysOf(name)]);
+    this.names = rows.columns[spec.name].map((name, row) => {
+      const above = spec.above.map((n) => rows.columns[n][row]);
+      const keys = keysOf(name); // model.w of the section model is in one box model
+      return above[above.length - 1] === keys[0] && keys.length > 1 ? [...above, ...keys.slice(1)] : [...above, ...keys];
+    });
     this.root = { label: "all", depth: 0, rows: this.names.map((_, row) => row), above: null };
     this.color = make("select");
     for (const n of spec.colors) this.color.append(make("option", { value: n }, rows.data.head[n]));

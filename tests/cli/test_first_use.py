@@ -62,6 +62,7 @@ def test_a_misspelled_command_names_the_right_one(wrong: str, right: str, run_cl
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_completion(shell: str, tmp_path: Path) -> None:
     """click's scripts, by the variable that the README names; each knows our commands."""
+    assert f"{shell}_source" in (ROOT / "README.md").read_text("utf-8")
     env = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
     program = tmp_path / "ckptmove"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckptmove "$@"\n')

@@ -1,6 +1,6 @@
 """Score `doctor --script --simulate` on programs with one planted fault each, and on right ones.
 
-Usage: scripts/doctor_score [--write] [-v] [NAME...]
+Usage: scripts/doctor_score [--write] [-v] [--set KIND]... [--public CLONES] [NAME...]
 
 The programs are those of `tests/making/device_faults.py` and, unless some are named, of
 `tests/gallery`; in rows of their own those of `tests/making/held_out_faults.py`, which were written
@@ -12,6 +12,7 @@ lines that its program has for it; a right program is clean if nothing in it is 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.devices.galleries import ran  # noqa: E402 - once it is found
-from tests.devices.scores import Judged, clean, held_out_judged, judged, own_judged  # noqa: E402
+from tests.devices.scores import PUBLIC, SETS, Judged, clean, judged, set_judged  # noqa: E402
 from tests.live.test_gallery import EXPECTED, MENDED, line_in  # noqa: E402
 
 _START, _END = "<!-- score: by scripts/doctor_score --write -->", "<!-- end of score -->"
@@ -65,21 +66,29 @@ def rows(kind: str, found: list[Judged]) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Print the table."""
-    only = [each for each in arguments if not each.startswith("-")]
-    found = [*own_judged(only), *(gallery_judged() if not only else ())]
-    held_out = list(held_out_judged(only))
-    if only or "-v" in arguments:
-        for each in [*found, *held_out]:
-            show(each)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("-v", action="store_true", dest="shown")
+    parser.add_argument("--set", action="append", choices=[*SETS, *PUBLIC], dest="sets")
+    parser.add_argument("--public", type=Path, metavar="CLONES")
+    parser.add_argument("only", nargs="*", metavar="NAME")
+    asked = parser.parse_args(arguments)
     lines = ["| programs | judged | number | which |", "|---|---|---|---|"]
-    lines += [*rows("", found), *rows("held out, ", held_out)]
+    alarms = 0
+    for kind in asked.sets or [*SETS, *(PUBLIC if asked.public else ())]:
+        found = list(set_judged(kind, asked.only, asked.public))
+        found += gallery_judged() if not kind and not asked.only else ()
+        for each in found if asked.only or asked.shown else ():
+            show(each)
+        lines += rows(f"{kind}: " if kind else "", found)
+        alarms += sum(each.word == "false alarm" for each in found)
     print("\n".join(lines))
-    if "--write" in arguments:
+    if asked.write:
         path = ROOT / "CONTRIBUTING.md"
         head, _, rest = path.read_text().partition(_START)
         tail = rest.partition(_END)[2]
         path.write_text(head + "\n".join([_START, *lines, _END]) + tail)
-    return int(any(each.word == "false alarm" for each in [*found, *held_out]))
+    return int(alarms > 0)
 
 
 if __name__ == "__main__":

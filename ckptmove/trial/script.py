@@ -166,6 +166,7 @@ class _Run:
                 call=self._call,
                 line=self.recorder.line_of_node,
                 choice=None if model is None else self.recorder.choice_for(model),
+                origin=self.recorder.names.origin,
                 complete=self.recorder.steps >= self._wanted,
             )
 
@@ -250,6 +251,11 @@ class _Run:
             return _noted(replace(self._latest(), not_simulated=True), f"{_LIMIT}: {excuse}")
         line = self._call(said(error))
         found = self.diagnosed(line, error)
+        copied = "" if found.ok else self._copied_at(error)
+        if copied:
+            first = found.verdicts[0]
+            told = replace(first, evidence=(*first.evidence, copied))
+            found = replace(found, verdicts=(told, *found.verdicts[1:]))
         if not found.ok or found.not_simulated:
             return found
         when = "" if self.recorder.names.latest else " before it called a model"
@@ -258,6 +264,19 @@ class _Run:
             for each in optimizers_without_state(_variables(error, self._script)):
                 found = _noted(found, each)
         return found
+
+    def _copied_at(self, error: BaseException) -> str:
+        """Where the copy was made that an optimizer refuses; "" if it refuses none."""
+        traceback = error.__traceback__
+        param = None
+        while traceback is not None:
+            frame = traceback.tb_frame
+            if frame.f_code.co_name == "add_param_group":
+                param = frame.f_locals.get("param")
+            traceback = traceback.tb_next
+        node = param.grad_fn if isinstance(param, torch.Tensor) else None
+        line = "" if node is None else self.recorder.line_of_node(node._sequence_nr())
+        return f"the copy was made at {line}" if line else ""
 
     def ended(self, code: object, variables: Mapping[str, Any] | None = None) -> Diagnosis:
         """The diagnosis after the script ended by itself with the exit code `code`.

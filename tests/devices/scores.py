@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any, NamedTuple
 from tests.devices.galleries import ran
 from tests.making import held_out_faults, held_out_right
 from tests.making.device_faults import FAULTS, Fault
+from tests.making.device_programs import Programs, programs, public
 from tests.making.right_programs import RIGHT
+
+_PATH = re.compile(r"[^\s'\"]*\.py\b")
 
 
 class Judged(NamedTuple):
@@ -34,6 +38,8 @@ def judged(found: Mapping[str, Any], causes: Collection[str], texts: Collection[
     shown = "\n".join(
         "\n".join([each["title"], each["fix"], *each["evidence"]]) for each in found["verdicts"]
     )
+    shown = _PATH.sub(".py", shown)  # whose name may be what is looked for
+    texts = [_PATH.sub(".py", text) for text in texts]
     return "found" if all(text in shown for text in texts) else "in part"
 
 
@@ -44,14 +50,25 @@ def clean(found: Mapping[str, Any]) -> str:
     return "clean" if found["ok"] else "false alarm"
 
 
-def own_judged(only: Collection[str] = ()) -> Iterator[Judged]:
-    """The programs of `device_faults` and `right_programs`."""
-    return _all_judged(FAULTS, RIGHT, only)
+#: The sets of programs; those of `forum` and `unseen` are the halves of one.
+SETS = {
+    "": Programs(FAULTS, RIGHT),
+    "held out": Programs(held_out_faults.FAULTS, held_out_right.RIGHT),
+    "forum": programs("forum"),
+    "unseen": programs("unseen"),
+}
+#: The halves of the recipes, for which clones of the repositories are needed.
+PUBLIC = {"public": False, "public, unseen": True}
 
 
-def held_out_judged(only: Collection[str] = ()) -> Iterator[Judged]:
-    """Those that were written before doctor was mended for the others."""
-    return _all_judged(held_out_faults.FAULTS, held_out_right.RIGHT, only)
+def set_judged(
+    kind: str, only: Collection[str] = (), clones: Path | None = None
+) -> Iterator[Judged]:
+    """The programs of a set."""
+    if kind in PUBLIC:
+        found = Programs({}, {}) if clones is None else public(clones, unseen=PUBLIC[kind])
+        return _all_judged(*found, only)
+    return _all_judged(*SETS[kind], only)
 
 
 def _all_judged(

@@ -16,8 +16,7 @@ from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import checkpoint
 
 from ckptmove import UsageError
-from ckptmove.live.tracing import recorder as recording
-from ckptmove.live.tracing import source_lines
+from ckptmove.live.tracing import source_lines, tally
 from ckptmove.live.tracing.recorder import Recorder
 from ckptmove.reports.events import Trace
 
@@ -104,14 +103,14 @@ def test_no_tensor_is_kept() -> None:
 
 def test_sites_are_bounded() -> None:
     recorder = Recorder(nn.Identity(), META)
-    before, recording._MOST_SITES = recording._MOST_SITES, 3
+    before, tally.MOST_SITES = tally.MOST_SITES, 3
     try:
         with recorder:
             one = torch.ones(3)
             for each in (torch.sin, torch.cos, torch.tan, torch.exp, torch.log):
                 each(one)
     finally:
-        recording._MOST_SITES = before
+        tally.MOST_SITES = before
     trace = recorder.trace()
     assert (trace.sites, len(trace.happenings), trace.dropped) == (3, 3, 3)
 

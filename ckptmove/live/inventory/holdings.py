@@ -273,7 +273,9 @@ def _hidden(
 
     for name, value in attributes(module):
         kind = type(value)  # not isinstance, which asks the value for its __class__
-        if kind is torch.device or (issubclass(kind, str) and names_device(cast("str", value))):
+        if issubclass(kind, torch.device) or (
+            issubclass(kind, str) and names_device(cast("str", value))
+        ):
             named = cast("torch.device | str", value)
             found.naming.append(Naming((*path, name), module, name, named))
         else:

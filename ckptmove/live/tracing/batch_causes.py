@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ...reports.doctor import Verdict
+from ...phrases import join_names
+from ...reports.doctor import WRONG, Verdict
 from ...reports.events import Operand
 from ..inventory import findings
 from .evidence import MOST_LINES, Evidence
+from .loop_tensors import LOOP
+from .operations import COPY
 
 #: The argument of a loss that torch names when it refuses it.
+_COPIED = f", made by {COPY} at "
 _WEIGHT = re.compile(r"but got (pos_)?weight is on ")
 
 
@@ -18,16 +22,17 @@ def dropped(case: Evidence) -> Iterator[Verdict]:
     """Copies that were made and not used, though the operation then missed them."""
     broken = {bare_name(each.name) for each in case.broken()}
     for each in case.happened("dropped"):
-        name = bare_name(each.operands[0].name) if each.operands else ""
-        if name not in broken:
+        names = list(dict.fromkeys(bare_name(operand.name) for operand in each.operands))
+        if not broken & set(names):
             continue  # whatever was copied in vain, nobody misses it
-        case.explain([name])
-        mended = name if root_variable(name) else "x"
-        fix = f"{_brought(mended, case.device)}; .to never moves a tensor in place"
+        case.explain(names)
+        mended = [name for name in names if root_variable(name)] or ["x"]
+        fix = f"{_brought(mended[0], case.device)}; .to never moves a tensor in place"
         yield Verdict(
             "to-result-dropped",
             f"the result of .to is not used at {each.site.source or 'an unknown line'}: "
-            f"{mended} stays on {each.devices.partition('→')[0]}",
+            f"{join_names(mended)} stay{'s' if len(mended) == 1 else ''} on "
+            f"{each.devices.partition('→')[0]}",
             fix,
             (str(each),),
         )
@@ -74,12 +79,33 @@ def _is_target(operand: Operand, case: Evidence) -> bool:
     return error is not None and any(each in error.op for each in ("loss", "cross_entropy"))
 
 
+def copied_away(
+    name: str, device: str, source: str, evidence: Sequence[str], severity: str = WRONG
+) -> Verdict:
+    """A tensor that was copied from the device, and is used with what is there."""
+    return Verdict(
+        "operand-elsewhere",
+        f"{name} was copied to {device} at {source}, and is used with what stayed on the device",
+        f"leave it on the device at {source}: no .cpu(); or bring it back before it is used",
+        tuple(evidence),
+        severity,
+    )
+
+
 def batch_away(case: Evidence) -> Iterator[Verdict]:
     """Inputs of the model, and other inputs of the failed operation from outside."""
     broken = [each for each in case.broken() if bare_name(each.name) not in case.explained]
     targets = [each for each in broken if _is_target(each, case)]
     broken = [each for each in broken if each.held in ("", "input") or each in targets]
     broken = [each for each in broken if each != changed_operand(case)]
+    if not broken:
+        return
+    brought = [each for each in broken if _COPIED in each.name]
+    for operand in brought:
+        name, _, source = operand.name.partition(_COPIED)
+        case.explain([name])
+        yield copied_away(name, operand.device, source, [case.failed or ""])
+    broken = [each for each in broken if each not in brought]
     if not broken:
         return
     names = {each.variable if each in targets else bare_name(each.name): each for each in broken}
@@ -89,6 +115,10 @@ def batch_away(case: Evidence) -> Iterator[Verdict]:
         for operand in each.operands:
             name = bare_name(operand.name)
             if operand.held != "input" or name in case.explained:
+                continue
+            if each.site.op == LOOP:
+                if name not in names:
+                    lines.append(f"{operand}, of the same loop at {each.site.source}")
                 continue
             lines.append(f"{operand} when {each.site.module} is called at {each.site.source}")
             if "len" not in name:  # lengths of sequences belong on the host

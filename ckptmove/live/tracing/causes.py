@@ -5,7 +5,9 @@ Symptoms that a cause explains are not reported again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch.utils._device import _device_constructors
 
 from ...device import kind_of
 from ...manifest.manifest import Manifest
@@ -15,14 +17,17 @@ from ...reports.events import Operand, Trace
 from ..inventory import findings
 from ..inventory.holdings import REGISTERED, Ownership
 from ..inventory.ownership import OwnershipReport
-from .batch_causes import batch_away, changed_operand, dropped, root_variable
+from .batch_causes import batch_away, changed_operand, copied_away, dropped, root_variable
 from .device_choice import Choice
 from .evidence import MOST_LINES, UNKNOWN, Evidence
-from .operations import UNNAMED
+from .operations import COPY
 from .refusals import refusal
+from .tensor_names import PARAMETER
 
 _NO_MODEL = Manifest(path="", format="live model", nbytes=0, tensors=(), storages={})
 _OFFLOADED = "(offloaded)"
+#: Functions that take `device=`.
+_MAKERS = {f"torch.{each.__name__}" for each in _device_constructors()} | {"torch.tensor"}
 _HIDDEN = (Ownership.UNREGISTERED, Ownership.HOOK)
 #: Operations that give the host values it may not need, unlike shapes.
 _TOLD = ("_local_scalar_dense", "_to_copy", "copy_", "equal", "is_nonzero", "item")
@@ -36,16 +41,17 @@ def causes(
     failed: str | None = None,
     variable: str = "",
     choice: Choice | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> tuple[Verdict, ...]:
     """What is wrong with a run, root causes first, each with its fix.
 
     `failed` is the exception that ended the run, in one line; `variable` the user's name of the
-    model, or ""; `choice` what chose another device for it.
+    model, or ""; `choice` what chose another device for it; `origins` where its tensors were made.
     """
     refused = None if failed is None else refusal(failed, device)
     if refused is not None:
         return (refused,)
-    case = Evidence(device, manifest, belonging, trace, failed, variable, choice)
+    case = Evidence(device, manifest, belonging, trace, failed, variable, choice, origins or {})
     found = [*_model(case)]
     moved = not any(each.cause == "model-never-moved" for each in found)
     if moved:
@@ -79,8 +85,9 @@ def before_a_model(device: str, trace: Trace | None, failed: str) -> tuple[Verdi
 def _model(case: Evidence) -> Iterator[Verdict]:
     entries = [e for e in case.manifest.tensors if e.held in REGISTERED and e.part_of is None]
     entries = [e for e in entries if not e.device.endswith(_OFFLOADED)]
+    swapped = case.failed is not None and "meta" not in case.failed  # by torch.func
     if case.device != "meta":
-        yield from findings.without_values(entries, case.device)
+        yield from () if swapped else findings.without_values(entries, case.device)
         entries = [e for e in entries if e.device != "meta"]
     away = [e for e in entries if case.is_away(e.device)]
     if not away:
@@ -98,8 +105,11 @@ def _model(case: Evidence) -> Iterator[Verdict]:
             f'ckptmove.move({name}, optimizer, to="{case.device}")'
         )
         if case.choice is not None:
-            why, fix = case.choice.title, case.choice.fix
+            why, fix = case.choice.title or why, case.choice.fix or fix
             lines = [*case.choice.evidence, *lines]
+        if case.broken():
+            operands = join_names([str(each) for each in case.broken()])
+            lines.append(f"{case.trace and case.trace.error} takes {operands}")
         yield Verdict(
             "model-never-moved",
             f"the model{the} is on {where}: {why}",
@@ -121,7 +131,7 @@ def _model(case: Evidence) -> Iterator[Verdict]:
         if not same_kind
         else "move the tensors that go from one part to the next: x = "
         "x.to(next(part.parameters()).device)",
-        tuple(f"{e.name} is on {e.device}" for e in away[:MOST_LINES]),
+        tuple(f"{case.made_at(e.name)} is on {e.device}" for e in away[:MOST_LINES]),
         SLOW if case.works else WRONG,
     )
 
@@ -184,6 +194,8 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
                 lines[group].append(what)
             worst[group] = min(worst.get(group, severity), severity, key=_rank)
     for group, told in lines.items():
+        names[group] += _beside(names[group], case)
+        told += [made for name in names[group] if (made := case.made_at(name)) != name]
         case.explain(names[group])
         entry = entries.get(names[group][0])
         those = sorted(names[group])
@@ -192,6 +204,17 @@ def _hidden(case: Evidence) -> Iterator[Verdict]:
         yield findings.unregistered(
             those, fix, where=f"on {where}", evidence=told[:MOST_LINES], severity=worst[group]
         )
+
+
+def _beside(names: Sequence[str], case: Evidence) -> list[str]:
+    """Other tensors elsewhere that the same module holds, which would fail next."""
+    modules = {name.rpartition(".")[0] for name in names}
+    return [
+        each.name
+        for each in case.manifest.tensors
+        if each.held in _HIDDEN and each.name not in names and case.is_away(each.device)
+        if each.name.rpartition(".")[0] in modules and "[" not in each.name
+    ]
 
 
 def _rank(severity: str) -> bool:
@@ -214,16 +237,21 @@ def _made(case: Evidence) -> Iterator[Verdict]:
         module = f", in {operand.module}," if operand.module else ""
         op, _, source = name.removeprefix("what ").partition(" makes at ")
         made = operand.variable or "a tensor"
-        known = op != UNNAMED
+        if op == COPY:
+            yield copied_away(made, operand.device, source, told[:MOST_LINES], worst[name])
+            continue
+        known = op in _MAKERS
         fix = (
             f"create it on the device of the tensor that it is used with: {op}(…, device=x.device)"
         )
         bring = f"{root_variable(made) or 'it'}.to(x.device)"
+        if made == PARAMETER:
+            fix = "make the module once, in __init__: there model.to moves it, and it is trained"
         yield Verdict(
             "made-elsewhere",
             f"{op} at {source}{module} makes {made} on {operand.device}",
             fix
-            if known
+            if known or made == PARAMETER
             else "create it on the device of the tensor that it is used with, or move it "
             f"there: {bring}",
             tuple(told[:MOST_LINES]),

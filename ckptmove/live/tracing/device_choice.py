@@ -21,10 +21,14 @@ from ...device import kind_of
 from .source_lines import is_library, line_in, locals_of
 
 _MOST_CALLERS = 8
+_MOST_ITEMS = 64  # of what holds settings
 _MOST_LINES = 1 << 16  # of a source
 _LONGEST = 100  # characters of code that is shown
 _KINDS = ("cpu", "cuda", "mps", "xpu")
 _MOST_SOURCES = 4  # that a value is followed through
+
+
+_PLACES = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 class Choice(NamedTuple):
@@ -76,10 +80,13 @@ def seen_from(frame: FrameType | None) -> Seen:
         files[frame.f_code.co_filename] = None
         for name, value in {**frame.f_globals, **locals_of(frame)}.items():
             _note(values, name, value)
-            held = getattr(value, "__dict__", None)
-            if isinstance(held, dict) and (name == "self" or type(value).__name__ == "Namespace"):
+            held = {} if name.startswith("__") else getattr(value, "__dict__", {})
+            if isinstance(held, dict) and len(held) <= _MOST_ITEMS:
                 for key, each in held.items():
                     _note(values, f"{name}.{key}", each)
+            if isinstance(value, dict) and len(value) <= _MOST_ITEMS and name != "__builtins__":
+                for key, each in value.items():
+                    _note(values, f"{name}[{key!r}]", each)
         frame = frame.f_back
     return Seen(tuple(files), values)
 
@@ -99,6 +106,7 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
         is_on: where it is.
         wanted: where it should be.
     """
+    made = ""
     for file in seen.files:
         lines = linecache.getlines(file)
         if not lines or len(lines) > _MOST_LINES:
@@ -108,10 +116,12 @@ def chosen(seen: Seen, model: str, is_on: str, wanted: str) -> Choice | None:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         source = _Source(tree, "".join(lines), file, wanted)
-        found = source.assigned(seen.values, is_on) or source.guarded(model)
+        found = source.hidden() or source.assigned(seen.values, is_on) or source.guarded(model)
+        found = found or source.uncalled(model or "model")
         if found is not None:
             return found
-    return None
+        made = made or source.made(model or "model")
+    return Choice("", "", (made,)) if made else None
 
 
 class _Source:
@@ -155,10 +165,30 @@ class _Source:
                 found = Choice(title, fix, (*lines, *(line for line, _ in told)))
         if found is not None:
             return found
-        for name in sorted(used & {each for each in values if "." in each}):
-            argument = self._argument(name.rpartition(".")[2])
-            if argument and kind_of(values[name]) == kind_of(is_on):
+        for name in sorted(used & {each for each in values if "." in each or "[" in each}):
+            if kind_of(values[name]) != kind_of(is_on):
+                continue
+            key = name.rpartition("[")[2].strip("]'\"") if "[" in name else name.rpartition(".")[2]
+            argument = self._argument(key) or self._setting(key, kind_of(is_on))
+            if argument:
                 return Choice(f"{name} is {values[name]}: {argument[0]}", argument[1], ())
+        return None
+
+    def _setting(self, key: str, kind: str) -> tuple[str, str] | None:
+        """The item of a dict, keyword or default of a class that gives a setting its device."""
+        for each in self._nodes:
+            named: list[tuple[str, ast.expr | None]] = []
+            if isinstance(each, ast.Dict):
+                named = [(_text(k), v) for k, v in zip(each.keys, each.values, strict=True) if k]
+            elif isinstance(each, ast.keyword):
+                named = [(each.arg or "", each.value)]
+            elif isinstance(each, (ast.AnnAssign, ast.Assign)):
+                targets = [each.target] if isinstance(each, ast.AnnAssign) else each.targets
+                named = [(ast.unparse(target), each.value) for target in targets]
+            for name, value in named:
+                if name == key and value is not None and _named(value) == kind:
+                    told = f"{name} is {self.code(value)} at {self.at(value)}"
+                    return told, f'write "{self._wanted}" there'
         return None
 
     def guarded(self, model: str) -> Choice | None:
@@ -178,6 +208,33 @@ class _Source:
                 return Choice(title, self._fix(each.test, told), tuple(line for line, _ in told))
         return None
 
+    def hidden(self) -> Choice | None:
+        """`os.environ["CUDA_VISIBLE_DEVICES"] = ""`, which hides all GPUs."""
+        for target, value in self._assignments():
+            name = ast.unparse(target)
+            hides = isinstance(value, ast.Constant) and value.value in ("", "-1")
+            if hides and "CUDA_VISIBLE_DEVICES" in name:
+                line = f"{self.code(target)} = {self.code(value)} at {self.at(value)}"
+                return Choice(f"{line} hides all GPUs", 'drop it, or write "0" there', ())
+        return None
+
+    def uncalled(self, model: str) -> Choice | None:
+        """`model.cuda` without a call, which moves nothing."""
+        for each in self._nodes:
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Attribute):
+                code = self.code(each.value)
+                if code in (f"{model}.cuda", f"{model}.to"):
+                    return Choice(f"{code} at {self.at(each)} is not called", f"{code}()", ())
+        return None
+
+    def made(self, model: str) -> str:
+        """The line that made a model, the last of several; "" if there is none."""
+        found = ""
+        for target, value in self._assignments():
+            if ast.unparse(target) == model and isinstance(value, ast.Call):
+                found = f"{model} = {self.code(value)} at {self.at(value)}"
+        return found
+
     def _condition(self, value: ast.expr) -> ast.If | None:
         """The innermost `if` around an expression, or None."""
         found: ast.If | None = None
@@ -194,7 +251,7 @@ class _Source:
         for each in self._nodes:
             if isinstance(each, ast.Call):
                 given = [*each.args, *(key.value for key in each.keywords)]
-                found |= {ast.unparse(g) for g in given if isinstance(g, (ast.Name, ast.Attribute))}
+                found |= {ast.unparse(g) for g in given if isinstance(g, _PLACES)}
         return found
 
     def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:

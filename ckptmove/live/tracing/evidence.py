@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...manifest.manifest import Manifest
@@ -29,6 +29,8 @@ class Evidence:
     failed: str | None  #: the exception that ended it, in a line, or None
     variable: str = ""  #: what the user calls the model, or ""
     choice: Choice | None = None  #: what chose another device, or None
+    #: Of its tensors what made them, and at which line.
+    origins: Mapping[str, str] = field(default_factory=dict)
     #: Names and lines whose symptoms are explained.
     explained: set[str] = field(default_factory=set)
 
@@ -57,6 +59,10 @@ class Evidence:
     def works(self) -> bool:
         """Whether a model ran, and nothing failed."""
         return self.trace is not None and self.trace.calls > 0 and self.failed is None
+
+    def made_at(self, name: str) -> str:
+        """The name of a tensor of the model, with what made it if that is known."""
+        return f"{name}, made by {self.origins[name]}," if name in self.origins else name
 
     def is_away(self, device: str) -> bool:
         """Whether this is not the target device."""

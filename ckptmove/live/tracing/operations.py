@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ SYNCS = frozenset(
 COPIES = frozenset(("_copy_from", "_to_copy", "copy", "copy_"))
 #: Operations that compute nothing: other names for a tensor.
 NAMES = frozenset(("alias", "detach", "detach_", "lift", "lift_fresh", "lift_fresh_copy"))
+#: Shown for what copies a tensor to another device.
+COPY = "a copy"
 #: Shown for an operation without a name in Python.
 UNNAMED = "an operation"
 #: Python's names of operations that make a tensor, where they differ.
@@ -44,6 +47,34 @@ class Facts(NamedTuple):
         """The facts about a tensor."""
         nbytes = tensor.numel() * tensor.element_size()
         return cls(indexed(tensor.device), is_big(tensor), nbytes)
+
+
+class Kind(NamedTuple):
+    """What is known of an operation by its name."""
+
+    text: str  #: such as `aten.add.Tensor`
+    asks: bool  #: it only asks a tensor about itself
+    is_plain: bool  #: it computes, and neither copies, waits, makes nor renames
+
+
+@functools.lru_cache(maxsize=4096)
+def kind_of_operation(func: Any) -> Kind:
+    """The kind of an operation."""
+    name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
+    makes = name.startswith("new_") or name.endswith("_like")
+    special = name in COPIES or name in SYNCS or name in NAMES
+    return Kind(str(func), func.namespace == "prim", not (makes or special))
+
+
+def operands_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments of an operation."""
+    found: list[torch.Tensor] = []
+    for each in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            found += [item for item in each if isinstance(item, torch.Tensor)]
+    return found
 
 
 def factory(op: str) -> str:

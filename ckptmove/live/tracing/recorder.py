@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,9 +22,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UsageError
 from ...phrases import format_error
-from ...reports.events import Happening, Operand, Site, Trace, Usage
+from ...reports.events import Operand, Site, Trace
 from .device_choice import Callers, Choice
-from .operations import COPIES, NAMES, SYNCS, Facts, Failing, indexed, is_big, runs_for, tensors_of
+from .loop_tensors import LOOP, loop_tensors
+from .operations import (
+    COPIES,
+    COPY,
+    NAMES,
+    SYNCS,
+    Facts,
+    Failing,
+    indexed,
+    is_big,
+    kind_of_operation,
+    operands_of,
+    runs_for,
+    tensors_of,
+)
 from .source_lines import (
     backward_frame,
     frame_outside,
@@ -36,24 +49,14 @@ from .source_lines import (
     user_line,
     variable,
 )
+from .tally import Noted, Tally, happened
 from .tensor_names import Names, key_of
 from .unused_copies import Copies, Copy
 
-_MOST_SITES = 4096  # more are counted, and not told apart
 _MOST_LINES = 1 << 17  # operations of which a backward pass may ask the line
 #: Modules that may stay on the CPU because they are large.
 _TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 _MOST_CAUSES = 16  # of an exception
-
-
-@dataclass
-class _Noted:
-    count: int = 0
-    nbytes: int = 0
-    operands: tuple[Operand, ...] = ()
-    asked: bool = False
-    turns: int = 0
-    latest: tuple[int, int] | None = None  # of these turns
 
 
 class Recorder(TorchDispatchMode):
@@ -78,13 +81,10 @@ class Recorder(TorchDispatchMode):
             self.names.know(module)
         self._home = indexed(device)
         self._call_it = call
+        self._called_home = call(str(self._home))
         self._turn = turn
-        self._operations: dict[str, int] = {}
-        self._phases: dict[str, int] = {}
-        self._modules: dict[str, dict[str, list[int]]] = {}
-        self._sites: set[Site] = set()
-        self._happenings: dict[tuple[str, Site, str], _Noted] = {}
-        self._dropped = self._thread = 0
+        self._tally = Tally()
+        self._thread = 0
         self._lines: dict[int, tuple[str, str]] = {}  # number of an operation → module and line
         self._copies = Copies()
         self._callers = Callers()
@@ -104,34 +104,24 @@ class Recorder(TorchDispatchMode):
     def trace(self, ended_by: BaseException | None = None) -> Trace:
         """What was recorded so far; caught failures that did not cause `ended_by` are left out."""
         told_of = ended_by is None or self._is_known(ended_by)
-        noted = dict(self._happenings)
+        noted = dict(self._tally.happenings)
         for copy in self._copies.missed():
-            each = noted.setdefault(("dropped", copy.site, copy.devices), _Noted())
+            each = noted.setdefault(("dropped", copy.site, copy.devices), Noted())
             each.count += 1
             each.nbytes += copy.nbytes
             name = self.names.argument(copy.source)
-            each.operands = (copy.operand._replace(name=name) if name else copy.operand,)
-        happenings = [
-            Happening(
-                *(kind, site, devices, each.count, each.nbytes, each.operands, each.asked),
-                max(each.turns, 1),
-            )
-            for (kind, site, devices), each in noted.items()
-        ]
-        happenings.sort(key=lambda each: -each.count)
+            each.operands += (copy.operand._replace(name=name) if name else copy.operand,)
+        happenings = sorted(happened(noted), key=lambda each: -each.count)
         return Trace(
             device=self._call(self._home),
-            operations=dict(self._operations),
-            phases=dict(self._phases),
-            modules={
-                name: {device: Usage(*usage) for device, usage in each.items()}
-                for name, each in self._modules.items()
-            },
+            operations=dict(self._tally.operations),
+            phases=dict(self._tally.phases),
+            modules=self._tally.modules,
             calls=self.calls,
             steps=self.steps,
-            sites=len(self._sites),
+            sites=self._tally.sites,
             happenings=happenings,
-            dropped=self._dropped,
+            dropped=self._tally.dropped,
             error=self.error if told_of else None,
             operands=self.operands if told_of else (),
             said=self.said if told_of else None,
@@ -187,8 +177,7 @@ class Recorder(TorchDispatchMode):
         parameter = None if self._begun else next(module.parameters(), None)
         if parameter is not None and indexed(parameter.device) == self._home:
             self._begun = True
-            for key in [each for each in self._happenings if each[0] in ("stray", "mixed")]:
-                del self._happenings[key]
+            self._tally.forget("stray", "mixed")
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self.running and runs_for(self._thread):
@@ -244,9 +233,9 @@ class Recorder(TorchDispatchMode):
         where = self._call(indexed(parameter.device))
         key = "apart", Site("forward", name, "call", line_of(frame)), where
         self._note(*key, 0, [])
-        if key in self._happenings:
+        if key in self._tally.happenings:
             owner = type(module).__name__
-            self._happenings[key].operands = (Operand(name, where, (), owner=owner),)
+            self._tally.happenings[key].operands = (Operand(name, where, (), owner=owner),)
 
     def choice_for(self, model: torch.nn.Module) -> Choice | None:
         """What chose another device than the one that a called model should be on."""
@@ -283,27 +272,48 @@ class Recorder(TorchDispatchMode):
             site = Site(self._phase(), module, op, user_line(sys._getframe(2)))
         self.error = site
         self.operands = self._operands(tensors_of(values))
+        self._note_loop()
         self.said = self._call_it(format_error(error))
+
+    def _note_loop(self) -> None:
+        """Record what else of the same batch is elsewhere, which would fail next."""
+        for line, name, tensor in loop_tensors(user_frame(frame_outside(__file__))):
+            where = indexed(tensor.device)
+            if is_big(tensor) and where != self._home:
+                key = "input", Site("", "", LOOP, line), self._call(where)
+                self._note(*key, 0, [])
+                shape = tuple(tensor.shape)
+                self._tally.happenings[key].operands += (Operand(name, key[2], shape, "input"),)
 
     # -- recording ---------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # what a tensor is asked about itself
+        kind = kind_of_operation(func)
+        if kind.asks:
             return func(*args, **kwargs)
-        taken = tensors_of((args, kwargs))
-        seen = [Facts.of(each) for each in taken]
-        site = self._site(func)
+        taken = operands_of(args, kwargs)
+        home = self._home
+        # Most operations are of what is where it should be, and make such again.
+        plain = kind.is_plain and bool(taken) and all(each.device == home for each in taken)
+        seen = [] if plain else [Facts.of(each) for each in taken]
+        site = self._site(kind.text)
         try:
             out = func(*args, **kwargs)
         except BaseException as error:
-            self.failed(error, str(func), taken, site)
+            self.failed(error, kind.text, taken, site)
             raise
-        made = tensors_of(out)
-        self._record(site, func, taken, seen, made, kwargs)
+        made = [out] if isinstance(out, torch.Tensor) else tensors_of(out)
+        self._tally.met(site)
+        if plain and all(each.device == home for each in made):
+            self._copies.use(taken, moved=False)
+            nbytes = sum(each.numel() * each.element_size() for each in made)
+            self._tally.use(site, self._called_home, nbytes)
+        else:
+            self._record(site, func, taken, seen or list(map(Facts.of, taken)), made, kwargs)
         return out
 
-    def _site(self, func: Any) -> Site:
+    def _site(self, text: str) -> Site:
         phase = self._phase()
         self.backwards += phase == "backward" and not self._is_backward
         self._is_backward = phase == "backward"
@@ -311,13 +321,13 @@ class Recorder(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             module, line = self._lines.get(node._sequence_nr(), ("", ""))
             line = line_of(backward_frame(sys._getframe(2).f_back)) or line
-            return Site(phase, module, str(func), line)
+            return Site(phase, module, text, line)
         module = self.running[-1] if self.running else ""
-        line = user_line(sys._getframe(2).f_back)
+        line = line_of(user_frame(sys._getframe(2).f_back))
         if torch.is_grad_enabled() and len(self._lines) < _MOST_LINES:
             # Its node was numbered just before it came here.
             self._lines.setdefault(torch._C._autograd._get_sequence_nr() - 1, (module, line))
-        return Site(phase, module, str(func), line)
+        return Site(phase, module, text, line)
 
     def _record(
         self,
@@ -330,8 +340,6 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         made = [Facts.of(each) for each in out]
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else str(func)
-        if len(self._sites) < _MOST_SITES:
-            self._sites.add(site)
         self._count(site, seen, made)
         if name in NAMES:
             if name.startswith("lift"):  # what torch.tensor ends with
@@ -351,7 +359,7 @@ class Recorder(TorchDispatchMode):
             self._created(site, out, made)
             return
         if away and others:
-            self.names.derived(_at(out, away), taken[others[0]], site.phase)
+            self.names.derived(_at(out, away), taken[others[0]], site)
         home = any(each.is_big and each.device == self._home for each in (*seen, *made))
         if away or (others and not home and name not in SYNCS):
             where = made[away[0]].device if away else seen[others[0]].device
@@ -361,16 +369,12 @@ class Recorder(TorchDispatchMode):
             self._note("mixed", site, " and ".join(devices), 0, _at(taken, others))
 
     def _count(self, site: Site, seen: list[Facts], made: list[Facts]) -> None:
-        self._phases[site.phase] = self._phases.get(site.phase, 0) + 1
-        where = self._where(seen, made)
-        if where is None or (not site.phase and where != self._home):
-            return  # data is prepared on the host
-        called = self._call(where)
-        self._operations[called] = self._operations.get(called, 0) + 1
-        if site.module in self._modules or len(self._modules) < _MOST_SITES:
-            used = self._modules.setdefault(site.module, {}).setdefault(called, [0, 0])
-            used[0] += 1
-            used[1] += sum(each.nbytes for each in made)
+        both = [*made, *seen]  # torch chooses the device of results first, of numbers last
+        where = next(
+            (each.device for each in both if each.is_big), both[0].device if both else None
+        )
+        if where and (site.phase or where == self._home):  # else data is prepared
+            self._tally.use(site, self._call(where), sum(each.nbytes for each in made))
 
     def _waits(self, site: Site, device: torch.device) -> bool:
         """Whether the host must wait for a value, or would if the model were on its device."""
@@ -378,25 +382,23 @@ class Recorder(TorchDispatchMode):
             return True
         return self._home.type == "cpu" and site.phase != "optimizer"
 
-    def _where(self, taken: list[Facts], made: list[Facts]) -> torch.device | None:
-        """The device of an operation, as torch chooses it: of results first, of numbers last."""
-        seen = [*made, *taken]
-        return next((s.device for s in seen if s.is_big), seen[0].device if seen else None)
-
     def _copied(
         self, site: Site, taken: list[torch.Tensor], made: torch.Tensor, blocking: Any
     ) -> None:
         source = taken[-1] if site.op.startswith("aten.copy") and len(taken) > 1 else taken[0]
         here, there = indexed(source.device), indexed(made.device)
         if here == there:
-            if here != self._home and key_of(made) != key_of(source):
-                self.names.derived([made], source, site.phase)
+            known = site.op.startswith("aten.copy_") and self.names.origin(made)
+            if here != self._home and key_of(made) != key_of(source) and not known:
+                self.names.derived([made], source, site)
             return
         nbytes = made.numel() * made.element_size()
         devices = f"{self._call(here)}→{self._call(there)}"
         self._note("transfer", site, devices, nbytes, [source])
         if there.type == "cpu" and not blocking.get("non_blocking"):
             self._note("sync", site, self._call(here), 0, [source])
+        if here == self._home and is_big(made):
+            self.names.made(made, site._replace(op=COPY))
         if there == self._home and is_big(made):
             copy = Copy(site, devices, nbytes, self._operands([source])[0], key_of(source))
             self._copies.watch(made, source, copy)
@@ -411,20 +413,13 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, kind: str, site: Site, devices: str, nbytes: int, of: Sequence[torch.Tensor]
     ) -> None:
-        key = kind, site, devices
-        if key not in self._happenings and len(self._happenings) >= _MOST_SITES:
-            self._dropped += 1
-            return
-        found = self._happenings.get(key)
-        if found is None:
-            found = self._happenings[key] = _Noted(operands=self._operands(of))
+        def new() -> Noted:
             asking = kind in ("sync", "transfer") and site.phase != "backward"
-            found.asked = asking and torch.is_grad_enabled() and is_asked(sys._getframe(1))
-        found.count += 1
-        found.nbytes += nbytes
-        if found.latest != (turn := (self.steps, 0 if self.steps else self.calls)):
-            found.latest = turn
-            found.turns += 1
+            asked = asking and torch.is_grad_enabled() and is_asked(sys._getframe(2))
+            return Noted(operands=self._operands(of), asked=asked)
+
+        turn = self.steps, 0 if self.steps else self.calls
+        self._tally.note((kind, site, devices), turn, nbytes, new)
 
     def _operands(self, tensors: Sequence[torch.Tensor]) -> tuple[Operand, ...]:
         frame = user_frame(frame_outside(__file__))
@@ -434,6 +429,10 @@ class Recorder(TorchDispatchMode):
 
     def _call(self, device: torch.device) -> str:
         return self._call_it(str(device))
+
+
+def _big(facts: Facts) -> bool:
+    return facts.is_big
 
 
 def _at(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:

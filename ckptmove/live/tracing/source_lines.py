@@ -50,14 +50,21 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
-        file = frame.f_code.co_filename
-        mine = file.startswith(_OURS) and not file.startswith(_LIKE_TORCH)
-        if mine and not frame.f_code.co_name.startswith("__torch_"):
-            return None
-        if is_users(file):
+        place = _place(frame.f_code.co_filename)
+        if place == "users":
             return frame
+        if place == "ours" and not frame.f_code.co_name.startswith("__torch_"):
+            return None
         frame = frame.f_back
     return None
+
+
+@functools.lru_cache(maxsize=4096)  # asked for every operation, frame by frame
+def _place(file: str) -> str:
+    """Whose a file is: `ours`, `users`, or "" for torch's and Python's."""
+    if file.startswith(_OURS) and not file.startswith(_LIKE_TORCH):
+        return "ours"
+    return "users" if is_users(file) else ""
 
 
 def frame_outside(file: str) -> FrameType | None:
@@ -81,9 +88,10 @@ def backward_frame(frame: FrameType | None) -> FrameType | None:
 
 def line_of(frame: FrameType | None) -> str:
     """The line that a frame is at, `file.py:12`; "" for none."""
-    return "" if frame is None else f"{_spell(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return "" if frame is None else line_in(frame.f_code.co_filename, frame.f_lineno)
 
 
+@functools.lru_cache(maxsize=4096)
 def line_in(file: str, number: int) -> str:
     """A line of a file, `file.py:12`."""
     return f"{_spell(file)}:{number}"
@@ -139,9 +147,9 @@ def variable(frame: FrameType, wanted: torch.Tensor | torch.nn.Module) -> str:
         if value is wanted:
             return name
     for name, value in own:
-        for key, each in _within(value):
+        for key, each in items_of(value):
             if each is wanted:
-                return f"{name}[{key!r}]"
+                return f"{name}{key}"
     held = getattr(dict(own).get("self"), "__dict__", {})
     for name, value in [*held.items(), *dict(held.get("_modules") or {}).items()]:
         if value is wanted:
@@ -158,11 +166,14 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     return found
 
 
-def _within(value: object) -> Iterator[tuple[object, object]]:
+def items_of(value: object) -> Iterator[tuple[str, object]]:
+    """The items of a small dict or list, each with its code: `['x']`, `[0]`, `.x` of a tuple."""
     if isinstance(value, Mapping) and len(value) <= _MOST_ITEMS:
-        yield from list(value.items())
+        yield from ((f"[{key!r}]", each) for key, each in list(value.items()))
     elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
-        yield from enumerate(value)
+        fields = getattr(value, "_fields", ())
+        for n, each in enumerate(value):
+            yield f".{fields[n]}" if n < len(fields) else f"[{n}]", each
 
 
 def modules_in(frame: FrameType | None) -> Iterator[tuple[str, torch.nn.Module]]:

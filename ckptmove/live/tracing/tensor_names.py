@@ -18,14 +18,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...reports.events import Operand, Site
 from ..inventory.holdings import COMPILED, Ownership, holdings, written
 from ..inventory.object_walk import Reach
-from .operations import UNNAMED, factory
-from .source_lines import is_outer, is_within, modules_in, variable
+from .operations import COPY, UNNAMED, factory
+from .source_lines import is_outer, is_within, items_of, locals_of, modules_in, variable
 
 _MOST_KEPT = 4096  # inputs, and tensors that were made, of which something is remembered
 _MOST_SOURCES = 16  # of what was computed of another, one after the other
 _MOST_WALKS = 32  # through the model to find a name
 #: Made where no model runs; and computed of such there, as a batch is.
 _OUTSIDE, _GIVEN = "outside", "given"
+#: Shown for a parameter of no module that is known.
+PARAMETER = "a parameter"
+_COPIED = f"what {COPY} "
 _LOOSE = ("", "made", _OUTSIDE, _GIVEN)
 
 
@@ -94,6 +97,8 @@ class Names:
         self._made = Remembered()
         self._derived = Remembered()
         self._sources = Remembered()  # key of what something was computed of
+        self._parents = Remembered()  # the same, also within a model
+        self._origins = Remembered()  # where something was computed
 
     @property
     def models(self) -> list[nn.Module]:
@@ -169,10 +174,8 @@ class Names:
         """Remember where a tensor was made."""
         self._made.note(tensor, site)
 
-    def derived(
-        self, tensors: Sequence[torch.Tensor], source: torch.Tensor, phase: str = ""
-    ) -> None:
-        """Give a computed tensor the name of its operand."""
+    def derived(self, tensors: Sequence[torch.Tensor], source: torch.Tensor, site: Site) -> None:
+        """Give a tensor that was computed at a site the name of its operand."""
         found = self._of(source, walk=False)
         if found.held == _OUTSIDE:
             found = found._replace(held=_GIVEN)
@@ -181,8 +184,18 @@ class Names:
                 continue
             if found.held:
                 self._derived.note(each, found)
-            if found.held in _LOOSE and not phase:  # what a model gives is what it is called with
+            self._origins.note(each, site)
+            self._parents.note(each, key_of(source))
+            if found.held in _LOOSE and not site.phase:  # what a model gives is its input
                 self._sources.note(each, key_of(source))
+
+    def origin(self, tensor: torch.Tensor) -> str:
+        """Where a tensor was made while somebody watched: `torch.ones at train.py:3`; else ""."""
+        for key in reversed(self._chain(tensor)):
+            for notes in (self._made, self._origins):
+                if key in notes:
+                    return _spell(notes[key][1])
+        return ""
 
     def argument(self, key: int | None) -> str | None:
         """The name of the argument with this storage, or None."""
@@ -209,9 +222,50 @@ class Names:
             held = "" if held == _GIVEN else held
             if isinstance(tensor, nn.Parameter) and not held:  # of no module that is known
                 held = "made" if found.held == _OUTSIDE else str(Ownership.PARAMETER)
+            of_model = None if held else self._of_model(tensor)
+            if of_model is not None:
+                return Operand(of_model.name, device, tuple(tensor.shape), *of_model[1:3], other)
             name = name if held else other or name
+            if not held:
+                held, name, other = self._as_state(tensor, frame, name, other)
+        if held == "made" and isinstance(tensor, nn.Parameter):
+            other = other or PARAMETER
+        if held == "made" and not other and frame is not None:
+            other, _ = kept_in(frame, self._chain(tensor, self._parents)) or ("", None)
         other = other.partition(", made by ")[0]
         return Operand(name, device, tuple(tensor.shape), held, found.module, other, found.owner)
+
+    def _of_model(self, tensor: torch.Tensor) -> _Name | None:
+        """The tensor that a model only holds, of which another was computed."""
+        keys = self._chain(tensor, self._parents)
+        found = [self._held[key][1] for key in keys if key in self._held]
+        hidden = (Ownership.UNREGISTERED, Ownership.HOOK)
+        return next((each for each in found if each.held in hidden), None)
+
+    def _as_state(
+        self, tensor: torch.Tensor, frame: FrameType | None, name: str, other: str
+    ) -> tuple[str, str, str]:
+        """How what has no name is held, its name, and its variable, where an object keeps it."""
+        holder, kept = (other, tensor)
+        if frame is not None and not other:
+            holder, kept = kept_in(frame, self._chain(tensor)) or ("", tensor)
+        if holder.startswith("self."):
+            origin = _spell(self._origins.about(kept) or self._made.about(kept))
+            maker, _, line = origin.rpartition(" at ")
+            if origin:
+                return "made", f"what {maker} makes at {line}", holder
+        origin = "" if not holder or ", made by " in holder else self.origin(tensor)
+        return "", f"{holder}, made by {origin}" if origin else holder or name, holder
+
+    def _chain(self, tensor: torch.Tensor, sources: Remembered | None = None) -> list[int]:
+        """The keys of a tensor, and of what it was computed of."""
+        sources = self._sources if sources is None else sources
+        keys: list[int] = []
+        key = key_of(tensor)
+        while key is not None and len(keys) < _MOST_SOURCES:
+            keys.append(key)
+            key = sources[key][1] if key in sources else None
+        return keys
 
     def _of(self, tensor: torch.Tensor, *, walk: bool = True) -> _Name:
         """The name of a tensor: from the model, else from its caller, else from what made it."""
@@ -223,10 +277,12 @@ class Names:
         if found is not None:
             return found
         made: Site | None = self._made.about(tensor)
-        if given is not None:
-            origin = f", made by {_maker(made.op)} at {made.source}" if made is not None else ""
-            return _Name(f"{given}{origin}", "input", "")
         derived: _Name | None = self._derived.about(tensor)
+        if given is not None:
+            origin = self.origin(tensor)
+            if not origin and derived is not None and derived.name.startswith(_COPIED):
+                origin = derived.name.removeprefix("what ").replace(" makes", "", 1)
+            return _Name(given + (f", made by {origin}" if origin else ""), "input", "")
         if derived is not None:
             return derived
         if made is not None:
@@ -237,18 +293,13 @@ class Names:
 
     def _of_other(self, tensor: torch.Tensor, frame: FrameType) -> tuple[str, str, str] | None:
         """The name, owner and kind of a parameter or buffer of another module in the code."""
-        keys: list[int] = []
-        key = key_of(tensor)
-        while key is not None and len(keys) < _MOST_SOURCES:
-            keys.append(key)
-            key = self._sources[key][1] if key in self._sources else None
         found: dict[int | None, tuple[str, str, str]] = {}
         for owner, module in modules_in(frame):
             for name, each in module.named_buffers():
                 found.setdefault(key_of(each), (name, owner, str(Ownership.BUFFER)))
             for name, each in module.named_parameters():
                 found.setdefault(key_of(each), (name, owner, str(Ownership.PARAMETER)))
-        return next((found[key] for key in keys if key in found), None)
+        return next((found[key] for key in self._chain(tensor) if key in found), None)
 
     def _walk(self) -> None:
         """Search the models again, because attributes may change."""
@@ -279,5 +330,22 @@ def _arguments(
             yield ".".join(map(str, path)), tensor
 
 
+def kept_in(frame: FrameType, keys: Sequence[int]) -> tuple[str, torch.Tensor] | None:
+    """What a frame's variable, or its `self`, keeps with one of these keys, and its name."""
+    held = {name: each for name, each in locals_of(frame).items() if not name.startswith("_")}
+    own = getattr(held.pop("self", None), "__dict__", {})
+    named = [*held.items(), *((f"self.{name}", each) for name, each in own.items())]
+    for name, value in named:
+        for key, each in (("", value), *items_of(value)):
+            if isinstance(each, torch.Tensor) and key_of(each) in keys:
+                return f"{name}{key}", each
+    return None
+
+
+def _spell(made: Site | None) -> str:
+    """What made a tensor, and where: `torch.ones at train.py:3`; "" if that is not known."""
+    return "" if made is None or not made.source else f"{_maker(made.op)} at {made.source}"
+
+
 def _maker(op: str) -> str:
-    return factory(op) or UNNAMED
+    return op if op == COPY else factory(op) or UNNAMED

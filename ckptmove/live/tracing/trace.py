@@ -42,6 +42,7 @@ def diagnose(
     call: Callable[[str], str] = str,
     line: Callable[[int], str] = lambda number: "",
     choice: Choice | None = None,
+    origin: Callable[[torch.Tensor], str] = lambda tensor: "",
     notes: Sequence[str] = (),
     complete: bool = True,
     not_simulated: bool = False,
@@ -50,8 +51,8 @@ def diagnose(
 
     `failed` is the exception that ended it, in one line; `fed` tells whether a parameter has, or
     had, a gradient; `call` gives the displayed name of a device; `line` the line of a node of
-    autograd, by its number; `choice` is what chose another device. `subject` defaults to the
-    model's class.
+    autograd, by its number; `choice` is what chose another device; `origin` what made a tensor.
+    `subject` defaults to the model's class.
     """
     known = facts() if known is None else known
     verdicts: list[Verdict] = [] if simulated else list(usable(device, known))
@@ -64,7 +65,8 @@ def diagnose(
         manifest = _called(manifest_of(found, written(model)), call)
         if not verdicts:  # else nothing could be there
             together = belonging(found, fed=fed, call=call, line=line)
-            verdicts += causes(device, manifest, together, trace, failed, variable, choice)
+            made = {each.name: told for each in found.all if (told := origin(each.tensor))}
+            verdicts += causes(device, manifest, together, trace, failed, variable, choice, made)
         report = manifest.to_json()
         homes = {e.device for e in manifest.tensors if e.section is Section.MODEL}
         placed = tuple(text_of(places(manifest))) if len(homes) > 1 else ()
@@ -162,6 +164,7 @@ class Watch:
             fed=self._recorder.names.fed,
             line=self._recorder.line_of_node,
             choice=self._recorder.choice_for(self._model),
+            origin=self._recorder.names.origin,
             complete=error is None,
         )
         for each in self.diagnosis.verdicts if error is not None else ():

@@ -147,6 +147,7 @@ def _register_others(library: torch.library.Library) -> None:
         library.impl("_thnn_fused_lstm_cell", kernels.lstm_cell, key)
         library.impl("_thnn_fused_gru_cell", kernels.gru_cell, key)
         library.impl("scaled_dot_product_attention", kernels.attention, key)
+        library.impl("ctc_loss.Tensor", kernels.ctc_loss, key)
     for name in sorted(_names("SparseCPU")):
         library.impl(name, kernels.sparse(operation(name)), f"Sparse{KEY}")
     for op, cast in casts():

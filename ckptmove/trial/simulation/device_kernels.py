@@ -13,6 +13,7 @@ from .device_memory import (
     CPU_KEY,
     NAME,
     Bridge,
+    Device,
     Op,
     device_of,
     here,
@@ -113,7 +114,7 @@ def make(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 def move(op: Op, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.to`, which gives a tensor itself if it is there."""
-    args = tuple(shown.meant(each) if isinstance(each, torch.device) else each for each in args)
+    args = tuple(shown.meant(each) if isinstance(each, Device) else each for each in args)
     if kwargs.get("device") is not None:
         kwargs["device"] = shown.meant(kwargs["device"])
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
@@ -184,6 +185,14 @@ def attention(
     math = _aten._scaled_dot_product_attention_math
     options = {"scale": scale, "enable_gqa": enable_gqa}
     return math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+
+
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *rest: Any
+) -> Any:
+    """`ctc_loss.Tensor`: lengths may be anywhere, but not if a mode such as ours is active."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    return _aten.ctc_loss.IntList(log_probs, targets, *lengths, *rest)
 
 
 def convolution(kernel: Kernel) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
+Device = torch.device  # as it was, before scripts are shown another
 NAME, KEY = "privateuseone", "PrivateUse1"
 THERE = torch.device(NAME, 0)
 CPU = torch.device("cpu")
@@ -191,7 +192,7 @@ class Bridge:
                 self._heres[id(value)] = found
                 self._pairs[id(found)] = found, value
             return found
-        if isinstance(value, torch.device):
+        if isinstance(value, Device):
             return CPU if value.type in (NAME, shown.device.type) else value
         if isinstance(value, (list, tuple)):
             return [self.here(each) for each in value]

@@ -6,6 +6,7 @@ The kernels are those of `device`; here is what Python code sees of the device, 
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from torch.jit._script import RecursiveScriptModule
 
 from .device import install
 from .device_kernels import generators, type_name
-from .device_memory import NAME, THERE, device_of, is_there, shown
+from .device_memory import NAME, THERE, Device, device_of, is_there, shown
 from .torch_answers import TYPES, Stream, answers, noop, replaced
 
 _true_data: Any = torch._C.TensorBase.data
@@ -173,11 +174,12 @@ def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
     accelerator = getattr(torch, "accelerator", None)
     found: list[tuple[Any, str, Any]] = [
         (torch, "Generator", _generator()),
+        (torch, "device", _Named("device", (), {"__module__": "torch"})),
         (torch, "compile", _compile),
         *((torch, name, _autocast(name, device.type)) for name in _AUTOCAST),
-        (accelerator, "is_available", lambda: True),
+        (accelerator, "is_available", lambda: _count(device) > 0),
         (accelerator, "current_accelerator", lambda check_available=False: _kind(device)),
-        (accelerator, "device_count", lambda: (device.index or 0) + 1),
+        (accelerator, "device_count", lambda: _count(device)),
         *((accelerator, name, _index(device)) for name in _INDEX),
         *((accelerator, name, noop()) for name in _ACCELERATED),
         (accelerator, "memory_stats", lambda device=None: defaultdict(int)),
@@ -189,6 +191,8 @@ def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
     if device.type == "cuda":
         cuda = torch.cuda
         found += [
+            (cuda, "is_available", lambda: _count(device) > 0),
+            (cuda, "device_count", lambda: _count(device)),
             (cuda, "is_initialized", lambda: True),
             (cuda, "_lazy_init", noop()),
             (cuda, "get_device_capability", lambda device=None: (8, 0)),
@@ -198,12 +202,41 @@ def _asked(device: torch.device) -> list[tuple[Any, str, Any]]:
     return found
 
 
+def _count(device: torch.device) -> int:
+    """How many devices there are, unless the script hid them before it used one."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    mine = os.environ.get("CUDA_VISIBLE_DEVICES") != _visible and not shown.process
+    return 0 if device.type == "cuda" and hidden and mine else (device.index or 0) + 1
+
+
+_visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # before the script
 _INDEX = ("current_device_index", "current_device_idx")
 _ACCELERATED = ("set_device_index", "set_device_idx", "synchronize", "set_stream", "empty_cache")
 _AUTOCAST = (
     *("set_autocast_enabled", "is_autocast_enabled"),
     *("get_autocast_dtype", "set_autocast_dtype"),
 )
+
+
+class _Named(type):
+    """`torch.device`, of which a number alone is the device that is simulated."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        found = Device(*args, **kwargs)
+        number = bool(args) and isinstance(args[0], int)
+        return Device(shown.device.type, found.index) if number else found
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Device)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, Device)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is Device
+
+    def __hash__(cls) -> int:
+        return hash(Device)
 
 
 def _kind(device: torch.device) -> torch.device:

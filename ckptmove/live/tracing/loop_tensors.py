@@ -1,0 +1,58 @@
+"""Find the tensors that the user's loop takes from its batches, by the source around a frame."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+
+from .source_lines import is_library, items_of, line_in, locals_of
+
+#: The operation of an event that tells of such tensors.
+LOOP = "for"
+_MOST_CALLERS = 8
+_MOST_LINES = 1 << 14  # of a source
+
+
+def loop_tensors(frame: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """The line of the innermost `for` around a frame or its callers; names and tensors it gives."""
+    for _ in range(_MOST_CALLERS):
+        if frame is None:
+            return
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        loops = [] if is_library(file) else _loops_around(file, line)
+        for loop in loops:
+            values = locals_of(frame)
+            named = [each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+            found = list(_tensors(named, values))
+            if found:
+                yield from ((line_in(file, loop.lineno), *each) for each in found)
+                return
+        frame = frame.f_back
+
+
+def _loops_around(file: str, line: int) -> list[ast.For]:
+    """The loops around a line, the innermost first."""
+    lines = linecache.getlines(file)
+    if not lines or len(lines) > _MOST_LINES:
+        return []
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    loops = [each for each in ast.walk(tree) if isinstance(each, ast.For)]
+    around = [each for each in loops if each.lineno <= line <= (each.end_lineno or 0)]
+    return sorted(around, key=lambda each: -each.lineno)
+
+
+def _tensors(names: list[str], values: dict[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        for key, each in items_of(value):
+            if isinstance(each, torch.Tensor):
+                yield f"{name}{key}", each

@@ -16,9 +16,10 @@ from typing import NamedTuple, TypeGuard
 from ...errors import RefusedError
 from ...graph.canonical import data_of, flags_of, is_plain, is_untouched
 from ...graph.draft import CheckpointGraph, StorageBytes, View
+from ...graph.reach import nodes_of
 from ...manifest.dtypes import BITS
 from ...phrases import plural
-from ...pickles.nodes import Call, Dict, List, Node, Tuple, are_plain
+from ...pickles.nodes import Call, Dict, List, Node, Persistent, Tuple, are_plain
 from ...pickles.nodes import Mapping as MappingNode
 from ...pickles.terms import TooLong
 from ...reports.convert import Loss
@@ -28,6 +29,7 @@ from .tree import state_by_number
 
 _DICTS = {f"collections.{name}" for name in ("OrderedDict", "defaultdict", "Counter")}
 _NO_TENSORS = {"complex32", "qint8", "quint8", "qint32"}  # which DCP can't save as tensors
+_HOOKS, _STATE = 2, 3  # arguments that rebuild a parameter
 _MOST_LEAVES = 20_000_000
 _HINT = "--exclude-tensors leaves one out, --rename gives it another name"
 
@@ -57,7 +59,8 @@ class Flattened:
     #: types of dicts that become plain ones → how many
     kinds: Counter[str] = field(default_factory=Counter)
     parameters: int = 0  #: how many become tensors
-    #: names of tensors that are no strided ones, and so are saved as values
+    attributes: int = 0  #: how many of these have attributes, which are lost
+    #: names of what holds tensors, but is no strided one without hooks, and so is saved as a value
     odd: list[str] = field(default_factory=list)
 
     def warnings(self) -> tuple[str, ...]:
@@ -68,7 +71,8 @@ class Flattened:
             for kind, count in sorted(self.kinds.items())
         ]
         if self.parameters:
-            found.append(f"{plural(self.parameters, 'parameter')} became tensors")
+            lost = f", without the attributes of {self.attributes:,}" if self.attributes else ""
+            found.append(f"{plural(self.parameters, 'parameter')} became tensors{lost}")
         if self.odd:
             more = f" and {len(self.odd) - 1:,} more" if len(self.odd) > 1 else ""
             found.append(f"{self.odd[0]}{more} is saved as a value: dcp.load can't reshard it")
@@ -196,12 +200,14 @@ class _Flattening:
             flags, tensor = flags_of(data), self.recogniser.tensor(data)
             if tensor is not None and tensor.storage is not None and flags is not None:
                 stored = self.draft.stored[tensor.storage]
-                if _is_divisible(tensor.dtype) and stored.location != "meta":
+                divisible = _is_divisible(tensor.dtype) and stored.location != "meta"
+                if divisible and not (data is not node and _argument(node, _HOOKS)):
                     view = View(tensor.dtype, tensor.shape, tensor.stride, tensor.offset, **flags)
                     self.found.parameters += data is not node
+                    self.found.attributes += data is not node and bool(_argument(node, _STATE))
                     grad = _flag(data, 4) or (data is not node and _flag(node, 1))
                     return Leaf(name, keys, node, stored, view, grad)
-        if self.is_tensor(node):
+        if self.is_tensor(node) or any(isinstance(e, Persistent) for e in nodes_of(node)):
             self.found.odd.append(name)
         return Leaf(name, keys, node)
 
@@ -215,6 +221,22 @@ def _flag(node: Node, n: int) -> bool:
     """Whether an argument of a call is True."""
     args = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else ()
     return len(args) > n and args[n] is True
+
+
+def _argument(node: Node, n: int) -> Node:
+    """An argument of a call where it holds anything: a dict of hooks, or of attributes."""
+    args = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else ()
+    found = args[n] if len(args) > n else None
+    if isinstance(found, MappingNode) and not found.pairs and not (_is_made_of(found)):
+        return None
+    return found
+
+
+def _is_made_of(node: MappingNode) -> bool:
+    """Whether a kind of dict is made of arguments, a state or items."""
+    args = node.args if isinstance(node, Call) else None
+    filled = isinstance(node, Call) and (node.built or bool(node.items))
+    return filled or (isinstance(args, Tuple) and bool(args.items))
 
 
 def _named(keys: Keys | list[str | int]) -> str:

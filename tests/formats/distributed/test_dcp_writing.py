@@ -412,3 +412,33 @@ def test_in_a_store(source: Path, tmp_path: Path) -> None:
     ckptmove.convert(source, where, format="dcp", ranks=3)
     ckptmove.convert(where, tmp_path / "back", format="dcp", ranks=3)
     assert contents(tmp_path / "back") == contents(folder)
+
+
+class Hooked:
+    """A parameter with a hook, as a pickle can spell one."""
+
+    def __init__(self, value: torch.Tensor, *more: object) -> None:
+        self.value, self.more = value, more
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        maker = "_rebuild_parameter_with_state" if self.more else "_rebuild_parameter"
+        hooks = {} if self.more else {0: print}
+        return getattr(torch._utils, maker), (self.value, True, hooks, *self.more)
+
+
+def test_what_a_parameter_has_besides_its_values_is_kept_or_told(tmp_path: Path) -> None:
+    """Its hooks run code when it is loaded; attributes are Python's."""
+    saved = {
+        "plain": torch.nn.Parameter(torch.ones(2)),
+        "hooked": Hooked(torch.zeros(2)),
+        "marked": Hooked(torch.zeros(3), {"tensor_parallel": True}),
+        "module": torch.nn.Linear(2, 2),
+    }
+    torch.save(saved, tmp_path / "in.pt")
+    report = ckptmove.convert(tmp_path / "in.pt", tmp_path / "out", format="dcp")
+    assert report.warnings[:2] == (
+        "2 parameters became tensors, without the attributes of 1",
+        "hooked and 1 more is saved as a value: dcp.load can't reshard it",
+    )
+    assert report.unknown_callables == ("builtins.print",)
+    assert {each.name for each in ckptmove.inspect(tmp_path / "out").tensors} >= {"plain", "marked"}

@@ -382,7 +382,8 @@ MUTANTS = (
     Mutant(
         "folder's journal leads elsewhere",
         "writing/in_place/folder_journal.py",
-        '        if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\\0" in name or name in names:\n',
+        '        if not {"", ".", ".."}.isdisjoint(name.split("/"))'
+        ' or "\\0" in name or name in names:\n',
         "        if name in names:\n",
         "tests/writing/test_in_place_folder.py",
     ),
@@ -450,14 +451,16 @@ MUTANTS = (
         "writing/upload/unfinished.py",
         "    if machine == _machine() and _start_of(pid) == started:\n",
         "    if False:\n",
-        "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py tests/writing/test_uploads_transacted.py",
+        "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py"
+        " tests/writing/test_uploads_transacted.py",
     ),
     Mutant(
         "upload elsewhere aborted",
         "writing/upload/unfinished.py",
         '    if prefix and not key.startswith(f"{prefix}/"):\n',
         "    if False:\n",
-        "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py tests/writing/test_uploads_transacted.py",
+        "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py"
+        " tests/writing/test_uploads_transacted.py",
     ),
 )
 

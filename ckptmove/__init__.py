@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     )
     from .manifest.other_records import Alias
     from .placement.place import Kept, Moved
-    from .reports.batch import BatchPlan, BatchReport
-    from .reports.batch_items import Result
+    from .reports.batch.items import Result
+    from .reports.batch.report import BatchPlan, BatchReport
     from .reports.convert import ConvertReport, Loss
     from .reports.diff import Diff, Difference, Kind, Values
     from .reports.doctor import Diagnosis, Verdict
@@ -189,8 +189,8 @@ _GIVES: dict[str, tuple[str, ...]] = {
     ),
     "ckptmove.manifest.other_records": ("Alias",),
     "ckptmove.placement.place": ("Kept", "Moved"),
-    "ckptmove.reports.batch": ("BatchPlan", "BatchReport"),
-    "ckptmove.reports.batch_items": ("Result",),
+    "ckptmove.reports.batch.report": ("BatchPlan", "BatchReport"),
+    "ckptmove.reports.batch.items": ("Result",),
     "ckptmove.reports.convert": ("ConvertReport", "Loss"),
     "ckptmove.reports.diff": ("Diff", "Difference", "Kind", "Values"),
     "ckptmove.reports.doctor": ("Diagnosis", "Verdict"),

@@ -18,10 +18,12 @@ from ..placement.rules import Device
 from ..reports.convert import ConvertReport
 from ..sources import place_of
 from ..writing.verify import Progress
-from .conversion import plan_conversion
-from .convert_folder import FolderOptions, convert_folder, holds_parts
-from .edits import PRESETS, Edits, texts
-from .folder_as_file import PackedFolder, pack, tell_sections, unpack
+from .conversion.edits import PRESETS, Edits, texts
+from .conversion.plan import plan_conversion
+from .conversion.target import PlannedPart, Target, beside, target_of
+from .folders.convert import FolderOptions, convert_folder, holds_parts
+from .folders.one_file import PackedFolder, pack, tell_sections, unpack
+from .folders.weight_copies import copies_in, losses_of_copies, true_notes
 from .options import (
     BARE,
     OF_WHICH_WEIGHTS,
@@ -40,8 +42,6 @@ from .options import (
     declare_options,
 )
 from .strict import refuse_unknown
-from .target import PlannedPart, Target, beside, target_of
-from .weight_copies import copies_in, losses_of_copies, true_notes
 
 _WITHOUT_STRICT = "without --strict it is converted all the same"
 

@@ -19,8 +19,8 @@ from ..graph.edit.select import named_by
 from ..graph.patterns import is_name
 from ..manifest.manifest import Role
 from ..manifest.paths import spell
-from ..phrases import plural
 from ..reports.diff import Diff, Difference, Kind
+from ..reports.display.phrases import plural
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
 from ..writing.in_place.undo import recover_if_interrupted

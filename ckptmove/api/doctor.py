@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..device import numbered
 from ..errors import StrPath, UsageError
+from ..placement.device import numbered
 from ..reports.doctor import Diagnosis, Verdict
 from .options import Input, Option, Simulate, declare_options
 
@@ -174,10 +174,10 @@ def _diagnose_model(
     specs: Sequence[str],
     optimizer: str | None,
 ) -> Diagnosis:
-    from ..trial import inputs
     from ..trial.examine import examine, examined
-    from ..trial.import_by_name import optimizer_name, spelled
-    from ..trial.model_factory import is_of_file
+    from ..trial.model import inputs
+    from ..trial.model.factory import is_of_file
+    from ..trial.model.import_by_name import optimizer_name, spelled
     from ..trial.stage import Stage
 
     inputs.check(specs)

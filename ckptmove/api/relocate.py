@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Annotated, Protocol
 
 from .. import formats
-from ..device import parse
 from ..errors import InputError, RefusedError, StrPath, UsageError, WriteError
+from ..placement.device import parse
 from ..placement.place import Moves
 from ..placement.place import place as place_tensors
 from ..placement.rules import Device, Rules, rules_of
@@ -22,8 +22,8 @@ from ..writing import destination_of
 from ..writing.in_place.change import InPlace, check_in_place
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
+from .folders.relocate import FolderChange
 from .options import DryRun, FollowLinks, Option, Strict, declare_options
-from .relocate_folder import FolderChange
 from .strict import refuse_unknown
 
 #: What files are called that a folder can't be.

@@ -15,16 +15,16 @@ from ..formats.salvage import NamedTensor, Remains, remains_of
 from ..formats.salvage.draft import draft_of, room_for
 from ..formats.writing import WriteOptions, WritePlan, assemble
 from ..graph.draft import Pieces
-from ..phrases import plural
-from ..reports.plain import json_text
+from ..reports.display.phrases import plural
+from ..reports.display.plain import json_text
 from ..reports.salvage import Fate, SalvagedTensor, SalvageReport
 from ..sources import place_of
 from ..sources.joined import Joined
 from ..sources.source import Source
 from ..writing import destination_of
 from ..writing.verify import Progress
+from .conversion.target import PlannedPart, Target, target_of
 from .options import DryRun, FollowLinks, ForceLarger, Format, Option, declare_options
-from .target import PlannedPart, Target, target_of
 
 #: What the report is called, after the name of the file that it is about.
 REPORT = ".salvage.json"

@@ -12,16 +12,16 @@ from ..graph.edit.callables import Judge, Place, places_of
 from ..graph.reach import Composite, nodes_of
 from ..pickles.nodes import Call, Global, Items, List, Node, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.pairs import change_each, changed
+from ..pickles.opcodes.pairs import change_each, changed
 from ..pickles.walk import walk
 from ..runtime.opaque import STAND_IN
 from ..sources.budget import Boundless
 from ..torch_pickle.values.persistent_ids import storage_ids, storages_of
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
+from .conversion.target import PlannedPart, Target, target_of
+from .conversion.trust import refuse_places
 from .options import BARE, Format, MaxShardSize, Metadata, Option, Shared, declare_options
-from .target import PlannedPart, Target, target_of
-from .trust import refuse_places
 
 _HINT = "trust_objects=True writes what they stand for"
 _NAME = 2  # parts of what stands in for a name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import formats
 from ..errors import StrPath, UntrustedError
 from ..manifest.manifest import Manifest
-from ..phrases import few
+from ..reports.display.phrases import few
 from ..sources import open_source
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from .. import formats
-from ..device import numbered
 from ..errors import CorruptError, InputError, RefusedError, StrPath, UntrustedError
 from ..formats.folders.layouts import common_folder
 from ..manifest.manifest import Manifest
-from ..phrases import plural
+from ..placement.device import numbered
+from ..reports.display.phrases import plural
 from ..reports.validate import (
     ALL_CHECKS,
     FAILED,
@@ -26,10 +26,10 @@ from ..sources import place_of
 from ..sources.downloads import Downloads
 from ..writing.verify import Progress
 from .against import compare
-from .folder_checks import FolderChecks, check_folder
+from .folders.checks import FolderChecks, check_folder
+from .folders.weight_copies import true_notes
 from .options import FollowLinks, Input, Option, Simulate, Strict, declare_options
 from .strict import refuse_unknown
-from .weight_copies import true_notes
 
 _MOST_LISTED = 8  # faults
 _WITHOUT_STRICT = "without --strict it is checked all the same"
@@ -291,7 +291,7 @@ def _fetch(
 ) -> Sequence[str] | RefusedError:
     """Copies of the files that hold tensors, if anybody here is to open them."""
     try:
-        from ..trial import reload
+        from ..trial.state import reload
     except ImportError:
         return ()
     del reload  # whoever opens the files imports it again
@@ -372,7 +372,7 @@ def _check_reload(
     if isinstance(files, RefusedError):
         return device, Finding("reload", SKIPPED, str(files))
     try:
-        from ..trial.reload import reloaded, there
+        from ..trial.state.reload import reloaded, there
     except ImportError:
         return device, Finding("reload", SKIPPED, _NO_TORCH)
     wanted = there(manifest, device)

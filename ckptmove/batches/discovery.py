@@ -19,11 +19,11 @@ from typing import NamedTuple
 from .. import formats
 from ..errors import InputError, UnsupportedError
 from ..formats.checkpoint import Checkpoint
-from ..formats.distributed.deepspeed import BESIDE, DeepSpeed
-from ..formats.distributed.universal import Universal
+from ..formats.distributed.deepspeed.folder import BESIDE, DeepSpeed
+from ..formats.distributed.deepspeed.universal import Universal
 from ..formats.folders.model_folder import ModelFolder
 from ..formats.folders.weight_names import INDEX
-from ..reports.batch_items import Entry, Item
+from ..reports.batch.items import Entry, Item
 from ..sources import place_of
 from ..sources.place import EntryKind, FolderEntry, folders_above
 from .selection import ItemFilter

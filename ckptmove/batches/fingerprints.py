@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..reports.batch_items import Entry, Item, Task
+from ..reports.batch.items import Entry, Item, Task
 from ..sources import place_of
 from ..version import __version__
 from .discovery import checkpoint_files, opened_item

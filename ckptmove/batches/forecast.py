@@ -9,7 +9,7 @@ from ..api.convert import convert
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..errors import CkptmoveError, RefusedError
-from ..reports.batch_items import Task
+from ..reports.batch.items import Task
 from ..sources import place_of
 from ..writing.final_name import hidden_name
 from .run_item import (

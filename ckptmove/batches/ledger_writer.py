@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..errors import CkptmoveError
-from ..reports.batch_items import Entry
+from ..reports.batch.items import Entry
 from .trees import open_ledger
 
 _SHORTLY = 1.0  # seconds that a finished item waits for others

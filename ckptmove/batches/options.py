@@ -12,8 +12,8 @@ from ..api.inspect import inspect
 from ..api.options import Declaration, Option, former_names, options_of, with_current_names
 from ..api.relocate import relocate
 from ..api.validate import validate
-from ..device import parse
 from ..errors import InputError, StrPath, UsageError
+from ..placement.device import parse
 from ..placement.rules import rules_of
 from ..sources import place_of
 from .outputs import bare_name

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import formats
 from ..formats.folders.weight_names import INDEX, stem_for
-from ..reports.batch_items import Item
+from ..reports.batch.items import Item
 from ..sources import place_of
 
 _REPORT = ".validation.json"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..api.folder_files import check_apart
+from ..api.folders.files import check_apart
 from ..errors import InputError, RefusedError, StrPath, UsageError
-from ..phrases import plural
-from ..reports.batch import BatchPlan
-from ..reports.batch_items import Entry, Item, Task
+from ..reports.batch.items import Entry, Item, Task
+from ..reports.batch.report import BatchPlan
+from ..reports.display.phrases import plural
 from ..sources import place_of
 from ..system.files import shares_blocks
 from ..writing.final_name import NO_ROOM, failure_of

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from ..api.configuration import CONFIGURATION, with_dtype
 from ..api.convert import convert
-from ..api.folder_files import Companion, all_files, check_apart
+from ..api.folders.configuration import CONFIGURATION, with_dtype
+from ..api.folders.files import Companion, all_files, check_apart
 from ..api.relocate import relocate
 from ..api.strict import refuse_unknown_in
 from ..api.validate import validate
 from ..errors import CheckFailed, CkptmoveError, InputError, RefusedError
-from ..formats.distributed.dcp import Dcp
-from ..formats.distributed.hf_shards import HuggingFaceShards
+from ..formats.distributed.dcp.folder import Dcp
+from ..formats.distributed.dcp.hf_shards import HuggingFaceShards
 from ..formats.folders.training_folder import FolderCheckpoint
 from ..formats.safetensors.file import SafetensorsFile
 from ..graph.edit.cast import casts_of
-from ..phrases import join_names
 from ..plans.plan import Copy, Plan, Write
-from ..reports.batch_items import Entry, Item, Task
-from ..reports.batch_table import Contents
+from ..reports.batch.items import Entry, Item, Task
+from ..reports.batch.table import Contents
 from ..reports.convert import ConvertReport
+from ..reports.display.phrases import join_names
 from ..reports.relocate import RelocateReport
 from ..sources import place_of
 from ..writing import destination_of

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import CkptmoveError
-from ..phrases import plural
-from ..reports.batch import BatchPlan, BatchReport
-from ..reports.batch_items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of, skipped
-from ..reports.batch_table import InspectedItem
+from ..reports.batch.items import BUSY, FAILED, OUTCOMES, SKIPPED, Result, Task, result_of, skipped
+from ..reports.batch.report import BatchPlan, BatchReport
+from ..reports.batch.table import InspectedItem
+from ..reports.display.phrases import plural
 from ..sources import place_of
 from ..system.files import sync_folder
 from ..writing.in_place.undo import recover_if_interrupted

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from ..api.target import nbytes_of
+from ..api.conversion.target import nbytes_of
 from ..errors import InputError, StrPath, UsageError
 from ..formats import FORMATS
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError, UsageError, WriteError
-from ..reports.batch_items import Entry, Task
+from ..reports.batch.items import Entry, Task
 from ..sources import place_of
 from .fingerprints import key_of, source_stamp
 from .trees import tree_at

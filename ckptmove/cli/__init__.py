@@ -19,7 +19,7 @@ import click
 from ..errors import CkptmoveError, CorruptError, UsageError
 from ..system.signals import ENDING, end_by
 from ..version import __version__
-from .streams import Signalled, take_streams
+from .display.streams import Signalled, take_streams
 
 _BUG = 70
 _OURS = "ckptmove: "
@@ -167,10 +167,10 @@ def _say(error: CkptmoveError) -> int:
 
 
 def _complain(message: str, *, where: str = "", hint: str = "") -> None:
-    from ..reports.blocks import Wrong, painted
-    from ..reports.text import LONGEST_REASON, one_line, printable
+    from ..reports.display.blocks import Wrong, painted
+    from ..reports.display.text import LONGEST_REASON, one_line, printable
     from ..sources import mask_secrets
-    from .terminal import terminal_of
+    from .display.terminal import terminal_of
 
     where, message, hint = (mask_secrets(printable(each)) for each in (where, message, hint))
     line = one_line(where, message, hint, LONGEST_REASON - len(_OURS))

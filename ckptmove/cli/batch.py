@@ -15,16 +15,16 @@ from ..batches.batch import batch as run_batch
 from ..batches.options import VerbName, item_options
 from ..batches.running import Batch
 from ..errors import CheckFailed, UsageError
-from ..phrases import plural
-from ..reports.batch import RetryCommand, batch_line
-from ..reports.batch_items import Result
-from ..reports.blocks import text_of
-from ..reports.text import printable
-from .batch_files import Log, write_manifest
-from .batch_metrics import MetricsFile
-from .batch_progress import FORMS, BatchProgress
+from ..reports.batch.items import Result
+from ..reports.batch.report import RetryCommand, batch_line
+from ..reports.display.blocks import text_of
+from ..reports.display.phrases import plural
+from ..reports.display.text import printable
 from .declare import Command, Decorator, option, verb_options, with_options, with_values
-from .output import (
+from .display.batch_files import Log, write_manifest
+from .display.batch_metrics import MetricsFile
+from .display.batch_progress import FORMS, BatchProgress
+from .display.output import (
     Output,
     destination_argument,
     emit,
@@ -34,10 +34,10 @@ from .output import (
     output_options,
     source_argument,
 )
-from .streams import Signalled
-from .terminal import terminal_of
+from .display.streams import Signalled
+from .display.terminal import terminal_of
 
-_WORDS = "ckptmove.phrases"
+_WORDS = "ckptmove.reports.display.phrases"
 
 
 class _BatchCommand(Command):

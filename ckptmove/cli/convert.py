@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..api.convert import convert as convert_checkpoint
-from .output import Output, destination_argument, needs_source, source_argument, verb_command
+from .display.output import (
+    Output,
+    destination_argument,
+    needs_source,
+    source_argument,
+    verb_command,
+)
 
 
 @verb_command(convert_checkpoint, source_argument, destination_argument)

@@ -8,7 +8,7 @@ import click
 
 from ..api.diff import diff as diff_checkpoints
 from ..errors import UsageError
-from .output import Output, html_option, needs_source, verb_command
+from .display.output import Output, html_option, needs_source, verb_command
 
 
 @verb_command(

@@ -8,8 +8,8 @@ import click
 
 from ..api.doctor import doctor as examine
 from ..errors import CheckFailed
-from .output import Output, html_option, verb_command
-from .streams import stdout_kept
+from .display.output import Output, html_option, verb_command
+from .display.streams import stdout_kept
 
 
 @verb_command(examine, click.argument("args", nargs=-1), html_option)

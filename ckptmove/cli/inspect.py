@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..api.inspect import inspect as inspect_checkpoint
 from ..api.inspect import with_whole_folder
-from ..device import parse
 from ..errors import UsageError
 from ..manifest.manifest import Manifest
+from ..placement.device import parse
 from ..reports import inspect as views
 from .declare import option
-from .output import Output, html_option, needs_source, source_argument, verb_command
+from .display.output import Output, html_option, needs_source, source_argument, verb_command
 
 
 @verb_command(

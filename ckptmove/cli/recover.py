@@ -6,7 +6,7 @@ import click
 
 from ..api.recover import recover as recover_files
 from .declare import Command
-from .output import Output, needs_source, output_options
+from .display.output import Output, needs_source, output_options
 
 
 @click.command(cls=Command)

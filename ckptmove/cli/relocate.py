@@ -7,7 +7,13 @@ from typing import Any
 from ..api.relocate import relocate as relocate_checkpoint
 from ..errors import UsageError
 from .declare import option
-from .output import Output, destination_argument, needs_source, source_argument, verb_command
+from .display.output import (
+    Output,
+    destination_argument,
+    needs_source,
+    source_argument,
+    verb_command,
+)
 
 
 @verb_command(relocate_checkpoint, source_argument, destination_argument)

@@ -6,7 +6,13 @@ from typing import Any
 
 from ..api.salvage import salvage as salvage_checkpoint
 from ..errors import CheckFailed, UsageError
-from .output import Output, destination_argument, needs_source, source_argument, verb_command
+from .display.output import (
+    Output,
+    destination_argument,
+    needs_source,
+    source_argument,
+    verb_command,
+)
 
 
 @verb_command(salvage_checkpoint, source_argument, destination_argument)

@@ -6,8 +6,8 @@ from typing import Any
 
 from ..api.validate import validate as validate_checkpoint
 from ..errors import CheckFailed
-from .output import Output, html_option, needs_source, source_argument, verb_command
-from .streams import stdout_kept
+from .display.output import Output, html_option, needs_source, source_argument, verb_command
+from .display.streams import stdout_kept
 
 
 @verb_command(validate_checkpoint, source_argument, html_option)

@@ -22,12 +22,12 @@ from .base import Format, PickledFormat, WritableFormat
 from .bundle import ZipBundle
 from .checkpoint import Checkpoint
 from .diagnosis import explain
-from .distributed.dcp import Dcp, no_devices
-from .distributed.deepspeed import DeepSpeed, check_complete
+from .distributed.dcp.folder import Dcp, no_devices
+from .distributed.dcp.hf_shards import HuggingFaceShards
+from .distributed.deepspeed.folder import DeepSpeed, check_complete
+from .distributed.deepspeed.universal import Universal
 from .distributed.divided_folders import divided_folders
 from .distributed.fsdp_ranks import FsdpRanks
-from .distributed.hf_shards import HuggingFaceShards
-from .distributed.universal import Universal
 from .folders.model_folder import ModelFolder, OnlyFile
 from .folders.runs import checkpoint_in
 from .folders.sharded import Sharded

@@ -25,12 +25,12 @@ from functools import cached_property
 from ..errors import InputError, UnsupportedError
 from ..graph.draft import CheckpointGraph
 from ..manifest.other_records import HeldRecord, RecordKind
-from ..phrases import plural
 from ..pickles.base64_text import pickles_in
-from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob
+from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.reach import names_reached
 from ..reports.convert import Loss
+from ..reports.display.phrases import plural
 from ..sources.budget import Excess
 from ..sources.source import Memory, Readable
 from ..torch_pickle.callables.uses import Uses, not_surely_harmless

@@ -26,8 +26,8 @@ from ..graph.reach import nodes_of
 from ..manifest.paths import spell
 from ..pickles.base64_text import pickles_in
 from ..pickles.emit import emit
-from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent
+from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.reach import globals_reached
 from ..plans.crc32 import combine_crc32
 from ..plans.plan import CrcRange, Plan, Write

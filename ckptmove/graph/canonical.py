@@ -31,8 +31,8 @@ from ..pickles.nodes import (
     named,
 )
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.pairs import change_each, changed
-from ..pickles.plain_tensors import (
+from ..pickles.opcodes.pairs import change_each, changed
+from ..pickles.opcodes.plain_tensors import (
     Form,
     Names,
     PlainTensor,

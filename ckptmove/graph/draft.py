@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..manifest.dtypes import BITS
 from ..manifest.manifest import Manifest, Section, Storage
 from ..manifest.other_records import HeldRecord
-from ..pickles.plain_tensors import PlainTensor
+from ..pickles.opcodes.plain_tensors import PlainTensor
 from ..plans.plan import Checksum, Copy, Gather, Proof, SourceChecksum, Write
 from ..reports.convert import Loss
 from ..sources.source import Memory, Readable, Source

@@ -6,7 +6,6 @@ import struct
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
-from ..device import names_device
 from ..manifest.paths import Key, Path
 from ..pickles.nodes import (
     Blob,
@@ -21,8 +20,9 @@ from ..pickles.nodes import (
     Text,
     Tuple,
 )
-from ..pickles.pairs import Pairs
-from ..pickles.plain_tensors import kind_of
+from ..pickles.opcodes.pairs import Pairs
+from ..pickles.opcodes.plain_tensors import kind_of
+from ..placement.device import names_device
 from ..torch_pickle.children import TRANSPARENT, children_of
 from ..torch_pickle.pickled_modules import attributes_of, is_frame
 from ..torch_pickle.values.numpy_arrays import CONTENT_AT, array_of

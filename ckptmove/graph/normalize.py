@@ -12,9 +12,9 @@ import codecs
 from collections.abc import Callable
 
 from ..errors import UnsupportedError
-from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, Items, List, Node, Set, Tuple
-from ..pickles.plain_tensors import compact_form
+from ..pickles.opcodes.literals import may_be_checkpoint
+from ..pickles.opcodes.plain_tensors import compact_form
 from ..sources.source import MAX_NBYTES, Readable
 
 #: Bytes within a tree that are longer are a thing of their own.

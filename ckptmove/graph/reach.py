@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..pickles.mixed_rows import parts_of
 from ..pickles.nodes import Call, Dict, List, Node, Persistent, Set, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.pairs import change_each, changed
-from ..pickles.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
+from ..pickles.opcodes.mixed_rows import parts_of
+from ..pickles.opcodes.pairs import change_each, changed
+from ..pickles.opcodes.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
 
 Composite = Tuple | List | Set | Dict | Call | Persistent
 _COMPOSITE = {Tuple, List, Set, Dict, Call, Persistent, PlainTensor, StorageReference}

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from ..errors import CorruptError
 from ..manifest.dtypes import BITS, CARRIERS, STORAGE_CLASSES, storage_element_nbytes
 from ..pickles.nodes import Blob, Call, Node, Persistent, Tuple
-from ..pickles.plain_tensors import PlainTensor, compact_form
+from ..pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from ..sources.source import MAX_NBYTES
 from ..torch_pickle.values.numpy_arrays import DTYPES, Array, array_of, content_of
 from ..torch_pickle.values.strided import MOST_DIMENSIONS, contiguous_stride, reach_of

@@ -15,12 +15,12 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
-from ..device import kind_of, parse
 from ..errors import CheckFailed
-from ..phrases import join_names, plural
 from ..pickles.nodes import Node
-from ..reports.plain import OMITTED, Key, Plain, derived
-from ..reports.report import Report
+from ..placement.device import kind_of, parse
+from ..reports.display.phrases import join_names, plural
+from ..reports.display.plain import OMITTED, Key, Plain, derived
+from ..reports.display.report import Report
 from ..sources.source import FetchStats
 from .folder_files import MISSING, FolderFile
 from .other_records import Alias, Chunk, OtherRecord

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated
 
-from ..reports.plain import Key as JsonKey
+from ..reports.display.plain import Key as JsonKey
 
 Key = str | int | float | bool | bytes | None
 Path = tuple[Key, ...]

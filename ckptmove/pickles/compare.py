@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from .nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
-from .plain_tensors import (
+from .opcodes.plain_tensors import (
     Form,
     PlainTensor,
     StorageForm,
@@ -15,7 +15,7 @@ from .plain_tensors import (
     is_compact,
     kind_of,
 )
-from .rows import same_numbers
+from .opcodes.rows import same_numbers
 from .walk import Pickle
 
 _SHOWN = 64  # characters of a key, in a message

@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import UnsupportedError
-from .names import to_python2
 from .nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
-from .plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
-from .rows import opcodes_of
+from .opcodes.plain_tensors import PlainTensor, StorageReference, compact_form, is_compact
+from .opcodes.python2_names import to_python2
+from .opcodes.rows import opcodes_of
 
 _BATCH = 1000  # what an APPENDS or SETITEMS adds at most
 _LONG = 255  # bytes of an integer that is written once

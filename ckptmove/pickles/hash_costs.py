@@ -14,7 +14,7 @@ from contextlib import suppress
 from ..errors import CorruptError
 from .nodes import Call, Dict, List, Node, Set, Text, Tuple
 from .nodes import Mapping as MappingNode
-from .pairs import keys_of
+from .opcodes.pairs import keys_of
 
 _MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
 _LEAST_BUCKETS = 1 << 12

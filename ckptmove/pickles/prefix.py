@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from ..sources.budget import Budget, Excess
-from .machine import Machine
 from .nodes import Call, Dict, List, Node, Tuple
+from .opcodes.machine import Machine
 from .walk import Pickle
 
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from ..errors import InputError
 from ..sources.source import Readable
 from .fetch import fetch_part
-from .machine import Machine
 from .nodes import Global
+from .opcodes.machine import Machine
 
 
 class _Unframed(Machine):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..sources.budget import Budget
-from .machine import Machine
 from .nodes import Blob, Call, Global, Node, Persistent
-from .plain_tensors import TensorMachine
+from .opcodes.machine import Machine
+from .opcodes.plain_tensors import TensorMachine
 
 
 class Pickle(NamedTuple):

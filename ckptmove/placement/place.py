@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from ..device import TagMap, kind_of
 from ..errors import RefusedError
 from ..manifest.manifest import Manifest, NamedDevice, Role, Section, TensorEntry
 from ..manifest.paths import Path
-from ..phrases import quote
+from ..reports.display.phrases import quote
+from .device import TagMap, kind_of
 from .rules import Rules
 
 _WHY = {

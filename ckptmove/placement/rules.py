@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from ..device import TagMap, parse
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.manifest import TensorEntry
 from ..manifest.paths import Path as KeyPath
-from ..phrases import class_name
+from ..reports.display.phrases import class_name
+from .device import TagMap, parse
 
 #: What `torch.compile` puts into the names of what is in a module.
 _WRAPPED = re.compile(r"\b_orig_mod\.")

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from ..errors import CheckFailed
 from ..manifest.paths import spell
-from ..phrases import plural, which_loading_runs
 from ..placement.place import Kept
-from .blocks import Block, Table
-from .plain import Seconds
+from .display.blocks import Block, Table
+from .display.phrases import plural, which_loading_runs
+from .display.plain import Seconds
+from .display.report import Report
+from .display.text import listed, size
 from .relocate import what_stays
-from .report import Report
-from .text import listed, size
 
 _MOST_FILES = 10
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..manifest.manifest import NamedDevice
-from .plain import derived
-from .report import Report
+from .display.plain import derived
+from .display.report import Report
 
 
 @dataclass(frozen=True)

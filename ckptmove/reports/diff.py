@@ -11,15 +11,15 @@ from math import isfinite
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
-from .. import phrases
 from ..errors import CheckFailed
 from ..manifest.paths import spell
-from ..phrases import plural
-from .blocks import Block, Columns, PageBlock, Table, Wrong
-from .groups import collapsed, pattern_of
-from .plain import Key, Seconds, derived, to_json
-from .report import Report
-from .text import cut, listed, printable, shape, size
+from .display import phrases
+from .display.blocks import Block, Columns, PageBlock, Table, Wrong
+from .display.groups import collapsed, pattern_of
+from .display.phrases import plural
+from .display.plain import Key, Seconds, derived, to_json
+from .display.report import Report
+from .display.text import cut, listed, printable, shape, size
 
 _MOST_TOLD = 3  # names of what was not compared
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..errors import CheckFailed
-from ..phrases import plural
-from .blocks import Block, Table, Wrong
+from .display.blocks import Block, Table, Wrong
+from .display.phrases import plural
+from .display.plain import Key, Plain, derived
+from .display.report import Report
+from .display.text import cut, size
 from .events import Trace
-from .plain import Key, Plain, derived
-from .report import Report
-from .text import cut, size
 
 #: How bad it is: not what was asked for, or right and slower than need be.
 WRONG, SLOW = "wrong", "slow"

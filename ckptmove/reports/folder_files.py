@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..manifest.folder_files import MISSING, FolderFile
 from ..manifest.manifest import NOT_STORED, Manifest
-from .blocks import Block, Table
-from .text import cut, listed, size
+from .display.blocks import Block, Table
+from .display.text import cut, listed, size
 
 _FILES = "file", "format", "section", "tensors", "device", "bytes"
 _MOST_OTHERS = 10

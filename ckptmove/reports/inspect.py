@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ..manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ..manifest.other_records import RecordKind
 from ..manifest.paths import Path, spell
-from ..phrases import plural, short
 from ..pickles.nodes import (
     Call,
     Dict,
@@ -29,10 +28,11 @@ from ..torch_pickle.children import children_of
 from ..torch_pickle.sections.sections import is_module_state
 from ..torch_pickle.tree import joined
 from ..torch_pickle.values.tensors import device_text
-from .blocks import Block, Columns, Drawing, PageBlock, Table
+from .display.blocks import Block, Columns, Drawing, PageBlock, Table
+from .display.groups import groups_of
+from .display.phrases import plural, short
+from .display.text import cut, listed, shape, size
 from .folder_files import files_of
-from .groups import groups_of
-from .text import cut, listed, shape, size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from ..manifest.manifest import Manifest, Role, Section, TensorEntry
 from ..manifest.paths import Key, spell
-from .blocks import Block, Table
-from .groups import collapsed, pattern_of
+from .display.blocks import Block, Table
+from .display.groups import collapsed, pattern_of
+from .display.plain import OMITTED
+from .display.text import cut, size
 from .inspect import FileManifest, named_devices
-from .plain import OMITTED
-from .text import cut, size
 
 _MOST_LINES = 40
 _LONGEST_NAME = 60  # characters

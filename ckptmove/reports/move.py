@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ..manifest.manifest import NamedDevice
-from ..phrases import plural
 from ..placement.place import Kept, Moved
 from .device_values import DeviceValuesReport
-from .plain import OMITTED, Seconds
-from .text import listed, size
+from .display.phrases import plural
+from .display.plain import OMITTED, Seconds
+from .display.text import listed, size
 
 _MOST_KEPT = 1
 _MOST_UNREGISTERED = 5

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from ..manifest.manifest import NamedDevice
-from ..phrases import plural, which_loading_runs
 from ..placement.place import Kept, Moved
 from .device_values import DeviceValuesReport
-from .plain import OMITTED, Seconds
-from .text import listed, size
+from .display.phrases import plural, which_loading_runs
+from .display.plain import OMITTED, Seconds
+from .display.text import listed, size
 
 _MOST_VALUES = 5
 _MOST_FILES = 4

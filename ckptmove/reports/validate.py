@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CheckFailed
-from ..phrases import plural
-from .blocks import Block, PageBlock, Table, Wrong
-from .plain import Plain, derived
-from .report import Report
+from .display.blocks import Block, PageBlock, Table, Wrong
+from .display.phrases import plural
+from .display.plain import Plain, derived
+from .display.report import Report
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 #: The checks of a trial, in order.

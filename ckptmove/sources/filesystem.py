@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptmoveError, InputError, UsageError
-from ..phrases import format_error
+from ..reports.display.phrases import format_error
 from .urls import mask_secrets
 
 _T = TypeVar("_T")

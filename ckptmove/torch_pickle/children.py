@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
-from ..device import names_device
 from ..manifest.paths import Key, Path, spell
-from ..pickles.mixed_rows import parts_of
 from ..pickles.nodes import (
     Blob,
     Call,
@@ -22,7 +20,9 @@ from ..pickles.nodes import (
     are_plain,
 )
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.pairs import Pairs, keys_of
+from ..pickles.opcodes.mixed_rows import parts_of
+from ..pickles.opcodes.pairs import Pairs, keys_of
+from ..placement.device import names_device
 from .pickled_modules import INNER, body_of, is_compiled
 from .values.tensors import device_text
 

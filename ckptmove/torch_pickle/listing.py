@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..device import names_device
 from ..errors import CorruptError
 from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
 from ..manifest.other_records import Alias
@@ -13,7 +12,8 @@ from ..manifest.paths import Path
 from ..pickles.hash_costs import check_keys
 from ..pickles.nodes import Blob, Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
 from ..pickles.nodes import Mapping as MappingNode
-from ..pickles.plain_tensors import is_compact
+from ..pickles.opcodes.plain_tensors import is_compact
+from ..placement.device import names_device
 from .children import TRANSPARENT, visits_of
 from .listing_budget import Allowance
 from .module_doubts import Doubt, Doubts, doubt_within, is_hooked, is_packed

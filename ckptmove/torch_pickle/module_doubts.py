@@ -12,8 +12,8 @@ from __future__ import annotations
 from enum import Enum
 
 from ..manifest.paths import spell
-from ..phrases import few
 from ..pickles.nodes import Call, Global, Mapping, Node
+from ..reports.display.phrases import few
 from .pickled_modules import FRAME, is_module
 
 _MOST = 1000  # places of a kind that are kept; a file may have any number

@@ -18,8 +18,8 @@ from ..manifest.manifest import NamedDevice, Role, Section, Storage, TensorEntry
 from ..manifest.other_records import Chunk, HeldRecord
 from ..manifest.paths import Path
 from ..pickles.fetch import fetch, fetch_prefix
-from ..pickles.literals import may_be_checkpoint
 from ..pickles.nodes import Blob, Call, Global, Node, Text, Tuple
+from ..pickles.opcodes.literals import may_be_checkpoint
 from ..pickles.prefix import walk_prefix
 from ..pickles.scan import count_nbytes
 from ..pickles.splice import Respelling, applied, edits

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..device import names_device
 from ..errors import CorruptError
+from ..placement.device import names_device
 
 #: What must be told from the rest: comments, and strings in Python's four ways to quote them. What
 #: is left of a quote that is never closed is the last alternative.

@@ -15,13 +15,14 @@ from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.usable import Facts, facts
-from . import inputs, model_factory, optimizer_state
 from . import step as steps
-from .import_by_name import imported
-from .model_factory import Built, Model
+from .model import factory, inputs
+from .model.factory import Built, Model
+from .model.import_by_name import imported
 from .sandbox import confinement
 from .stage import Stage
 from .stage_fake import Simulated
+from .state import optimizer_state
 from .step import NoLoss
 
 _LIMIT = "the simulation can't continue"
@@ -33,7 +34,7 @@ def examined(asked: Mapping[str, Any]) -> Mapping[str, Any]:
     model, specs, optimizer = asked["model"], tuple(asked["inputs"]), asked["optimizer"]
     known = facts()  # the tools that tell them are processes
     lacking: tuple[str, ...] = ()
-    if model_factory.is_of_file(model):
+    if factory.is_of_file(model):
         device = "cpu" if asked["played"] else asked["device"]
         lacking = confinement.begin(model, specs, optimizer, device)
     stage = Simulated(asked["device"]) if asked["played"] else Stage(asked["device"])
@@ -56,7 +57,7 @@ def examine(
     with stage.entered():
         torch.manual_seed(inputs.SEED)
         try:
-            built = stage.build(lambda: model_factory.built(model), 0)
+            built = stage.build(lambda: factory.built(model), 0)
         except CkptmoveError:
             raise
         except SystemExit as error:

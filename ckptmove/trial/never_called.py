@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..phrases import join_names
+from ..reports.display.phrases import join_names
 
 _MOST = 8  # models that are told
 

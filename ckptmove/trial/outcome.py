@@ -10,7 +10,7 @@ import torch
 
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import raised_at, raised_in
-from ..phrases import format_error, plural
+from ..reports.display.phrases import format_error, plural
 from ..reports.events import Trace
 from ..reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
 from .stage import Stage, is_mismatch

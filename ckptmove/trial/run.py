@@ -14,16 +14,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CkptmoveError
 from ..live.tracing.recorder import Recorder
-from ..phrases import join_names, plural
+from ..reports.display.phrases import join_names, plural
 from ..reports.validate import FAILED, PASSED, SKIPPED
-from . import checkpoint_state, inputs, model_factory, optimizer_state, state_dict_fit
 from . import step as steps
-from .checkpoint_state import Placing, Saved, State
-from .import_by_name import imported
-from .model_factory import Built, Model
+from .model import factory, inputs
+from .model.factory import Built, Model
+from .model.import_by_name import imported
 from .outcome import Performance, report_error, report_failed_step, report_trace
 from .stage import Stage
-from .state_dict_fit import Fit
+from .state import checkpoint_state, optimizer_state, state_dict_fit
+from .state.checkpoint_state import Placing, Saved, State
+from .state.state_dict_fit import Fit
 from .step import NoLoss, Step
 
 #: What the user's code may raise; a script may parse arguments that aren't its own, and exit.
@@ -83,7 +84,7 @@ def perform(
 def _built(request: Request, held: Saved) -> Built:
     model = request.path if request.model is None else request.model
     known = held.manifest.format if _is_itself(request) else None
-    return model_factory.built(model, trust_pickle=request.trust_pickle, fmt=known)
+    return factory.built(model, trust_pickle=request.trust_pickle, fmt=known)
 
 
 def _is_itself(request: Request) -> bool:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..live.tracing.recorder import Recorder
 from ..live.tracing.source_lines import said
 from ..live.tracing.trace import diagnose
-from ..phrases import plural
+from ..reports.display.phrases import plural
 from ..reports.doctor import Diagnosis, Verdict
 from ..runtime.environment.facts import facts
 from ..system.signals import HAS_TIMER, timer

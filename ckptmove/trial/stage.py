@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..phrases import text_of
-from .checkpoint_state import Placing, Saved, State
-from .inputs import Batch
-from .model_factory import Built
-from .state_dict_fit import Fit, loaded_into
+from ..reports.display.phrases import text_of
+from .model.factory import Built
+from .model.inputs import Batch
+from .state.checkpoint_state import Placing, Saved, State
+from .state.state_dict_fit import Fit, loaded_into
 
 _MISMATCH = re.compile(r"same device|different devices|FakeTensor Device Propagation")
 

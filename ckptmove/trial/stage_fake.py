@@ -22,16 +22,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..phrases import format_error, text_of
+from ..reports.display.phrases import format_error, text_of
 from ..reports.validate import SKIPPED, TRIAL_CHECKS, Finding
-from .inputs import Batch
-from .model_factory import Built, is_of_file
+from .model.factory import Built, is_of_file
+from .model.inputs import Batch
 from .run import Request, perform
 from .sandbox import confinement
 from .simulation.device_memory import NotSimulated
 from .simulation.patches import FakeDevice, place, pretending, valueless
 from .stage import Stage, is_mismatch
-from .state_dict_fit import Fit
+from .state.state_dict_fit import Fit
 from .subprocess_call import SubprocessLost, call_in_subprocess
 
 _SMALL = 256 << 20  # bytes of a checkpoint whose model may be built with values

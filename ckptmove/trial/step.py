@@ -12,10 +12,10 @@ from ..live.inventory.holdings import Ownership, holdings
 from ..live.inventory.ownership import misplaced as apart_from_parameters
 from ..live.tracing.operations import indexed
 from ..live.tracing.recorder import Recorder
-from ..phrases import join_names, plural
-from .inputs import SEED, Batch
-from .optimizer_state import Rebuilt
-from .state_dict_fit import bits_equal
+from ..reports.display.phrases import join_names, plural
+from .model.inputs import SEED, Batch
+from .state.optimizer_state import Rebuilt
+from .state.state_dict_fit import bits_equal
 
 _MOST_LISTED = 8
 #: Relative and absolute differences that are let pass where bits may differ, by the coarsest dtype.

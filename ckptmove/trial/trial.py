@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from .. import formats
-from ..device import is_tag, kind_of, numbered
 from ..errors import DeviceError, StrPath, UsageError
 from ..manifest.manifest import Manifest
+from ..placement.device import is_tag, kind_of, numbered
 from ..reports.validate import FAILED, Finding, TrialResult
-from . import inputs as batches
-from .checkpoint_state import devices_of
-from .import_by_name import is_named, optimizer_name, spelled
-from .model_factory import Model, is_of_file
+from .model import inputs as batches
+from .model.factory import Model, is_of_file
+from .model.import_by_name import is_named, optimizer_name, spelled
 from .outcome import Performance
 from .run import Request, perform
 from .sandbox import confinement
 from .stage import Stage
+from .state.checkpoint_state import devices_of
 from .step import Difference, compared
 from .subprocess_call import SubprocessLost, call_in_subprocess
 

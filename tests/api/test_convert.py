@@ -22,7 +22,7 @@ from torch import nn
 
 import ckptmove
 from ckptmove import ConvertReport, RefusedError, UsageError, convert, inspect
-from ckptmove.api.edits import PRESETS
+from ckptmove.api.conversion.edits import PRESETS
 from ckptmove.cli.convert import convert as convert_command
 from tests.cli.test_cli import WITHOUT
 from tests.conftest import ROOT, RunCli

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.errors import UsageError
-from ckptmove.reports.batch_table import InspectedItem
+from ckptmove.reports.batch.table import InspectedItem
 from tests.conftest import RunCli, TrainingFolder
 from tests.making.saving import save
 from tests.making.trees import contents, small_tree

@@ -11,7 +11,7 @@ import pytest
 
 from ckptmove import RefusedError
 from ckptmove.batches.trees.ledger import FileLedger
-from ckptmove.reports.batch_items import Entry
+from ckptmove.reports.batch.items import Entry
 from tests.servers.fronts import HANG
 
 ONE = Entry("a/run.pt", "f00d", "done", 12, "12-1-2", 99)

@@ -18,8 +18,8 @@ import torch
 
 import ckptmove
 from ckptmove.batches.options import VerbName
-from ckptmove.reports.batch_items import Result
-from ckptmove.reports.batch_log import LogLine, log_line
+from ckptmove.reports.batch.items import Result
+from ckptmove.reports.batch.log import LogLine, log_line
 from tests.cli.test_printing import on_a_terminal
 from tests.conftest import RunCli
 from tests.making.trees import CLI, many, model_folder, small_tree
@@ -206,8 +206,8 @@ def test_metrics_are_a_text_file_for_prometheus(tmp_path: Path, run_cli: RunCli)
 def test_without_a_terminal_a_line_now_and_then_and_failures_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ckptmove.cli import batch_progress
-    from ckptmove.cli.batch_metrics import MetricsFile
+    from ckptmove.cli.display import batch_progress
+    from ckptmove.cli.display.batch_metrics import MetricsFile
 
     tree = many(tmp_path / "tree", 4, 10)
     (tree / "bad.pt").write_bytes(b"PK\3\4")

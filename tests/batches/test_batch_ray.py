@@ -23,7 +23,7 @@ from ckptmove import UsageError, WriteError
 from ckptmove.batches.executors.ray_driver import _performing
 from ckptmove.batches.executors.ray_executor import Cluster
 from ckptmove.batches.trees import LEDGER
-from ckptmove.reports.batch_items import Result
+from ckptmove.reports.batch.items import Result
 from tests.conftest import ROOT, RunCli
 from tests.making.checkpoints import save
 from tests.making.trees import (

@@ -8,7 +8,7 @@ import pytest
 
 from ckptmove.batches.trees import open_ledger, tree_at
 from ckptmove.errors import InputError
-from ckptmove.reports.batch_items import Entry
+from ckptmove.reports.batch.items import Entry
 from ckptmove.sources.place import EntryKind
 from tests.servers.roots import Root
 

@@ -19,7 +19,7 @@ from ckptmove.graph.canonical import is_plain
 from ckptmove.graph.fingerprint import fingerprint
 from ckptmove.graph.reach import nodes_of
 from ckptmove.pickles.emit import emit
-from ckptmove.pickles.plain_tensors import PlainTensor, StorageReference, is_compact
+from ckptmove.pickles.opcodes.plain_tensors import PlainTensor, StorageReference, is_compact
 from tests.conftest import examples
 from tests.pickles.test_plain_tensors import MAKERS
 

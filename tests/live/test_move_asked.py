@@ -21,7 +21,7 @@ import ckptmove
 from ckptmove import RefusedError, UsageError
 from ckptmove.live.inventory.holdings import holdings
 from ckptmove.live.inventory.ownership import unregistered
-from ckptmove.trial.import_by_name import imported, optimizer_name
+from ckptmove.trial.model.import_by_name import imported, optimizer_name
 from tests.conftest import examples
 from tests.devices.second_device import DEVICE, apart
 from tests.making import moving

@@ -19,7 +19,7 @@ _STACKS = 256 << 20  # bytes of address space that a fresh process has before it
 _EVERYTHING = """
 import sys, ckptmove
 from ckptmove.reports import inspect as rendering
-from ckptmove.reports.blocks import text_of
+from ckptmove.reports.display.blocks import text_of
 try:
     manifest = ckptmove.inspect(sys.argv[1])
     manifest.to_json()

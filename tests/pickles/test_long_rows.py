@@ -16,7 +16,7 @@ import ckptmove
 from ckptmove.errors import CorruptError, UnsupportedError
 from ckptmove.pickles.emit import emit
 from ckptmove.pickles.nodes import List, Node, Text, Tuple
-from ckptmove.pickles.rows import packed, same_numbers
+from ckptmove.pickles.opcodes.rows import packed, same_numbers
 from ckptmove.pickles.terms import from_terms, parsed, spelled, spelled_parts, to_terms
 from ckptmove.pickles.walk import walk
 from tests.making.bombs import headed, zipped

@@ -16,9 +16,9 @@ import pytest
 import ckptmove
 from ckptmove.errors import CorruptError
 from ckptmove.pickles.emit import emit
-from ckptmove.pickles.mixed_rows import MixedRow
 from ckptmove.pickles.nodes import Dict, List
-from ckptmove.pickles.pairs import Pairs, changed
+from ckptmove.pickles.opcodes.mixed_rows import MixedRow
+from ckptmove.pickles.opcodes.pairs import Pairs, changed
 from ckptmove.pickles.walk import walk
 from tests.making.bombs import MODULUS
 

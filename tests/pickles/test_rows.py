@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from ckptmove.errors import InputError
 from ckptmove.pickles.fetch import fetch
-from ckptmove.pickles.machine import Machine
 from ckptmove.pickles.nodes import Node, Text
+from ckptmove.pickles.opcodes.machine import Machine
 from ckptmove.sources.source import Memory
 from tests.making.building import CODES
 

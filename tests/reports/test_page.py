@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import ckptmove
-from ckptmove.reports.blocks import Columns, Drawing, Table
-from ckptmove.reports.page import START, page_of
+from ckptmove.reports.display.blocks import Columns, Drawing, Table
+from ckptmove.reports.display.page import START, page_of
 from tests.conftest import RunCli
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 from tests.oracles import browser

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import ckptmove
-from ckptmove.reports.blocks import Table, html_of, text_of
-from ckptmove.reports.plain import OMITTED, Key, Plain, Seconds, derived, json_text, to_json
-from ckptmove.reports.report import Report
+from ckptmove.reports.display.blocks import Table, html_of, text_of
+from ckptmove.reports.display.plain import OMITTED, Key, Plain, Seconds, derived, json_text, to_json
+from ckptmove.reports.display.report import Report
 from tests.making.checkpoints import MAKERS, kept_on_cpu, save
 from tests.making.living import LanguageModel, stepped
 from tests.reports import shapes

@@ -9,9 +9,9 @@ import pytest
 
 from ckptmove import Manifest, TensorEntry, inspect
 from ckptmove.manifest.paths import spell
-from ckptmove.reports.blocks import text_of
+from ckptmove.reports.display.blocks import text_of
+from ckptmove.reports.display.text import cut, printable
 from ckptmove.reports.inspect import tree
-from ckptmove.reports.text import cut, printable
 from tests.formats.test_torchscript_v1 import model, write
 from tests.making.families import FAMILIES
 

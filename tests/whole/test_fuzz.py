@@ -25,7 +25,7 @@ import pytest
 import ckptmove
 from ckptmove.errors import CkptmoveError
 from ckptmove.reports import inspect as rendering
-from ckptmove.reports.blocks import text_of
+from ckptmove.reports.display.blocks import text_of
 from tests.conftest import ROOT
 from tests.making.building import at_most
 from tests.making.checkpoints import MAKERS, rezip, save

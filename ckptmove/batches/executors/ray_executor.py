@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 from ...errors import UsageError, WriteError
-from ...reports.batch_items import Entry, Task
+from ...reports.batch.items import Entry, Task
 from ...writing.final_name import failure_of
 from ..trees import open_ledger
 from .process_pool import Listener, WorkerDied

@@ -17,7 +17,7 @@ from ...errors import (
     UntrustedError,
     UsageError,
 )
-from ...reports.batch_items import (
+from ...reports.batch.items import (
     BUSY,
     DONE,
     FAILED,

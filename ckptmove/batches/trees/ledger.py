@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
 from ...errors import RefusedError
-from ...reports.batch_items import Entry
+from ...reports.batch.items import Entry
 from ...system.files import AT_ONCE, NO_LINK, READ, READ_WRITE, read_some, sync
 from ...system.locks import close, lock_byte
 from ...writing.final_name import failure_of

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TypeVar
 
 from ...errors import RefusedError
-from ...reports.batch_items import Item
+from ...reports.batch.items import Item
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, walk
 from ...system.files import (

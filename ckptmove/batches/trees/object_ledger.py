@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from ...errors import RefusedError
-from ...reports.batch_items import Entry
+from ...reports.batch.items import Entry
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import Missing
 from ...sources.place import FolderEntry

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TypeVar
 
-from ...reports.batch_items import Item
+from ...reports.batch.items import Item
 from ...sources.fetch_pool import map_parallel
 from ...sources.filesystem import info_of, open_store, size_in, stamp_of
 from ...sources.known_objects import known_about, known_objects

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from ...errors import InputError
-from ...reports.batch_items import Entry, Item
+from ...reports.batch.items import Entry, Item
 from ...sources import Place, place_of
 from ...sources.place import EntryKind, FolderEntry
 from ...writing.final_name import HIDDEN

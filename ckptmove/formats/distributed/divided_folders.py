@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .rank_files import RankFiles
+from .deepspeed.rank_files import RankFiles
 from .rank_groups import are_of_ranks
 
 _METADATA = ".metadata"

@@ -22,9 +22,9 @@ from ...graph.reach import replace_nodes
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.manifest import Extent, Section, Storage, TensorEntry
 from ...manifest.other_records import Chunk
-from ...phrases import join_names, plural
 from ...pickles.nodes import Node
 from ...plans.plan import Plan, Proof
+from ...reports.display.phrases import join_names, plural
 from ...sources.joined import Joined, Strip
 from ...sources.source import Memory
 from ...torch_pickle.streams import LocationEdits
@@ -37,11 +37,11 @@ from ..probe import Probe
 from ..torch.zip import TorchZipContainer
 from .alike import Alike
 from .boxes import Box, check_tiling, division_of
-from .deepspeed import open_file, tell_devices, tell_others
-from .items import strip_of
-from .metadata import SavedTensor
+from .dcp.items import strip_of
+from .dcp.metadata import SavedTensor
+from .deepspeed.folder import open_file, tell_devices, tell_others
+from .deepspeed.rank_files import ALL_RANKS
 from .placement import Part
-from .rank_files import ALL_RANKS
 from .rank_groups import RankGroup, are_of_ranks, rank_groups
 from .saved_file import Piece, SavedFile, keep_what_is_used
 

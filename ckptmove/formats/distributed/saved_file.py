@@ -17,8 +17,8 @@ from ...torch_pickle.streams import Container
 from ...torch_pickle.values.persistent_ids import is_size
 from ...torch_pickle.values.strided import MOST_DIMENSIONS, Tensor, is_contiguous
 from ...torch_pickle.values.tensors import Recogniser
-from .flat import Elements
-from .items import Item, is_dense
+from .dcp.items import Item, is_dense
+from .deepspeed.flat import Elements
 
 _BLOCK = 1 << 20  # bytes compared at once
 _MOST_NUMBERS = 1 << 20

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...errors import CorruptError, InputError
-from ...phrases import short
+from ...reports.display.phrases import short
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ..safetensors.header import Json, read_json
 from .training_folder import FolderCheckpoint

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from ...errors import UnsupportedError
-from ...phrases import few
+from ...reports.display.phrases import few
 from ...sources.place import EntryKind, FolderEntry, Place, folders_above
 from .weight_names import INDEXES
 

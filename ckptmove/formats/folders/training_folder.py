@@ -30,16 +30,16 @@ from ...errors import InputError, UnsupportedError
 from ...manifest.folder_files import MISSING, FolderFile
 from ...manifest.manifest import Manifest, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import join_names
 from ...pickles.nodes import Dict, Node
+from ...reports.display.phrases import join_names
 from ...sources import place_of
 from ...sources.place import EntryKind, FolderEntry, folders_above
 from ...sources.source import Memory, Source
 from ...torch_pickle.streams import Container
 from ..base import Format
 from ..checkpoint import Carries, Checkpoint
+from ..distributed.deepspeed.rank_files import is_of_rank
 from ..distributed.divided_folders import divided_folders
-from ..distributed.rank_files import is_of_rank
 from ..probe import Probe
 from ..safetensors.file import TensorsContainer
 from .layouts import (

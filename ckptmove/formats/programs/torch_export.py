@@ -24,10 +24,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ...device import kind_of
 from ...errors import UnsupportedError, WriteError
 from ...manifest.manifest import Manifest, NamedDevice, TensorEntry
 from ...manifest.paths import spell
+from ...placement.device import kind_of
 from ...placement.place import Moves
 from ...plans.plan import Plan
 from ...torch_pickle.sections.tensor_names import with_shared

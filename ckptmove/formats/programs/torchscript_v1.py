@@ -21,13 +21,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ...device import names_device
 from ...errors import CorruptError, UnsupportedError, WriteError
 from ...manifest.dtypes import nbytes_of
 from ...manifest.manifest import Manifest, NamedDevice, Section, TensorEntry
 from ...manifest.other_records import RecordKind
 from ...manifest.paths import Path, spell
 from ...pickles.nodes import Call, Dict, List, Node, Tuple
+from ...placement.device import names_device
 from ...placement.place import Moves
 from ...plans.plan import Plan
 from ...sources.source import Memory

@@ -15,16 +15,16 @@ from typing import NamedTuple
 from ...errors import InputError
 from ...manifest.dtypes import BITS, nbytes_of
 from ...manifest.paths import spell
-from ...phrases import plural, short
+from ...reports.display.phrases import plural, short
 from ...sources.joined import Joined, Strip
 from ...sources.source import Source
 from ...torch_pickle.values.strided import contiguous_stride
 from ...zips.found_records import Proof
 from ..diagnosis import cut_short, data_end
 from ..distributed.boxes import Box, check_tiling
-from ..distributed.dcp import Dcp, ranks_of
-from ..distributed.items import Item, is_dense, open_item, strip_of
-from ..distributed.metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from ..distributed.dcp.folder import Dcp, ranks_of
+from ..distributed.dcp.items import Item, is_dense, open_item, strip_of
+from ..distributed.dcp.metadata import METADATA, Lies, Saved, SavedTensor, read_saved
 from ..probe import Probe
 from .readable import checksum_of
 from .remains import NamedTensor, Remains, StorageRemains

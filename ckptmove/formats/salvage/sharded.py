@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from ...errors import InputError, UnsupportedError
-from ...phrases import join_names, short
+from ...reports.display.phrases import join_names, short
 from ...sources.place import EntryKind
 from ...sources.source import Readable, Source
 from ..folders.sharded import is_plain_name, read_index

@@ -29,7 +29,7 @@ from ...graph.reach import nodes_of
 from ...manifest.other_records import RecordKind
 from ...pickles.emit import emit
 from ...pickles.nodes import Persistent
-from ...pickles.plain_tensors import StorageReference
+from ...pickles.opcodes.plain_tensors import StorageReference
 from ...plans.plan import CrcRange
 from ...reports.convert import Loss
 from ...sources.source import Readable

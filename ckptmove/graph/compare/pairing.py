@@ -13,7 +13,7 @@ from ...errors import CorruptError
 from ...manifest.paths import Path
 from ...pickles.nodes import Blob, Call, Dict, Items, List, Node, Tuple
 from ...pickles.nodes import Mapping as MappingNode
-from ...pickles.rows import same_numbers
+from ...pickles.opcodes.rows import same_numbers
 from ...pickles.terms import Term
 from ...reports.diff import Difference, Kind
 from ...torch_pickle.pickled_modules import attributes_of

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import RefusedError
 from ...manifest.manifest import Section
 from ...manifest.paths import Path
-from ...phrases import plural, quote
+from ...reports.display.phrases import plural, quote
 from ...torch_pickle.listing import Contents
 from ...torch_pickle.values.tensors import Recogniser
 from ..draft import CheckpointGraph

@@ -19,8 +19,8 @@ from typing import Literal
 
 from ...errors import RefusedError
 from ...manifest.manifest import Section
-from ...phrases import plural
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
+from ...reports.display.phrases import plural
 from ..canonical import data_of
 from ..draft import CheckpointGraph
 from ..reach import nodes_of

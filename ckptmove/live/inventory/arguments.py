@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ...manifest.paths import Path
-from ...phrases import class_name
+from ...reports.display.phrases import class_name
 from .object_walk import has_no_tensors
 
 _LONGEST_SAID = 40  # characters

@@ -11,7 +11,7 @@ import torch
 
 from ...manifest.manifest import Role, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import join_names, quote
+from ...reports.display.phrases import join_names, quote
 from ...reports.doctor import SLOW, WRONG, Verdict
 from .holdings import REGISTERED, HeldTensor, Holdings, Ownership
 from .object_walk import attributes

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ...device import kind_of
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Path, spell
+from ...placement.device import kind_of
 from .holdings import HeldTensor, Holdings, Ownership
 from .object_walk import hooks
 

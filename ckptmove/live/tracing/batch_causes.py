@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ...phrases import join_names
+from ...reports.display.phrases import join_names
 from ...reports.doctor import WRONG, Verdict
 from ...reports.events import Operand
 from ..inventory import findings

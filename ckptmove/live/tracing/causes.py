@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch.utils._device import _device_constructors
 
-from ...device import kind_of
 from ...manifest.manifest import Manifest
-from ...phrases import join_names, plural
+from ...placement.device import kind_of
+from ...reports.display.phrases import join_names, plural
 from ...reports.doctor import SLOW, WRONG, Verdict
 from ...reports.events import Operand, Trace
 from ..inventory import findings

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...device import kind_of
+from ...placement.device import kind_of
 from .source_lines import is_library, line_in, locals_of
 
 _MOST_CALLERS = 8

@@ -21,7 +21,7 @@ from torch.optim import optimizer as steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UsageError
-from ...phrases import format_error
+from ...reports.display.phrases import format_error
 from ...reports.events import Operand, Site, Trace
 from .device_choice import Callers, Choice
 from .loop_tensors import LOOP, loop_tensors

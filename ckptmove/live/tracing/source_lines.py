@@ -14,7 +14,7 @@ from types import FrameType
 
 import torch
 
-from ...phrases import format_error, text_of
+from ...reports.display.phrases import format_error, text_of
 
 _MOST_FRAMES = 64  # that are searched for the user's code
 _MOST_CALLERS = 8  # whose variables are looked at for a module

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...device import numbered
 from ...errors import UsageError
 from ...manifest.manifest import Manifest, Section
-from ...reports.blocks import text_of
+from ...placement.device import numbered
+from ...reports.display.blocks import text_of
 from ...reports.doctor import Diagnosis, Verdict
 from ...reports.events import Happening, Trace
 from ...reports.live import places

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import get_worker_info
 
-from ...device import kind_of, parse
 from ...errors import DeviceError
 from ...manifest.manifest import NamedDevice, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import first_line
+from ...placement.device import kind_of, parse
+from ...reports.display.phrases import first_line
 from ..inventory.holdings import HeldTensor, Naming, Ownership
 
 _LONGEST_SAID = 120  # characters of why torch can't use a device

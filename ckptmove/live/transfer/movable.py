@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import RefusedError
 from ...manifest.paths import spell
-from ...phrases import join_names
+from ...reports.display.phrases import join_names
 from ..inventory.holdings import HeldTensor, Holdings, Ownership
 
 #: Classes that spread a model over devices themselves.

@@ -15,9 +15,9 @@ from torch import nn
 from ...errors import RefusedError, StrPath, UsageError
 from ...manifest.manifest import Manifest, Role, Section, TensorEntry
 from ...manifest.paths import Path, spell
-from ...phrases import first_line, quote
 from ...placement.place import place as placed
 from ...placement.rules import Device, Rules, rules_of
+from ...reports.display.phrases import first_line, quote
 from ...reports.move import MoveReport
 from ..inventory.findings import packed
 from ..inventory.holdings import HeldTensor, Holdings, Optimizers, Ownership, holdings

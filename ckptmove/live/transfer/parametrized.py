@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...errors import RefusedError
-from ...phrases import first_line
+from ...reports.display.phrases import first_line
 
 
 class Computed(NamedTuple):

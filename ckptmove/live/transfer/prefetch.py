@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ...errors import UsageError
-from ...phrases import class_name
+from ...reports.display.phrases import class_name
 from .devices import reachable
 from .to_device import Delivery, deliver, patterns_of
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import RefusedError
-from ...phrases import class_name, first_line
+from ...reports.display.phrases import class_name, first_line
 from .copy import view_like
 
 #: How often a view uses its base at most: once for each direction of differentiation.

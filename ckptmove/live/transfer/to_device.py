@@ -19,7 +19,7 @@ import torch
 
 from ...errors import CkptmoveError, UsageError
 from ...graph.patterns import covers
-from ...phrases import first_line
+from ...reports.display.phrases import first_line
 from ..inventory.containers import (
     MOST_VALUES,
     Fields,

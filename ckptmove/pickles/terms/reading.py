@@ -11,13 +11,13 @@ from itertools import count
 from math import isfinite, isnan
 from typing import Any
 
-from ...device import may_be_tag
 from ...errors import CorruptError
-from ..literals import may_be_checkpoint
-from ..mixed_rows import MixedRow, is_worth_it
+from ...placement.device import may_be_tag
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Text, Tuple
-from ..pairs import with_pairs
-from ..rows import packed
+from ..opcodes.literals import may_be_checkpoint
+from ..opcodes.mixed_rows import MixedRow, is_worth_it
+from ..opcodes.pairs import with_pairs
+from ..opcodes.rows import packed
 from .spelling import MAX_BITS, Term, are_terms, has_surrogates, shareable
 
 _OPCODES = frozenset(("NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BYTEARRAY8"))

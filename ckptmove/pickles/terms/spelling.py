@@ -11,8 +11,8 @@ from math import isfinite, isnan
 from typing import Any, TypeAlias
 
 from ...errors import UnsupportedError
-from ..mixed_rows import MixedRow, parts_of
 from ..nodes import Blob, Call, Dict, Global, Items, List, Node, Persistent, Set, Tuple, are_plain
+from ..opcodes.mixed_rows import MixedRow, parts_of
 
 #: A plain JSON value, or an array of numbers.
 Term: TypeAlias = Any

@@ -11,9 +11,9 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ...errors import CorruptError, UnsupportedError
-from ..mixed_rows import MixedRow
 from ..nodes import Items
-from ..rows import extended, packed
+from ..opcodes.mixed_rows import MixedRow
+from ..opcodes.rows import extended, packed
 from .spelling import Term
 
 #: How deep the text may be: `json` recurses, and Python's stack is 1000 calls.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...pickles.literals import may_be_checkpoint
 from ...pickles.nodes import Call, Text, Tuple
+from ...pickles.opcodes.literals import may_be_checkpoint
 from .uses import ENCODE, LATIN_1
 
 

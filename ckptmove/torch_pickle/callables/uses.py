@@ -26,7 +26,7 @@ from ...pickles.nodes import (
     Tuple,
     named,
 )
-from ...pickles.plain_tensors import compact_form, is_compact
+from ...pickles.opcodes.plain_tensors import compact_form, is_compact
 from ...pickles.walk import Pickle
 from . import numpy_dtypes
 from .allowlist import ACTIVATIONS, KNOWN, MODULES

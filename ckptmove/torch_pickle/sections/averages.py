@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ...manifest.manifest import Section
 from ...manifest.paths import Key
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Tuple
-from ...pickles.pairs import keys_of
+from ...pickles.opcodes.pairs import keys_of
 from .sections import is_tensor
 
 _LONGEST_KEY = 1000  # characters of a key that is looked through

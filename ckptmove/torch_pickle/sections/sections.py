@@ -9,7 +9,7 @@ from enum import Enum
 from ...manifest.manifest import Role, Section
 from ...manifest.paths import Key
 from ...pickles.nodes import Call, Dict, List, Mapping, Node, Persistent, Text, Tuple
-from ...pickles.plain_tensors import compact_form
+from ...pickles.opcodes.plain_tensors import compact_form
 from ..pickled_modules import is_module
 from ..values.numpy_arrays import array_of
 

@@ -21,7 +21,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
 from ...manifest.manifest import Extent, Storage
 from ...pickles.nodes import Global, Node, Persistent, Text, Tuple, named
-from ...pickles.plain_tensors import StorageReference, is_compact
+from ...pickles.opcodes.plain_tensors import StorageReference, is_compact
 
 _LONGEST = 256  # characters of a key or a location
 

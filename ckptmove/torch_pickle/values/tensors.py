@@ -14,7 +14,7 @@ from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import ALIASES, BITS, nbytes_of, storage_element_nbytes
 from ...manifest.manifest import Role
 from ...pickles.nodes import Call, Dict, Global, Items, List, Node, Persistent, Text, Tuple
-from ...pickles.plain_tensors import PlainTensor, compact_form
+from ...pickles.opcodes.plain_tensors import PlainTensor, compact_form
 from .persistent_ids import StorageId, TensorId, is_size
 from .strided import MOST_DIMENSIONS, Child, Tensor, count_of, tensor_at
 

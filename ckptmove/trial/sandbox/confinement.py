@@ -20,8 +20,9 @@ import torch
 from ... import formats
 from ...errors import CkptmoveError, StrPath
 from ...reports.validate import FAILED, PASSED, SKIPPED, TRIAL_CHECKS, Finding
-from .. import model_factory, subprocess_call
-from ..import_by_name import imported, is_named
+from .. import subprocess_call
+from ..model import factory
+from ..model.import_by_name import imported, is_named
 from ..outcome import Performance
 from . import exported_programs
 
@@ -60,7 +61,7 @@ def begin(
     folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
     with contextlib.suppress(CkptmoveError):  # whoever reads it says so
         if folder.is_dir():
-            model_factory.import_classes(folder)
+            factory.import_classes(folder)
         for module in _modules(path, trust_pickle):
             with contextlib.suppress(Exception):  # whoever needs it says so
                 importlib.import_module(module)

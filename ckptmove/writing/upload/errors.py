@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...errors import CkptmoveError, InputError, RefusedError, WriteError
-from ...phrases import format_error
+from ...reports.display.phrases import format_error
 from ...sources.filesystem import status_of, with_retries
 
 _T = TypeVar("_T")

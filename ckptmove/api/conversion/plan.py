@@ -1,0 +1,87 @@
+"""Plan how one checkpoint is written in another format, and what of it is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import RefusedError
+from ...formats import WritableFormat
+from ...formats.writing import WriteOptions
+from ...graph.draft import CheckpointGraph
+from ...graph.patterns import covers
+from ...pickles.terms import TooLong
+from ...reports.convert import Loss
+from .trust import TrustedPlan, plan_trusted
+
+_MOST_LISTED = 6  # losses
+_MOST_TIMES = 8  # as long as the source, unless somebody insists
+_MOST_AT_LEAST = 1 << 20  # bytes that even the smallest may become
+
+
+def plan_conversion(
+    graph: CheckpointGraph,
+    format: WritableFormat,
+    options: WriteOptions,
+    drops: Sequence[str],
+    *,
+    trusted: bool,
+    force: bool,
+) -> TrustedPlan:
+    """Plan how to write a draft, and list what is dropped.
+
+    Raises:
+        RefusedError: something would be lost that is not in `drops`, or written that must not be;
+            or the result is far larger than its source, and there is no `force`.
+    """
+    source, most = _limit(graph)
+    if not force:
+        options = options._replace(most_nbytes=most)
+    try:
+        graph.losses += format.losses(graph, options)
+        check_losses(graph.losses, drops)
+        plan = plan_trusted(graph, format, options, drops, trusted=trusted)
+        nbytes = sum(file.nbytes for file in plan.weights.files.values())
+        if force or nbytes <= most:
+            return plan._replace(dropped=(*graph.losses, *plan.dropped))
+        size = f"{nbytes:,}"
+    except TooLong:
+        size = f"more than {most:,}"
+    raise _too_large(size, source)
+
+
+def check_sum(graph: CheckpointGraph, nbytes: int) -> None:
+    """Raises RefusedError if all files that are made of a draft are far larger than its source."""
+    source, most = _limit(graph)
+    if nbytes > most:
+        raise _too_large(f"{nbytes:,}", source)
+
+
+def _limit(graph: CheckpointGraph) -> tuple[int, int]:
+    """The length of the source, and the most that may be made of it unless somebody insists."""
+    source = sum(each.own_nbytes for each in graph.sources)
+    return source, max(_MOST_TIMES * source, _MOST_AT_LEAST)
+
+
+def _too_large(size: str, source: int) -> RefusedError:
+    return RefusedError(
+        f"would write {size} bytes from {source:,}: more than {_MOST_TIMES} times as many",
+        hint="--force writes them all the same",
+    )
+
+
+def refused_losses(losses: Sequence[Loss], drops: Sequence[str]) -> list[Loss]:
+    """What would be lost that no pattern allows."""
+    return [loss for loss in losses if not any(covers(each, loss.name) for each in drops)]
+
+
+def check_losses(losses: Sequence[Loss], drops: Sequence[str]) -> None:
+    """Raises RefusedError if something would be lost that no pattern allows."""
+    refused = refused_losses(losses, drops)
+    if refused:
+        lines = [f"{loss.name}, which {loss.why}" for loss in refused[:_MOST_LISTED]]
+        more = [f"{len(refused) - len(lines):,} more"] if len(refused) > len(lines) else []
+        accept = " ".join(f"--drop '{loss.name}'" for loss in refused[:_MOST_LISTED])
+        raise RefusedError(
+            f"would lose {'; '.join([*lines, *more])}",
+            hint=f"{accept} {'accepts' if len(refused) == 1 else 'accept'} that",
+        )

@@ -1,0 +1,259 @@
+"""Find out where a checkpoint will be written, and in which format."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from math import isfinite
+from pathlib import PurePath
+from typing import NamedTuple
+
+from ... import formats
+from ...errors import InputError, RefusedError, StrPath, UsageError, WriteError
+from ...formats import WritableFormat
+from ...formats.distributed.dcp.folder import is_of_dcp
+from ...formats.folders.weight_names import is_weights, stem_for, usual_name
+from ...formats.writing import WriteOptions, WritePlan, check_metadata, check_shared
+from ...sources import place_of
+from ...sources.place import Place
+from ...sources.source import Source
+from ...writing import StagedFolder, destination_of
+from ...writing.verify import Progress
+from ..folders.files import Companion
+
+_UNITS = {"": 1, **{unit: 1000**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}}
+_UNITS |= {f"{unit}I": 1024**n for n, unit in enumerate(("K", "M", "G", "T"), 1)}
+_MOST_RANKS = 1000  # of which each has a file that is open
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+
+
+class PlannedPart(NamedTuple):
+    """A checkpoint that is written: the only one, or one of several in a folder."""
+
+    writing: WritePlan
+    sources: Sequence[Source]  #: that it copies from
+    names: Mapping[str, str]  #: what the plan calls a file → what it is called in the destination
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every file by its name in the destination."""
+        return {self.names[name]: plan.nbytes for name, plan in self.writing.files.items()}
+
+
+class Target(NamedTuple):
+    """A file or folder that is to be written."""
+
+    path: str
+    stem: str  #: what its files are named like
+    format: WritableFormat
+    is_folder: bool
+    max_shard_nbytes: int | None  #: of a file in the folder
+    ranks: int = 1  #: that a format of ranks is written for
+
+    def stem_of(self, stem: str) -> str:
+        """What files are named like in this folder that were named like `stem` where they were."""
+        if self.format.name not in ("safetensors", "torch-zip"):
+            return self.stem if usual_name(f"{stem}.bin") else stem
+        return stem_for(stem, is_safe=self.format.name == "safetensors")
+
+    def sizes(
+        self, parts: Sequence[PlannedPart], companions: Sequence[Companion]
+    ) -> dict[str, int]:
+        """The size of every file that is written, by its path."""
+        files: dict[str, int] = {}
+        for part in parts:
+            files |= part.sizes
+        files |= {each.name: each.nbytes for each in companions if not each.is_folder}
+        place = place_of(self.path)
+        return {place.child(name).path if name else self.path: n for name, n in files.items()}
+
+    def write_options(
+        self, shared: str, metadata: Mapping[str, str] | None, *, bare: bool
+    ) -> WriteOptions:
+        """How to write there; raises UsageError for options that this format does not take."""
+        about = check_metadata(metadata)
+        if about and not self.format.annotates:
+            raise UsageError(f"{self.format.name} has no room for text: it takes no --metadata")
+        shared = check_shared(shared or "keep")
+        return WriteOptions(
+            self.stem,
+            shared,
+            bare,
+            about,
+            self.max_shard_nbytes,
+            self.is_folder,
+            ranks=self.ranks,
+        )
+
+    def check(
+        self,
+        parts: Sequence[PlannedPart],
+        companions: Sequence[Companion],
+        *,
+        force: bool,
+    ) -> None:
+        """Raises RefusedError where writing would be refused."""
+        destination = destination_of(self.path)
+        sources = [source for part in parts for source in part.sources]
+        if self.is_folder:
+            destination.check_folder(sources, force=force)
+            self._check_replaced(parts, companions)
+        else:
+            destination.check_file(sources, force=force)
+        besides = sum(each.nbytes for each in companions)
+        besides += sum(nbytes for part in parts[1:] for nbytes in part.sizes.values())
+        plans = [plan for part in parts[:1] for plan in part.writing.files.values()]
+        destination.check_room(plans, parts[0].sources if parts else (), besides)
+
+    def write(
+        self,
+        parts: Sequence[PlannedPart],
+        companions: Sequence[Companion] = (),
+        *,
+        force: bool,
+        progress: Progress | None,
+    ) -> None:
+        """Write checkpoints and their companions, verify them, and give them their names."""
+        destination = destination_of(self.path)
+        if not self.is_folder:
+            ((writing, sources, _),) = parts
+            with destination.new_file(sources, force=force) as made:
+                made.write(writing.files[""], progress)
+                with made.open_written() as written:
+                    _check(writing, {"": written})
+                made.commit()
+            return
+        sources = [source for part in parts for source in part.sources]
+        with destination.new_folder(sources, force=force) as folder:
+            self._check_replaced(parts, companions)
+            for part in parts:
+                _write_part(part, folder, progress)
+            for each in companions:
+                each.copy_into(folder, progress)
+            folder.commit()
+
+    def _check_replaced(
+        self, parts: Sequence[PlannedPart], companions: Sequence[Companion]
+    ) -> None:
+        """Raises RefusedError if a folder has files that are neither weights nor written again."""
+        again = {each.name for each in companions}
+        again.update(name for part in parts for name in part.sizes)
+        for name in destination_of(self.path).names_below():
+            ours = usual_name(name.rpartition("/")[2]) if "/" in name else is_weights(name)
+            ours = ours or (self.format.of_ranks and is_of_dcp(name))
+            if name not in again and not ours:
+                raise RefusedError(
+                    f"{name!r} in it would be gone",
+                    path=self.path,
+                    hint="remove it first, or name another folder",
+                )
+
+
+def _write_part(part: PlannedPart, folder: StagedFolder, progress: Progress | None) -> None:
+    """Write the files of one checkpoint into a folder, and read them back."""
+    with ExitStack() as stack:
+        files: dict[str, Source] = {}
+        for name, plan in part.writing.files.items():
+            with folder.file(part.names[name], part.sources) as file:
+                file.write(plan, progress)
+                files[name] = stack.enter_context(file.open_written())
+        _check(part.writing, files)
+    part.writing.prove()
+
+
+def _check(writing: WritePlan, written: Mapping[str, Source]) -> None:
+    try:
+        writing.check(written)
+    except InputError as error:
+        raise WriteError(f"what was written can't be read: {error}", path=error.path) from error
+
+
+def beside(source: Place, format: str | None, *, single: bool) -> str:
+    """The default destination of a file: `run.pt` → `run.safetensors`, and back.
+
+    Raises UsageError unless a `single` file is to become another.
+    """
+    name = PurePath(source.name)
+    suffixes = {each.name: each.suffixes[0] for each in formats.WRITABLE if each.suffixes}
+    usual, other, *_ = suffixes.values()
+    if format is not None:
+        usual = suffixes.get(format, "")
+    elif name.suffix.lower() == usual:
+        usual = other
+    if not single or not usual or name.suffix == ".json":
+        raise UsageError("the destination is missing", hint="ckptmove convert SRC DST")
+    return source.parent.child(name.stem + usual).path
+
+
+def target_of(
+    dst: StrPath,
+    format: str | None,
+    *,
+    max_shard_size: int | str | None = None,
+    ranks: int | None = None,
+    from_folder: bool = False,
+) -> Target:
+    """Where to write, and how; raises UsageError if the format or the size does not allow it.
+
+    `dst` is a folder if it ends in a slash, is there as one, or may have several files. What comes
+    from a folder goes to one, too, unless the suffix is that of a file.
+    """
+    limit = None if max_shard_size is None else nbytes_of(max_shard_size)
+    sharded = limit is not None
+    path = os.fspath(dst)
+    suffix = PurePath(path).suffix.lower()
+    writable = {each.name: each for each in formats.WRITABLE}
+    known = any(suffix in each.suffixes for each in writable.values())
+    is_folder = path.endswith("/") or destination_of(path).is_folder()
+    if sharded and known and not is_folder:
+        raise UsageError(
+            f"{path!r} is called like a file, and --max-shard-size makes a folder",
+            hint=f"name one, e.g. {path.removesuffix(PurePath(path).suffix)}/",
+        )
+    is_folder = is_folder or sharded or (from_folder and not known)
+    if format is None:
+        found = next((each for each in formats.WRITABLE if suffix in each.suffixes), None)
+        if found is None and not is_folder:
+            raise UsageError(
+                f"the suffix {suffix!r} names no format to write",
+                hint=f"--format {' or --format '.join(writable)}",
+            )
+        found = found or next(iter(writable.values()))
+    elif format in writable:
+        found = writable[format]
+    else:
+        raise UsageError(
+            f"{format!r} is no format that can be written", hint=f"one of {', '.join(writable)}"
+        )
+    if sharded and not found.shards:
+        what = "divided by ranks" if found.of_ranks else "one file"
+        raise UsageError(f"{found.name} is always {what}: it takes no --max-shard-size")
+    ranks = check_ranks(ranks, found)
+    if found.of_ranks and known and not is_folder:
+        raise UsageError(f"{path!r} is called like a file, and {found.name} is a folder")
+    is_folder = is_folder or found.of_ranks
+    stem = found.folder_stem if is_folder else PurePath(path).stem
+    return Target(path, stem, found, is_folder, limit, ranks)
+
+
+def check_ranks(ranks: int | None, format: WritableFormat) -> int:
+    """Among how many ranks to divide a checkpoint; UsageError if that makes no sense."""
+    if ranks is None:
+        return 1
+    if not format.of_ranks:
+        raise UsageError(f"{format.name} is not divided by ranks", hint="--format dcp is")
+    if not 1 <= ranks <= _MOST_RANKS:
+        raise UsageError(f"--ranks is a number from 1 to {_MOST_RANKS:,}")
+    return ranks
+
+
+def nbytes_of(size: int | str) -> int:
+    """Bytes, as text says them: `5GB` is 5,000,000,000, `5GiB` is 5,368,709,120."""
+    found = _SIZE.fullmatch(str(size).strip())
+    many = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
+    nbytes = int(many) if isfinite(many) else 0
+    if not nbytes:
+        raise UsageError(f"{size!r} is no size", hint="e.g. 5GB or 500MB")
+    return nbytes

@@ -1,0 +1,109 @@
+"""Refuse to write a pickle that calls unknown code when the source runs nothing.
+
+A reader of safetensors runs no code, so nobody checks what the tree in its header names; a pickle
+made from it would run it. From one pickle to another the risk stays the same, so the report only
+lists the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ... import formats
+from ...errors import RefusedError
+from ...formats.unknown_callables import judge, unknown_callables
+from ...formats.writing import WriteOptions, WritePlan
+from ...graph.draft import CheckpointGraph
+from ...graph.edit.callables import Place, leave_out, places_of
+from ...graph.patterns import covers
+from ...reports.convert import Loss
+from ...reports.display.phrases import short
+
+_ROOM = 140  # bytes of a line for places
+_HINT = "--trust-objects writes them, such as classes of your own; --drop GLOB leaves them out"
+
+
+class TrustedPlan(NamedTuple):
+    """How to write a draft, without the unknown callables that it must not name."""
+
+    weights: WritePlan
+    dropped: tuple[Loss, ...]
+    unknown_callables: tuple[str, ...]  #: those that it names all the same
+
+
+def plan_trusted(
+    draft: CheckpointGraph,
+    format: formats.WritableFormat,
+    options: WriteOptions,
+    drops: Sequence[str],
+    *,
+    trusted: bool,
+) -> TrustedPlan:
+    """Plan how to write a draft; `trusted` allows unknown callables whatever the source.
+
+    Raises:
+        RefusedError: it names unknown callables that the source could not run, where no pattern of
+            `drops` matches.
+    """
+    plan = format.plan_write(draft, options)
+    unknown = _unknown(plan, draft)
+    if trusted or not draft.inert or not unknown:
+        return TrustedPlan(plan, (), unknown)
+    dropped = list[Place]()
+    refuse_places(_kept_places(drops, _places(plan, draft), dropped))
+    leave_out(dropped)
+    tensors = plan.tensors
+    plan = format.plan_write(draft, options)
+    if tensors and not plan.tensors:
+        raise RefusedError("no tensor is left: all are held by what would be left out")
+    # the listing of what would be written counts, wherever it is
+    refuse_places(Place("", name, None, 0) for name in _unknown(plan, draft))
+    return TrustedPlan(plan, tuple(map(_loss, dropped)), ())
+
+
+def refuse_places(places: Iterable[Place], *, hint: str = _HINT) -> None:
+    """Raises RefusedError that names the first of these, if there are any."""
+    listed, more, room = list[str](), 0, _ROOM
+    for place in places:
+        at = f" at {short(place.name)!r}" if place.name else ""
+        text = f"{short(place.callable)}{at}"
+        room -= len(text.encode()) + 2
+        if listed and (more or room < 0):
+            more += 1
+        else:
+            listed.append(text)
+    if listed:
+        rest = f" and {more:,} more" if more else ""
+        raise RefusedError(
+            f"would write callables that are not known to be harmless: {', '.join(listed)}{rest}",
+            hint=hint,
+        )
+
+
+def _unknown(plan: WritePlan, draft: CheckpointGraph) -> tuple[str, ...]:
+    return unknown_callables(plan.pickle, draft.path) if plan.pickle else ()
+
+
+def _places(plan: WritePlan, draft: CheckpointGraph) -> Iterator[Place]:
+    """The places where unknown callables are, each once."""
+    yield from plan.places
+    known = {(id(each.holder), each.slot) for each in plan.places}
+    for place in places_of(draft.graph.root, judge(draft.path)):
+        if (id(place.holder), place.slot) not in known:
+            yield place
+
+
+def _kept_places(
+    drops: Sequence[str], places: Iterable[Place], dropped: list[Place]
+) -> Iterator[Place]:
+    """The places that no pattern matches; the others are added to those that are dropped."""
+    for place in places:
+        if any(covers(glob, place.name) for glob in drops):
+            dropped.append(place)
+        else:
+            yield place
+
+
+def _loss(place: Place) -> Loss:
+    return Loss(place.name, f"is made by {place.callable}, which is not known to be harmless")

@@ -1,0 +1,56 @@
+"""Check the files of a folder against each other, those that are no checkpoints among them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...errors import CkptmoveError
+from ...formats.folders.agreement import disagreements, uncounted
+from ...formats.folders.companions import check_companions
+from ...formats.folders.training_folder import FolderCheckpoint, Part
+from ...reports.display.phrases import join_names, plural
+from ...reports.display.text import listed
+from .weight_copies import MOST_NAMED, differing_tensors
+
+
+class FolderChecks(NamedTuple):
+    """What came out of it."""
+
+    faults: list[str]
+    details: list[str]  #: what is no fault
+    not_checked: list[str]  #: names of files of which nothing is known
+
+
+def check_folder(found: FolderCheckpoint, *, follow_links: bool) -> FolderChecks:
+    """Compare what should be the same, read the configurations, and look for what is missing."""
+    companions = check_companions(found)
+    faults = [*disagreements(found), *companions.faults]
+    details = [each for each in (uncounted(found),) if each is not None]
+    by_name = {part.name: part for part in found.parts}
+    for part in found.parts:
+        if part.copy_of is None:
+            continue
+        same, sentence = _compare(found, by_name[part.copy_of], part, follow_links=follow_links)
+        (details if same else faults).append(sentence)
+    if companions.not_checked:
+        many = plural(len(companions.not_checked), "file")
+        names = listed(companions.not_checked, MOST_NAMED)
+        details.append(f"{many} of no known form, not checked: {names}")
+    return FolderChecks(faults, details, companions.not_checked)
+
+
+def _compare(
+    found: FolderCheckpoint, first: Part, second: Part, *, follow_links: bool
+) -> tuple[bool, str]:
+    """Whether two files hold the same tensors, and a sentence that says so."""
+    names = f"{second.name} and {first.name}"
+    folder = found.container.source.path
+    try:
+        differing, tensors = differing_tensors(
+            folder, first.name, second.name, follow_links=follow_links
+        )
+    except CkptmoveError as error:
+        return False, f"{names} were not compared: {error}"
+    if differing:
+        return False, f"{names} hold different tensors: {join_names(differing, MOST_NAMED)}"
+    return True, f"{names} hold the same tensors, {tensors:,}, byte for byte"

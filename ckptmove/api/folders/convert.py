@@ -1,0 +1,404 @@
+"""Convert a folder to a folder: every checkpoint in it by itself, and the other files as they are.
+
+The weights of models get the options and the names that libraries load. What a training resumes
+from, such as an optimizer, keeps its whole tree: `optimizer.pt` becomes `optimizer.pt.safetensors`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from ... import formats
+from ...errors import CkptmoveError, RefusedError
+from ...formats.checkpoint import Checkpoint
+from ...formats.distributed.deepspeed.folder import DeepSpeed
+from ...formats.distributed.divided_folders import divided_folders
+from ...formats.folders.model_folder import ModelFolder
+from ...formats.folders.runs import own_folders, several_checkpoints
+from ...formats.folders.training_folder import TrainingFolder, roots_as
+from ...formats.folders.weight_names import INDEX, NOT_COMPARED, torch_name
+from ...formats.writing import WriteOptions
+from ...graph.draft import CheckpointGraph
+from ...manifest.manifest import Section, TensorEntry
+from ...pickles.nodes import Mapping as MappingNode
+from ...reports.convert import ConvertReport, Loss
+from ...sources import place_of
+from ...sources.joined import Joined
+from ...sources.place import Place
+from ...writing.verify import Progress
+from ..conversion.edits import Changes, Edits
+from ..conversion.plan import check_losses, plan_conversion, refused_losses
+from ..conversion.target import PlannedPart, Target
+from ..conversion.trust import TrustedPlan
+from ..strict import refuse_unknown, refuse_unknown_in
+from .configuration import CONFIGURATION, main_dtype, with_dtype
+from .files import CheckpointFile, Companion, FolderFiles, check_apart, files_of
+from .weight_copies import losses_of_copies
+
+_SAFE = ".safetensors"
+_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+_WEIGHTS = frozenset((Section.MODEL, Section.EMA))
+#: What tells of a training, besides checkpoints.
+_OF_TRAINING = frozenset(("trainer_state.json",))
+
+
+class FolderOptions(NamedTuple):
+    """How a folder is converted."""
+
+    options: WriteOptions  #: of the weights
+    drops: Sequence[str]
+    keep_files: Collection[str]
+    strict: bool
+    otherwise: str  #: what happens without `strict`
+    trusted: bool
+    follow_links: bool
+    force: bool
+    dry_run: bool
+    progress: Progress | None
+
+
+class Part(NamedTuple):
+    """How one checkpoint of the folder is written."""
+
+    file: CheckpointFile
+    planned: PlannedPart
+    plan: TrustedPlan
+    changes: Changes
+    format: str
+    dtype: str | None  #: of most of its weights, where they are cast to another than before
+
+
+def holds_parts(folder: Place) -> bool:
+    """Whether the checkpoints in a folder are whole by themselves, and not files of one."""
+    found = formats.folder_format(folder.path, folder.entries())
+    if isinstance(found, DeepSpeed):  # without ZeRO, each of its files is whole
+        return not divided_folders(f"in/{each.name}" for each in folder.files_below())
+    return found is None or isinstance(found, (ModelFolder, TrainingFolder))
+
+
+def convert_folder(
+    src: str,
+    target: Target,
+    edits: Edits,
+    options: FolderOptions,
+) -> ConvertReport:
+    """Convert all of a folder; raises as `convert`. The report lacks the time that it took."""
+    check_apart(src, target.path)
+    warnings = list[str]()
+    files = files_of(src, warnings, keep=options.keep_files, follow_links=options.follow_links)
+    own = own_folders(each.name for each in files.checkpoints)
+    if own and all(
+        each.name.startswith(tuple(f"{one}/" for one in own)) for each in files.checkpoints
+    ):
+        raise several_checkpoints(own, place_of(src))
+    if options.strict:
+        for each in files.companions:
+            if not each.is_folder:
+                refuse_unknown_in(each.path, otherwise=options.otherwise)
+    with ExitStack() as stack:
+        conversion = _FolderConversion(src, target, edits, options, files, warnings)
+        conversion.plan(stack)
+        conversion.compare_copies(dry_run=options.dry_run)
+        companions = conversion.companions()
+        parts = [part.planned for part in conversion.parts]
+        if options.dry_run:
+            target.check(parts, companions, force=options.force)
+        else:
+            target.write(parts, companions, force=options.force, progress=options.progress)
+        return conversion.report(companions, written=not options.dry_run)
+
+
+class _FolderConversion:
+    """A folder that is converted."""
+
+    def __init__(
+        self,
+        path: str,
+        target: Target,
+        edits: Edits,
+        options: FolderOptions,
+        files: FolderFiles,
+        warnings: list[str],
+    ) -> None:
+        self.path = path
+        self.target = target
+        self.edits = edits
+        self.options = options
+        self.files = files
+        self.warnings = warnings
+        self.parts = list[Part]()
+        self.pickles = list(files.pickles)
+        self.left_out = list[str]()
+        self.copies = list[Loss]()  # weights in another form, that hold something else
+        self.nbytes = 0
+        self._kept = list[Companion]()  # checkpoints that stay as they are
+
+    def plan(self, stack: ExitStack) -> None:
+        """Plan how every checkpoint is written.
+
+        Raises RefusedError if something would be lost of weights, or nothing is left; InputError
+        if one of the checkpoints can't be read.
+        """
+        opened = [(file, self._open(file, stack)) for file in self.files.checkpoints]
+        if not opened:
+            with formats.opened(self.path):  # which says why it is none
+                raise RefusedError("no checkpoint is in it", path=self.path)
+        usual = any(file.is_weights for file, _ in opened)
+        drafts = list[tuple[CheckpointFile, CheckpointGraph, list[TensorEntry] | None]]()
+        for file, found in opened:
+            tensors = list(found.manifest.tensors)
+            is_model = file.is_weights or (
+                not usual and any(each.section in _WEIGHTS for each in tensors)
+            )
+            draft = found.draft(nested=self.edits.narrow and is_model)
+            drafts.append((file, draft, tensors if is_model else None))
+        models = [tensors for _, _, tensors in drafts if tensors is not None]
+        if len(models) > 1:
+            try:
+                self.edits.check_heard(models)
+            except RefusedError as error:
+                if len(models) < len(drafts):
+                    error.hint = self._where_names_count(error.hint)
+                raise
+        for file, draft, of_model in drafts:
+            try:
+                self._plan_one(file, draft, of_model, several=len(models) > 1)
+            except CkptmoveError as error:
+                error.about(draft.path)
+                if isinstance(error, RefusedError) and len(models) < len(drafts):
+                    error.hint = self._where_names_count(error.hint)
+                raise
+            draft.release()
+        if not self.parts:
+            raise RefusedError("nothing of it is selected", path=self.path)
+
+    def compare_copies(self, *, dry_run: bool) -> None:
+        """Compare weights in other forms with those that are used; a dry run reads no tensors.
+
+        Raises RefusedError if some differ, and nobody allows to drop them.
+        """
+        if not dry_run:
+            follow = self.options.follow_links
+            self.copies = list(losses_of_copies(self.path, self.files.copies, follow_links=follow))
+            try:
+                check_losses(self.copies, self.options.drops)
+            except RefusedError as error:
+                error.about(self.path)
+                name = refused_losses(self.copies, self.options.drops)[0].name
+                error.hint = f"--keep-files '{name}' copies it as it is; {error.hint}"
+                raise
+        other = {loss.name for loss in self.copies}
+        for used, copies in self.files.copies:
+            same = [each for each in copies if each not in other]
+            if same:
+                what = (
+                    f"should hold the same{NOT_COMPARED}" if dry_run else "holds the same tensors"
+                )
+                more = f" and {len(same) - 1:,} more" if len(same) > 1 else ""
+                self.warnings.append(f"{used} is used as the weights; {same[0]}{more} {what}")
+
+    def _where_names_count(self, hint: str | None) -> str | None:
+        """A hint for names that are none of weights, but may be those of an optimizer."""
+        edits = self.edits
+        if not (edits.select or edits.exclude or edits.root):
+            return hint
+        return (
+            "from folder to folder, names are those of the weights; with a file as DST, such as "
+            "one.safetensors, those of all that is in the folder"
+        )
+
+    def _open(self, file: CheckpointFile, stack: ExitStack) -> Checkpoint:
+        place = place_of(self.path).child(file.name)
+        follow = self.options.follow_links
+        found = stack.enter_context(formats.opened(place.path, follow_links=follow))
+        for source in () if follow else found.sources:
+            if isinstance(source, Joined):  # of files that are sources, too
+                continue
+            place_of(source.path).check_link(place_of(self.path), source)
+        if file.section is not None:
+            found.container.roots = list(roots_as(file.section, found))
+        if self.options.strict:
+            refuse_unknown(found.manifest, otherwise=self.options.otherwise)
+        self.nbytes += sum(source.own_nbytes for source in found.sources)
+        return found
+
+    def _plan_one(
+        self,
+        file: CheckpointFile,
+        draft: CheckpointGraph,
+        tensors: list[TensorEntry] | None,
+        *,
+        several: bool,
+    ) -> None:
+        edits: Edits | None
+        if tensors is None:
+            edits = None if self.edits.narrow else self.edits.of_training_state
+        else:
+            edits = self.edits.share(tensors) if several else self.edits
+        if edits is None:
+            self.left_out.append(file.name)
+            return
+        changes = edits.apply(draft)
+        options = self._write_options(file, draft, is_model=tensors is not None)
+        if tensors is None:
+            losses = [*draft.losses, *self.target.format.losses(draft, options)]
+            lost = refused_losses(losses, self.options.drops)
+            if lost:
+                self.pickles.append(Loss(file.name, f"holds {lost[0].name}, which {lost[0].why}"))
+                self._kept += self._as_companions(file)
+                return
+        plan = plan_conversion(
+            draft,
+            self.target.format,
+            options,
+            self.options.drops,
+            trusted=self.options.trusted,
+            force=self.options.force,
+        )
+        after = main_dtype(draft.list_contents().tensors) if changes.cast and tensors else None
+        before = main_dtype(tensors or ())
+        dtype = after if after != before else None
+        prefix = "" if options.in_folder else file.folder + self._single_name(file, draft)
+        names = {name: (file.folder + name) if name else prefix for name in plan.weights.files}
+        planned = PlannedPart(plan.weights, draft.sources, names)
+        self.warnings += draft.warnings
+        self.parts.append(Part(file, planned, plan, changes, draft.format, dtype))
+
+    def _write_options(
+        self, file: CheckpointFile, draft: CheckpointGraph, *, is_model: bool
+    ) -> WriteOptions:
+        options = self.options.options._replace(stem=self.target.stem_of(file.stem))
+        safe = self.target.format.name == "safetensors"
+        if file.is_weights or (is_model and safe and is_state_dict(draft)):
+            return options
+        if is_model:
+            return options._replace(in_folder=options.max_shard_nbytes is not None)
+        return WriteOptions(file.stem)
+
+    def _single_name(self, file: CheckpointFile, draft: CheckpointGraph) -> str:
+        """What a checkpoint that is no weights alone is called in its new folder."""
+        name = file.called
+        if self.target.format.name == "safetensors":
+            return name if name.endswith(_SAFE) else name + _SAFE
+        if not draft.format.startswith("safetensors"):
+            return name
+        stem = name.removesuffix(_SAFE)
+        return stem if stem.endswith(_TORCH) else torch_name(stem)
+
+    def _as_companions(self, file: CheckpointFile) -> Iterable[Companion]:
+        within = None if self.options.follow_links else self.path
+        for name in file.files:
+            place = place_of(self.path).child(name)
+            yield Companion(name, place.path, place.nbytes(), within)
+
+    def companions(self) -> list[Companion]:
+        """What is copied, with the dtypes in configurations as they are in the new weights.
+
+        Raises RefusedError if it has the name of something else that is written.
+        """
+        found = sorted([*self.files.companions, *self._kept])
+        if self.edits.bare and self.edits.narrow:
+            gone = [each for each in found if each.name.rpartition("/")[2] in _OF_TRAINING]
+            self.left_out += [each.name for each in gone]
+            found = [each for each in found if each not in gone]
+        names = [name for part in self.parts for name in part.planned.sizes]
+        taken = Counter([*names, *(each.name.partition("/")[0] for each in found)])
+        taken.update(each.name for each in found if "/" in each.name)
+        for name in names:
+            if taken[name] > 1:
+                raise self._clash(f"two files of the new folder would be called {name!r}", name)
+            whole = name.removesuffix(INDEX)
+            if whole != name and whole in taken and not self._has(name, whole):
+                raise self._clash(
+                    f"{whole!r} and {name!r} would both be in the new folder: libraries would "
+                    "load either",
+                    name,
+                )
+        dtypes = {part.file.folder + CONFIGURATION: part.dtype for part in self.parts if part.dtype}
+        return [
+            with_dtype(each, dtypes[each.name]) if each.name in dtypes else each for each in found
+        ]
+
+    def _has(self, *names: str) -> bool:
+        """Whether the folder itself has all of these files."""
+        return set(names) <= {name for each in self.files.checkpoints for name in each.files}
+
+    def _clash(self, message: str, name: str) -> RefusedError:
+        makers = [each.file.name for each in self.parts if name in each.planned.sizes]
+        made_of = next((each for each in makers if each != name), makers[0])
+        hint = f"--keep-files '{made_of}' copies that as it is"
+        return RefusedError(message, path=self.path, hint=hint)
+
+    def report(self, companions: Sequence[Companion], *, written: bool) -> ConvertReport:
+        """What was done, or would be."""
+        parts = self.parts
+        files = self.target.sizes([part.planned for part in parts], companions)
+        alone = len(parts) == 1
+        changes = [part.changes for part in parts]
+        cast = Counter[str]()
+        for each in changes:
+            cast.update(each.cast)
+        weights = [each.weights for each in changes if each.weights is not None]
+        models = {part.format for part in parts if part.file.is_weights}
+        copied = sum(each.nbytes for each in companions if not each.is_folder)
+
+        def about(part: Part, name: str) -> str:
+            return name if alone else f"{part.file.name}: {name}"
+
+        return ConvertReport(
+            source=self.path,
+            destination=self.target.path,
+            source_format=models.pop() if len(models) == 1 else parts[0].format,
+            format=self.target.format.name,
+            written=written,
+            files=files,
+            tensors=sum(part.plan.weights.tensors for part in parts),
+            left_out=(
+                *self.left_out,
+                *(about(part, name) for part in parts for name in part.changes.left_out),
+            ),
+            weights=weights[0] if len(weights) == 1 else None,
+            dropped=(
+                *self.copies,
+                *(
+                    loss._replace(name=about(part, loss.name))
+                    for part in parts
+                    for loss in part.plan.dropped
+                ),
+            ),
+            shared=_joined(
+                {about(part, a): b for a, b in part.plan.weights.shared.items()} for part in parts
+            ),
+            duplicates=tuple(
+                about(part, name) for part in parts for name in part.plan.weights.duplicates
+            ),
+            cast=dict(cast),
+            renamed=sum(each.renamed for each in changes),
+            kept=tuple(
+                kept._replace(name=about(part, kept.name))
+                for part in parts
+                for kept in part.changes.kept
+            ),
+            parts={part.file.name: tuple(part.planned.sizes) for part in parts},
+            pickles=tuple(self.pickles),
+            unknown_callables=tuple(
+                dict.fromkeys(name for part in parts for name in part.plan.unknown_callables)
+            ),
+            warnings=tuple(dict.fromkeys(self.warnings)),
+            nbytes=self.nbytes + copied,
+            bytes_written=sum(files.values()) if written else 0,
+        )
+
+
+def _joined(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {key: value for mapping in each for key, value in mapping.items()}
+
+
+def is_state_dict(draft: CheckpointGraph) -> bool:
+    """Whether it holds a dict of tensors, and nothing else."""
+    root = draft.graph.root
+    at_top = [each for each in draft.list_contents().tensors if len(each.path) == 1]
+    return isinstance(root, MappingNode) and len(at_top) == len(root.pairs)

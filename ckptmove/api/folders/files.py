@@ -1,0 +1,273 @@
+"""Sort the files of a folder: checkpoints, pickles that stay, and all else, which is copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from ... import formats
+from ...errors import CorruptError, InputError, RefusedError, UnsupportedError
+from ...formats.distributed.divided_folders import divided_folders
+from ...formats.folders.layouts import layout_of, name_as_file, says
+from ...formats.folders.weight_names import INDEX, weights_among
+from ...formats.pickle import PlainPickle
+from ...manifest.manifest import Section
+from ...plans.plan import Copy, Plan, Write
+from ...reports.convert import Loss
+from ...sources import place_of
+from ...sources.place import EntryKind, FolderEntry, Place, folders_above
+from ...sources.source import Source
+from ...writing import StagedFolder
+from ...writing.destination import StagedPart
+from ...writing.in_place.undo import journaled_files, recover_if_interrupted
+from ...writing.verify import Progress
+
+_MOST = 100_000  # files, and folders
+#: Files that are called so are checkpoints, or damaged.
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
+_CONVERTED = frozenset(("torch-zip", "torch-legacy", "torch-tar", "safetensors", "sharded"))
+_PROGRAM = "is a program, which stays a pickle"
+#: Formats that may run something where they are loaded, and why they are not converted.
+_PICKLES = {
+    PlainPickle.name: "is a plain pickle, which its own library has to read",
+    "zip-bundle": "is a zip of several files, some of which are pickles",
+    "torchscript": _PROGRAM,
+    "torchscript-v1": _PROGRAM,
+    "torch-export": _PROGRAM,
+    "torch-package": _PROGRAM,
+}
+
+
+class Companion(NamedTuple):
+    """A file that is copied, or an empty folder."""
+
+    name: str  #: within the folder, with `/` between its parts; it ends in one if it is a folder
+    path: str  #: nothing if it is new
+    nbytes: int
+    within: str | None = None  #: the folder that it may not lead out of, if it is a link
+    content: bytes | None = None  #: what is written instead of its bytes
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, in which nothing is."""
+        return self.name.endswith("/")
+
+    def copy_into(self, folder: StagedFolder, progress: Progress | None) -> None:
+        """Write a copy of it, and verify that; raises CorruptError if its size has changed."""
+        if self.is_folder:
+            folder.make(self.name.rstrip("/"))
+            return
+        if not self.path:
+            with folder.file(self.name, []) as file:
+                self._write_content(file, progress)
+            return
+        place = place_of(self.path)
+        with place.open() as source, folder.file(self.name, [source]) as file:
+            if self.within is not None:
+                place.check_link(place_of(self.within), source)
+            if self.content is not None:
+                self._write_content(file, progress)
+                return
+            if source.nbytes != self.nbytes:
+                raise CorruptError("the file was changed while it was read", path=self.path)
+            copies = (Copy(0, self.nbytes, 0),) if self.nbytes else ()
+            file.write(Plan("clone", self.nbytes, copies, ()), progress)
+
+    def _write_content(self, file: StagedPart, progress: Progress | None) -> None:
+        writes = (Write(0, self.content),) if self.content else ()
+        file.write(Plan("relay", self.nbytes, (), writes), progress)
+
+
+class CheckpointFile(NamedTuple):
+    """A checkpoint in a folder: a file, an index with its files, or a folder that ranks wrote."""
+
+    name: str  #: within the folder
+    files: Collection[str]  #: the names of all its files
+    is_weights: bool  #: whether libraries look for weights under this name
+    section: Section | None = None  #: what the name of a folder says that it serves
+
+    @property
+    def called(self) -> str:
+        """What it is called in its folder; of a folder, what its file would be called."""
+        own = self.name[len(self.folder) :]
+        return own if self.section is None else name_as_file(own)
+
+    @property
+    def folder(self) -> str:
+        """The folder within the folder that it is in, with a slash at its end; or nothing."""
+        return self.name[: self.name.rfind("/") + 1]
+
+    @property
+    def stem(self) -> str:
+        """Its name without what says the format, and without the folder."""
+        name = self.called.removesuffix(INDEX)
+        return name.rpartition(".")[0] or name
+
+
+class FolderFiles(NamedTuple):
+    """What is in a folder."""
+
+    checkpoints: list[CheckpointFile]
+    companions: list[Companion]
+    pickles: list[Loss]  #: companions that are pickles, and why they are not converted
+    #: weights that are used, each with files that should hold the same, and are none of these
+    copies: list[tuple[str, list[str]]]
+
+
+def files_of(
+    folder: str,
+    warnings: list[str],
+    *,
+    keep: Collection[str] = (),
+    follow_links: bool = False,
+) -> FolderFiles:
+    """Everything in a folder, however deep; adds to the warnings.
+
+    Files that match a glob of `keep` are companions. Links to files are followed, links to folders
+    are not. Raises as `all_files`, and InputError for a damaged checkpoint.
+    """
+    files, place = all_files(folder, warnings, follow_links=follow_links), place_of(folder)
+    kept = {each for each in files if any(fnmatchcase(each, glob) for glob in keep)}
+    divided = divided_folders(files) - {name.rpartition("/")[0] for name in kept}
+    sorting = _Sorting(place, {name: files[name] for name in files if name not in kept})
+    sorting.take_divided(divided)
+    sorting.take_weights()
+    sorting.take_others()
+    rest = [files[name] for name in files if name not in sorting.taken]
+    return FolderFiles(sorted(sorting.checkpoints), rest, sorting.pickles, sorting.copies)
+
+
+def all_files(
+    folder: str, warnings: list[str], *, follow_links: bool = False
+) -> dict[str, Companion]:
+    """All files in a folder and all folders in which nothing is, however deep, by their names.
+
+    Links to files are followed, links to folders are not, which adds to the warnings. Interrupted
+    changes in place are undone first. Raises UnsupportedError for what is no file, or a link that
+    leads out of the folder.
+    """
+    place, files = place_of(folder), dict[str, Companion]()
+    for path in filter(os.path.lexists, journaled_files(folder)):
+        notes = recover_if_interrupted(path)
+        warnings += (f"{os.path.relpath(path, folder)}: {note}" for note in notes)
+    for each in sorted(place.files_below()):
+        if each.kind is EntryKind.FOLDER_LINK:
+            warnings.append(f"{each.name} is a link to a folder and was not followed")
+            continue
+        if each.kind is EntryKind.FILE:
+            if not follow_links:
+                place_of(each.path).check_link(place)
+        elif each.kind is not EntryKind.FOLDER:
+            raise _not_copied(each)
+        within = None if follow_links else folder
+        files[each.name] = Companion(each.name, each.path, each.nbytes, within)
+        if len(files) > _MOST:
+            raise RefusedError(f"there are more than {_MOST:,} files in it", path=folder)
+    return files
+
+
+class _Sorting:
+    """Finds the checkpoints among files."""
+
+    def __init__(self, place: Place, files: Mapping[str, Companion]) -> None:
+        self.place = place
+        self.files = files
+        self.checkpoints = list[CheckpointFile]()
+        self.pickles = list[Loss]()
+        self.copies = list[tuple[str, list[str]]]()
+        self.taken = set[str]()  # names of files that are not copied
+
+    def take_divided(self, folders: Collection[str]) -> None:
+        """Take folders that ranks wrote together, with all that is in them."""
+        layout = layout_of({name.partition("/")[0] for name in self.files})
+        for folder in sorted(folders):
+            files = [name for name in self.files if folder in folders_above(name)]
+            section = says(folder, layout).section
+            self.taken.update(files)
+            is_weights = section is Section.MODEL
+            self.checkpoints.append(CheckpointFile(folder, tuple(files), is_weights, section))
+
+    def take_weights(self) -> None:
+        """Take what has the usual name of weights."""
+        below: dict[str, list[str]] = {}
+        for name in (each for each in self.files if each not in self.taken):
+            folder, slash, own = name.rpartition("/")
+            if own:
+                below.setdefault(folder + slash, []).append(own)
+        for folder, names in below.items():
+            for found in weights_among(names):
+                whole = self._take(folder + found.name, is_weights=True)
+                others = [folder + each for each in found.others]
+                copies = [each for each in others if each not in whole.files]
+                if copies:
+                    self.copies.append((whole.name, copies))
+                    self.taken.update(copies)
+
+    def take_others(self) -> None:
+        """Take the other checkpoints, by their content, and list pickles that are none."""
+        names = [name for name in self.files if not name.endswith("/")]
+        for name in sorted(names, key=lambda name: not name.endswith(INDEX)):
+            if name in self.taken or (name.endswith(".json") and not name.endswith(INDEX)):
+                continue
+            found = self._format_of(name)
+            if found in _CONVERTED:
+                self._take(name, is_weights=False)
+            elif found in _PICKLES:
+                self.pickles.append(Loss(name, _PICKLES[found]))
+
+    def _take(self, name: str, *, is_weights: bool) -> CheckpointFile:
+        files = [name]
+        if name.endswith(".json"):
+            with self._opened(name) as source:
+                found = formats.sniffed(source)
+            beside = name[: name.rfind("/") + 1]
+            files += [beside + each for each in (found.files if found is not None else ())]
+        self.taken.update(files)
+        self.checkpoints.append(CheckpointFile(name, tuple(files), is_weights))
+        return self.checkpoints[-1]
+
+    def _format_of(self, name: str) -> str | None:
+        """The name of a file's format; None if it is no checkpoint."""
+        with self._opened(name) as source:
+            try:
+                found = formats.looks_like(source)
+                if found is None and name.endswith(_SUFFIXES):
+                    formats.read(source)  # which says what is wrong with it
+                if found is None or found.name == PlainPickle.name or not found.vague:
+                    return None if found is None else found.name
+                return found.name if formats.sniffed(source) is not None else None
+            except InputError as error:
+                error.about(source.path)
+                error.hint = error.hint or f"--keep-files '{name}' copies it as it is"
+                raise
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Source]:
+        file = self.files[name]
+        place = place_of(file.path)
+        with place.open() as source:
+            if file.within is not None:
+                place.check_link(self.place, source)
+            yield source
+
+
+def _not_copied(entry: FolderEntry) -> InputError:
+    try:
+        place_of(entry.path).size_and_stamp()
+    except InputError as error:  # such as a link that leads nowhere
+        return error
+    return UnsupportedError("is no file, and can't be copied", path=entry.path)
+
+
+def check_apart(source: str, destination: str) -> None:
+    """Raises RefusedError if one of two folders is, or lies in, the other."""
+    ours, theirs = (place_of(each).folder_identity() for each in (source, destination))
+    if ours == theirs:
+        raise RefusedError("the destination is the source itself", path=destination)
+    if theirs.startswith(ours):
+        raise RefusedError("the destination is inside the source", path=destination)
+    if ours.startswith(theirs):
+        raise RefusedError("the source is inside the destination", path=destination)

@@ -1,0 +1,274 @@
+"""Have one file hold all of a folder, and make the folder of that file again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ... import formats
+from ...errors import CkptmoveError, CorruptError
+from ...formats.checkpoint import Checkpoint, Folder
+from ...formats.folders.folder_record import (
+    FolderRecord,
+    RecordedPart,
+    is_name,
+    mixed_parts,
+    read_record,
+)
+from ...formats.folders.layouts import layout_below, says
+from ...formats.folders.runs import LIKE_CHECKPOINTS
+from ...formats.folders.training_folder import (
+    FolderCheckpoint,
+    TrainingFolder,
+)
+from ...formats.folders.weight_names import INDEX
+from ...formats.writing import FOLDER, WriteOptions
+from ...graph.draft import CheckpointGraph
+from ...manifest.manifest import Section
+from ...manifest.paths import Path
+from ...pickles.nodes import Mapping as MappingNode
+from ...pickles.nodes import Node
+from ...reports.convert import ConvertReport, Loss
+from ...sources import place_of
+from ...sources.place import EntryKind, FolderEntry, Place
+from ..conversion.edits import Edits
+from ..conversion.plan import check_sum, plan_conversion
+from ..conversion.target import PlannedPart, Target
+from ..conversion.trust import TrustedPlan
+from .configuration import CONFIGURATION, main_dtype, with_dtype
+from .convert import FolderOptions, is_state_dict
+from .files import Companion
+from .weight_copies import used_name
+
+_MOST_NBYTES = 16 << 20  # of other files together, such as those of a tokenizer
+_LIKE_TORCH = frozenset(("torch-zip", "torch-legacy", "torch-tar", "torch-sharded"))
+_WEIGHTS = frozenset((Section.MODEL, Section.EMA))
+
+
+class PackedFolder(NamedTuple):
+    """A folder, without what it holds twice, that is about to be one file."""
+
+    record: FolderRecord
+    losses: Sequence[Loss]
+    left_out: Sequence[str]  #: names of other files
+    leads_back: bool = True  #: whether the folder can be made again
+
+
+def pack(found: Checkpoint, *, follow_links: bool) -> PackedFolder | None:
+    """What to keep of the folder that a checkpoint was found in; None if there is nothing."""
+    if isinstance(found, FolderCheckpoint):
+        return _pack_parts(found, follow_links=follow_links)
+    if found.folder is not None:
+        return _pack_model(found, found.folder, follow_links=follow_links)
+    return None
+
+
+def _pack_model(found: Checkpoint, folder: Folder, *, follow_links: bool) -> PackedFolder | None:
+    """Keep the name of the weights of one model, and the other files of its folder."""
+    place, format = place_of(folder.path), _form_of(found.format)
+    start = f"{folder.path.rstrip('/')}/"
+    own = {each.path.removeprefix(start) for each in found.sources}
+    name = used_name(found, folder.path).removesuffix(INDEX)
+    if format is None or not is_name(name):
+        return None
+    left_out = list(folder.copies)
+    others = [each for each in sorted(place.files_below()) if each.name not in own]
+    kept = [each for each in others if each.name not in left_out]
+    left_out += [each.name for each in kept if each.name.endswith(LIKE_CHECKPOINTS)]
+    kept = [each for each in kept if each.name not in left_out]
+    files = _contents(kept, place, left_out, follow_links=follow_links)
+    if not files and not left_out:
+        return None  # weights and nothing else, which lead back without a record
+    return PackedFolder(FolderRecord([RecordedPart(name, (), format)], files), (), left_out)
+
+
+def _form_of(format: str) -> str | None:
+    """What a file of a format is made again as, if it can be."""
+    if format.startswith("safetensors"):
+        return "safetensors"
+    return "torch-zip" if format in _LIKE_TORCH else None
+
+
+def _pack_parts(found: FolderCheckpoint, *, follow_links: bool) -> PackedFolder:
+    """Leave copies of weights, and what leads to no form of a folder, out of a checkpoint."""
+    of_ranks = {each.name for each in formats.FORMATS if each.in_parts}
+    leads_back = of_ranks.isdisjoint(part.checkpoint.format for part in found.parts)
+    losses = [Loss(each.name, f"can't be read: {each.why}") for each in found.unread]
+    left_out, parts, gone = list[str](), list[RecordedPart](), list[Path]()
+    taken = {each.name for each in found.parts}
+    for part in found.parts:
+        format, name = _form_of(part.checkpoint.format), part.name.removesuffix(INDEX)
+        if not is_name(part.name):
+            losses.append(Loss(part.name, "has a name that can't be kept"))
+        elif part.copy_of is not None:
+            left_out.append(part.name)
+        elif not leads_back:  # the state is all that is wanted of it
+            parts.append(RecordedPart(name, part.keys, format or ""))
+            continue
+        elif format is None:
+            what = f"is a {part.checkpoint.format} file"
+            losses.append(Loss(part.name, f"{what}, which can't be made again"))
+        elif name != part.name and name in taken:
+            losses.append(Loss(part.name, f"would come back as {name}, which is there too"))
+        else:
+            parts.append(RecordedPart(name, part.keys, format))
+            continue
+        gone.append(part.keys)
+    for name, other in mixed_parts(parts) if leads_back else ():
+        losses.append(Loss(name, f"has the keys of {other}, so it can't be made again"))
+        gone += [each.keys for each in parts if each.name == name]
+        parts = [each for each in parts if each.name != name]
+    owned = {part.keys for part in found.parts}
+
+    def owner(path: Path) -> Path | None:
+        """The keys of the part that a root is of, which may be within those of another."""
+        return next((path[:n] for n in range(len(path), -1, -1) if path[:n] in owned), None)
+
+    roots = found.container.roots
+    found.container.roots = [(path, root) for path, root in roots if owner(path) not in gone]
+    kept = {part.name for part in found.parts if part.keys not in gone}
+    within = found.container.parts
+    found.container.parts = {name: each for name, each in within.items() if name in kept}
+    place = place_of(found.container.source.path)
+    if not leads_back:
+        left_out += [each.name for each in found.others if each.kind is not EntryKind.FOLDER]
+        return PackedFolder(FolderRecord(parts, {}), losses, left_out, leads_back=False)
+    files = _contents(found.others, place, left_out, follow_links=follow_links)
+    return PackedFolder(FolderRecord(parts, files), losses, left_out)
+
+
+def _contents(
+    entries: Iterable[FolderEntry], place: Place, left_out: list[str], *, follow_links: bool
+) -> dict[str, bytes]:
+    """The bytes of files by their names, as far as they can be kept; adds to what is left out."""
+    files, room = dict[str, bytes](), _MOST_NBYTES
+    for each in entries:
+        if each.kind is EntryKind.FOLDER:
+            continue
+        if each.kind is not EntryKind.FILE or each.nbytes > room or not is_name(each.name):
+            left_out.append(each.name)
+            continue
+        room -= each.nbytes
+        file = place_of(each.path)
+        with file.open() as source:
+            if not follow_links:
+                file.check_link(place, source)
+            files[each.name] = source.read(0, source.nbytes)
+    return files
+
+
+def tell_sections(draft: CheckpointGraph, record: FolderRecord) -> None:
+    """Have tensors count as no weights whose file is not called like those of a model."""
+    start, layout = layout_below([part.name for part in record.parts])
+    said = {part.keys: says(part.name.removeprefix(start), layout) for part in record.parts}
+    other = [keys for keys, each in said.items() if each.is_known and each.section not in _WEIGHTS]
+    for entry in draft.list_contents().tensors:
+        if entry.section in _WEIGHTS and any(entry.path[: len(keys)] == keys for keys in other):
+            draft.graph.sections[entry.name] = Section.OTHER
+
+
+def unpack(
+    src: str,
+    target: Target,
+    edits: Edits,
+    options: FolderOptions,
+) -> ConvertReport | None:
+    """Make the folder of a file again; None if the file does not tell of one. Raises as `convert`.
+
+    The report lacks the time that it took.
+    """
+    with formats.opened(src, follow_links=options.follow_links) as found:
+        text = found.container.metadata.get(FOLDER)
+        if text is None:
+            return None
+        record = read_record(text)
+        draft = found.draft()
+        tell_sections(draft, record)
+        before = _dtype_of(draft) if edits.casts else None
+        changes = edits.apply(draft)
+        after = _dtype_of(draft) if edits.casts else None
+        planned = [_plan(draft, part, options) for part in record.parts]
+        if not options.force:
+            check_sum(draft, sum(sum(part.sizes.values()) for part, _ in planned))
+        companions = [
+            Companion(name, "", len(content), None, content)
+            for name, content in record.files.items()
+        ]
+        if after is not None and after != before:
+            companions = [
+                with_dtype(each, after) if each.name.rpartition("/")[2] == CONFIGURATION else each
+                for each in companions
+            ]
+        parts = [part for part, _ in planned]
+        losses, nbytes = draft.losses, sum(each.nbytes for each in draft.sources)
+        warnings = tuple(draft.warnings)
+        source_format = found.format
+        draft.release()
+        if options.dry_run:
+            target.check(parts, companions, force=options.force)
+        else:
+            target.write(parts, companions, force=options.force, progress=options.progress)
+        files = target.sizes(parts, companions)
+        unknown = [name for _, plan in planned for name in plan.unknown_callables]
+        return ConvertReport(
+            source=src,
+            destination=target.path,
+            source_format=source_format,
+            format=TrainingFolder.name if len(parts) > 1 else record.parts[0].format,
+            written=not options.dry_run,
+            files=files,
+            tensors=sum(part.writing.tensors for part in parts),
+            dropped=(*losses, *(loss for _, plan in planned for loss in plan.dropped)),
+            parts={part.name: (part.name,) for part in record.parts},
+            unknown_callables=tuple(dict.fromkeys(unknown)),
+            warnings=warnings,
+            nbytes=nbytes,
+            bytes_written=0 if options.dry_run else sum(files.values()),
+            **changes._asdict(),
+        )
+
+
+def _dtype_of(draft: CheckpointGraph) -> str | None:
+    """The dtype of most of its weights."""
+    return main_dtype(each for each in draft.list_contents().tensors if each.section in _WEIGHTS)
+
+
+def _plan(
+    whole: CheckpointGraph, part: RecordedPart, options: FolderOptions
+) -> tuple[PlannedPart, TrustedPlan]:
+    """How to write one part."""
+    graph = copy.copy(whole.graph)
+    graph.root, graph.sections = _at(whole.graph.root, part), {}
+    own = {} if part.keys else {k: text for k, text in whole.metadata.items() if k != FOLDER}
+    draft = replace(whole, graph=graph, metadata=own, losses=[], warnings=[], origin=None)
+    name = part.name.rpartition("/")[2]
+    stem = name.rpartition(".")[0] or name
+    bare = part.format == "safetensors" and is_state_dict(draft)
+    format = next(each for each in formats.WRITABLE if each.name == part.format)
+    try:
+        plan = plan_conversion(
+            draft,
+            format,
+            WriteOptions(stem, options.options.shared, bare),
+            options.drops,
+            trusted=options.trusted,
+            force=options.force,
+        )
+    except CkptmoveError as error:
+        error.about(f"{whole.path}: {part.name}")
+        raise
+    return PlannedPart(plan.weights, draft.sources, {"": part.name}), plan
+
+
+def _at(root: Node, part: RecordedPart) -> Node:
+    """What the keys of a part lead to."""
+    node = root
+    for key in part.keys:
+        pairs = node.pairs if isinstance(node, MappingNode) else ()
+        found = [value for each, value in pairs if each == key and type(each) is not bool]
+        if len(found) != 1:
+            raise CorruptError(f"it lacks {part.name!r}, which its folder had")
+        node = found[0]
+    return node

@@ -1,0 +1,1 @@
+"""What a command shows: output, progress, pages, and files that a batch leaves beside outputs."""

@@ -1,0 +1,82 @@
+"""Write how far a batch is for Prometheus, as its node_exporter reads text files.
+
+The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/; the file is
+replaced as a whole, as the collector `textfile` of node_exporter wants it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import WriteError
+from ...sources import mask_secrets
+
+_PAUSE = 10.0  # seconds between two versions of the file
+_HELP = {
+    "items": "Items of the batch, by what became of them; left are those that are not done yet.",
+    "bytes": "Bytes of the items that are done.",
+    "total_bytes": "Bytes of all items.",
+    "seconds": "How long the batch has run.",
+    "running": "1 while the batch runs, 0 when it has ended.",
+    "updated_timestamp_seconds": "When this was written.",
+}
+
+
+class MetricsFile:
+    """A text file for Prometheus, if one is wanted. If it fails later, the batch goes on."""
+
+    def __init__(self, path: str | None, **labels: str | None) -> None:
+        """`labels` tell one batch from another; those that are None are left out."""
+        self.error: WriteError | None = None
+        self._path = path
+        self._next = 0.0
+        self._labels = {name: text for name, text in labels.items() if text is not None}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the file is some seconds old."""
+        return self._path is not None and time.monotonic() >= self._next
+
+    def write(self, facts: Mapping[str, Any], *, running: bool) -> None:
+        """Write the file; `facts` are those of `BatchProgress`."""
+        if self._path is None:
+            return
+        self._next = time.monotonic() + _PAUSE
+        path = Path(self._path)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            try:
+                beside.write_text("".join(self._lines(facts, running)), encoding="utf-8")
+                beside.replace(path)
+            finally:
+                beside.unlink(missing_ok=True)
+            self.error = None
+        except OSError as error:
+            said = f"the metrics can't be written: {error.strerror}"
+            self.error = WriteError(said, path=self._path)
+
+    def _lines(self, facts: Mapping[str, Any], running: bool) -> Iterator[str]:
+        values: dict[str, list[tuple[dict[str, str], float]]] = {
+            "items": [({"outcome": each}, facts[each]) for each in ("done", "failed", "left")],
+            "bytes": [({}, facts["nbytes"])],
+            "total_bytes": [({}, facts["total_nbytes"])],
+            "seconds": [({}, facts["seconds"])],
+            "running": [({}, int(running))],
+            "updated_timestamp_seconds": [({}, round(time.time(), 3))],
+        }
+        for name, told in values.items():
+            yield f"# HELP ckptmove_batch_{name} {_HELP[name]}\n"
+            yield f"# TYPE ckptmove_batch_{name} gauge\n"
+            for more, value in told:
+                labels = {**self._labels, **more}.items()
+                text = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels)
+                yield f"ckptmove_batch_{name}{{{text}}} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    text = mask_secrets(text).encode("utf-8", "replace").decode()
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

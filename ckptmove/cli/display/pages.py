@@ -1,0 +1,37 @@
+"""Writes the report of a command as an HTML file, complete or not at all."""
+
+from __future__ import annotations
+
+from ...errors import InputError, RefusedError
+from ...plans.plan import Plan, Write
+from ...reports.display.page import START
+from ...sources import open_source
+from ...writing import destination_of
+
+
+def check_page(path: str) -> None:
+    """Raises RefusedError if a page must not be written there: a file is there that is no page."""
+    try:
+        destination_of(path).check_file([], force=_is_page(path))
+    except RefusedError as error:
+        error.hint = None  # most commands with pages have no --force
+        raise
+
+
+def write_page(path: str, text: str) -> None:
+    """Write a page, verify it, and give it its name. Raises RefusedError as `check_page`."""
+    data = text.encode("utf-8", "replace")
+    plan = Plan("relay", len(data), (), (Write(0, data),))
+    with destination_of(path).new_file([], force=_is_page(path)) as made:
+        made.write(plan)
+        made.commit()
+
+
+def _is_page(path: str) -> bool:
+    """Whether a page that ckptmove wrote is there."""
+    start = START.encode()
+    try:
+        with open_source(path) as source:
+            return source.nbytes >= len(start) and source.read(0, len(start)) == start
+    except InputError:
+        return False

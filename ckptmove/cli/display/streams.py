@@ -1,0 +1,96 @@
+"""Write to stdout and stderr, and handle their failures.
+
+A result that cannot be printed is an error like any other; a reader that closes the pipe early is
+not. A failure of stderr must never make a command fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import IO, NoReturn
+
+from ...errors import WriteError
+from ...system.signals import PIPE
+
+
+class Signalled(BaseException):
+    """A signal asked the process to end, or the reader of stdout has closed it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Remarks(io.TextIOWrapper):
+    """stderr: write errors are ignored."""
+
+    def __init__(self, fd: int, stream: IO[str] | None) -> None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        super().__init__(
+            os.fdopen(fd, "wb", closefd=False), encoding, "backslashreplace", line_buffering=fd == 2
+        )
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.failed(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.failed(error)
+
+    def failed(self, error: OSError) -> None:
+        """Let nothing come after what failed, not even what is still buffered at the end."""
+        _lead_nowhere(self.fileno())
+
+
+class _Result(_Remarks):
+    """stdout: write errors become WriteError; a broken pipe ends the process with SIGPIPE."""
+
+    def failed(self, error: OSError) -> NoReturn:
+        """Say it as an error of ours, or end as a broken pipe does."""
+        super().failed(error)
+        if isinstance(error, BrokenPipeError):
+            raise Signalled(PIPE) from None
+        raise WriteError(f"output failed: {error.strerror}") from error
+
+
+def _lead_nowhere(fd: int, flags: int = os.O_RDWR) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != fd:
+        os.dup2(opened, fd)
+        os.close(opened)
+
+
+def take_streams() -> None:
+    """Print through the streams above from now on, for the rest of the process."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed: a file that we open must not take its place
+            # A result that nobody gets is an error, so what stands for stdout can't be written.
+            _lead_nowhere(fd, os.O_RDONLY if fd == 1 else os.O_RDWR)
+    sys.stdout = _Result(1, sys.stdout)
+    sys.stderr = _Remarks(2, sys.stderr)
+
+
+@contextlib.contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Meanwhile, what others print goes to stderr, so that stdout has our result alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,377 @@
+"""dcp: a folder that torch.distributed.checkpoint wrote: FSDP, torchtitan, Lightning, `dcp.save`.
+
+    .metadata                  what is saved, and where: see `metadata`. It is written last
+    __0.metadata, …            instead, one of each rank, if the ranks saved without collectives
+    __RANK_N.distcp            items one after the other: see `items`
+
+A tensor consists of chunks, in items of any rank; it is read as one storage, which is contiguous.
+Every other value is an item of its own. The tree is that of the state dict, as far as it was kept:
+see `tree`. No device, mesh or number of ranks is stored. Lightning (`meta.pt`) and Megatron
+(`common.pt`) save beside it what is not divided; the keys of these files are put beside the others.
+
+Source: torch/distributed/checkpoint/filesystem.py (torch 2.1 to 2.13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from ....errors import CorruptError, InputError, UnsupportedError
+from ....graph.canonical import Graph
+from ....graph.draft import CheckpointGraph
+from ....manifest.dtypes import BITS, nbytes_of
+from ....manifest.manifest import Extent, Section, Storage, TensorEntry
+from ....manifest.other_records import Chunk
+from ....pickles.nodes import Dict, Global, Node
+from ....plans.plan import Plan, Proof
+from ....reports.convert import Loss
+from ....reports.display.phrases import join_names
+from ....sources import Missing
+from ....sources.joined import Joined, Strip
+from ....sources.source import MAX_NBYTES, Memory, Source
+from ....torch_pickle.callables.uses import Uses
+from ....torch_pickle.streams import Container, LocationEdits, Stream
+from ....torch_pickle.values.strided import contiguous_stride
+from ....zips.archive import Archive
+from ....zips.checking import damage
+from ...base import WritableFormat
+from ...checkpoint import Carries, Checkpoint
+from ...folders.parts import IncompleteError, PartsContainer, number_files
+from ...probe import Probe
+from ...torch.zip import TorchZipContainer
+from ...writing import WriteOptions, WritePlan
+from ..boxes import Box, check_tiling, division_of
+from . import writing
+from .flattening import flatten
+from .items import Item, frame_of, open_item, strip_of
+from .metadata import METADATA, Lies, Saved, SavedTensor, read_saved
+from .saves import check_saves
+from .tree import tree_of
+
+_OF_RANK = re.compile(r"__(\d+)\.metadata")
+_ITEMS = ".distcp"
+_LONGEST_RANK = 9  # digits
+_BESIDE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+#: Files beside the items that are parts of the state.
+#: Sources: lightning/pytorch/strategies/fsdp.py; megatron/core/dist_checkpointing/strategies.
+_COMMON = ("meta.pt", "common.pt")
+_OF_ITEMS = re.compile(r"__(\d+)_\d+\.distcp$")
+_NO_RANK = "copy the files of all ranks into one folder"
+_KNOWN = re.compile(r"torch\.distributed\.(checkpoint|_shard)\.[\w.]*[A-Z_]\w+|pathlib\.\w*Path")
+
+
+class Dcp(WritableFormat):
+    """The format of torch.distributed.checkpoint."""
+
+    name = "dcp"
+    summary = "torch.distributed.checkpoint, torch 2.1 and newer: FSDP, torchtitan, Lightning, …"
+    refused = (
+        "to relocate it, since it carries no devices; chunks that do not tile their tensor; saves "
+        "that did not finish; compressed items"
+    )
+    carries = Carries(False, False, False, objects=True, dtypes="all of torch")
+    in_parts = True
+    folder_stem = ""
+    shards = False
+    annotates = False
+    of_ranks = True
+
+    def sniff(self, probe: Probe) -> bool:
+        """A folder with metadata of DCP, or with its items."""
+        return probe.is_folder and (METADATA in probe.entries or bool(ranks_of(probe)))
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read the metadata, and every item that is not a tensor."""
+        if f"{METADATA}.tmp" in probe.entries:
+            raise CorruptError(
+                "a later save into it did not finish: .metadata does not tell of its files",
+                path=probe.path,
+                hint="use another checkpoint",
+            )
+        names = [METADATA] if METADATA in probe.entries else ranks_of(probe)
+        indexes = [probe.open(name).file for name in names]
+        saved, streams = Saved(), list[Stream]()
+        for index in indexes:
+            if index.nbytes > MAX_NBYTES:
+                raise UnsupportedError("is too large", path=index.path)
+            probe.session.budget.allow_small_objects(index.nbytes)
+            streams.append(probe.session.stream(index))
+            saved.join(read_saved(streams[-1].pickle.root))
+        files = _open(probe, saved)
+        container = DcpContainer(probe, saved, files, streams)
+        sources = [container.joined, *files.values()]
+        for name in _COMMON:
+            if name in probe.entries:
+                sources += container.add_beside(probe, name, len(sources))
+        return Checkpoint(self.name, container, self.carries, sources, indexes)
+
+    def losses(self, draft: CheckpointGraph, options: WriteOptions) -> list[Loss]:
+        """Text about the whole, and keys that are not text."""
+        losses = flatten(draft, writing.most_leaves(options)).losses
+        if draft.metadata:
+            named = ", ".join(map(repr, sorted(draft.metadata)))
+            losses.append(Loss("<metadata>", f"has no place in a state dict ({named:.200})"))
+        return losses
+
+    def plan_write(self, draft: CheckpointGraph, options: WriteOptions) -> WritePlan:
+        """How to write a draft as `options.ranks` ranks would."""
+        return writing.plan_write(draft, options)
+
+
+def ranks_of(probe: Probe) -> list[str]:
+    """The metadata of ranks that saved by themselves, in the order of the ranks."""
+    found = [match for match in map(_OF_RANK.fullmatch, probe.entries) if match]
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+
+def _open(probe: Probe, saved: Saved) -> dict[str, Source]:
+    """The files that hold items, by name; CorruptError if one is too short, or if items overlap."""
+    saved.check_apart()
+    needed: dict[str, int] = {}
+    for _, lies in saved.items():
+        needed[lies.file] = max(needed.get(lies.file, 0), lies.at + lies.nbytes)
+    missing = [name for name in needed if name not in probe.entries]
+    if missing:
+        more = f" and {len(missing) - 1:,} more files" if len(missing) > 1 else ""
+        raise IncompleteError(
+            f"its file {missing[0]!r}{more} is missing", path=probe.path, hint=_NO_RANK
+        )
+    files: dict[str, Source] = {}
+    for name, nbytes in sorted(needed.items()):
+        try:
+            files[name] = probe.open(name).file
+        except Missing as error:
+            raise IncompleteError(f"its file {name!r} is missing", hint=_NO_RANK) from error
+        if files[name].nbytes < nbytes:
+            raise IncompleteError(
+                f"is truncated: it has {files[name].nbytes:,} of {nbytes:,} bytes, as after an "
+                "interrupted upload",
+                path=files[name].path,
+                hint=_NO_RANK,
+            )
+    return files
+
+
+class DcpContainer(PartsContainer):
+    """The items of all ranks."""
+
+    def __init__(
+        self, probe: Probe, saved: Saved, files: Mapping[str, Source], metadata: Sequence[Stream]
+    ) -> None:
+        self.saved = saved
+        self.joined = Joined(probe.path)
+        self._files = files
+        self._number = {name: n for n, name in enumerate(files, 1)}
+        self._metadata = metadata
+        self._base = probe.session.folder()  # what the ids of storages start with
+        self._chunks: dict[str, dict[Box, Lies]] = {}  # of each storage, those that are not empty
+        self._items: dict[str, list[tuple[Box, Item]]] = {}
+        self._announced = False
+        graph, parts = Graph(None), dict[str, Container]()
+        leaves = list[tuple[tuple[str | int, ...], Node]]()
+        storages: dict[str, Storage] = {}
+        for name in saved.names:
+            keys = saved.paths.get(name, (name,))
+            tensor = saved.tensors.get(name)
+            if tensor is None:
+                part = self._part(probe, name, saved.blobs[name])
+                parts[name] = part
+                leaves.append((keys, part.roots[0][1]))
+            else:
+                stored = self._storage(name, tensor)
+                storages[stored.id] = stored
+                leaves.append((keys, self._tensor(graph, stored, tensor)))
+        super().__init__(Memory(b"", probe.path), parts)
+        self.storages = storages
+        self.ids = graph.ids
+        self.roots = [((), tree_of(leaves, graph, self.warnings))]
+        self.section = Section.OTHER if parts else Section.MODEL
+        self.writer = "torch.distributed.checkpoint"
+        self._warn_of_others(probe)
+
+    def add_beside(self, probe: Probe, name: str, number: int) -> Sequence[Source]:
+        """Put the keys of another file beside those of the items; all below its name if one is.
+
+        `number` is that of its first source among all; gives its sources.
+        """
+        probe.session.begin_file(self._base + name)
+        found = probe.read(name)
+        container = found.container
+        number_files(container, number)
+        self.parts = {**self.parts, name: container}
+        trees = [node for _, node in self.roots if isinstance(node, Dict)]
+        known = {str(key) for tree in trees for key, _ in tree.pairs}
+        root = container.roots[0][1] if len(container.roots) == 1 else None
+        pairs = root.pairs if isinstance(root, Dict) else ()
+        keys = [str(key) for key, _ in pairs if isinstance(key, str)]
+        if len(keys) == len(pairs) and keys and known.isdisjoint(keys):
+            self.roots += [((str(key),), value) for key, value in pairs]
+        else:
+            stem = name.partition(".")[0]
+            self.roots += [((stem, *path), each) for path, each in container.roots]
+        return found.files
+
+    def _part(self, probe: Probe, name: str, lies: Lies) -> Container:
+        """A value that is no tensor, in its item."""
+        file = self._files[lies.file]
+        try:
+            window = file.window(lies.at, lies.nbytes)
+            part = TorchZipContainer(Archive(window, probe.session.budget), probe.session)
+        except InputError as error:
+            raise type(error)(
+                f"the item of {name!r} at offset {lies.at:,}: {error}",
+                path=file.path,
+                hint=error.hint,
+            ) from error
+        number_files(part, self._number[lies.file])
+        return part
+
+    def _storage(self, name: str, tensor: SavedTensor) -> Storage:
+        filled = check_tiling(name, tensor.shape, list(tensor.chunks))
+        id = self._base + name
+        self._chunks[id] = {box: tensor.chunks[box] for box in filled}
+        nbytes = nbytes_of(sum(box.numel for box in filled), tensor.dtype)
+        at = self.joined.add(nbytes, partial(self._strips, id))
+        return Storage(id, "cpu", nbytes, tensor.dtype, Extent(at, nbytes))
+
+    @staticmethod
+    def _tensor(graph: Graph, stored: Storage, tensor: SavedTensor) -> Node:
+        dtype, shape = tensor.dtype, tensor.shape
+        node = graph.storage(stored.id, dtype, stored.nbytes, "cpu")
+        return graph.tensor(node, dtype, shape, contiguous_stride(shape), 0)
+
+    def _saved(self, storage: str) -> SavedTensor:
+        return self.saved.tensors[storage.removeprefix(self._base)]
+
+    def items_of(self, storage: str) -> list[tuple[Box, Item]]:
+        """The items of a tensor, opened when they are asked for first."""
+        if storage not in self._items:
+            tensor, name = self._saved(storage), storage.removeprefix(self._base)
+            self._items[storage] = [
+                (box, open_item(self._files[lies.file], lies, name, tensor, box))
+                for box, lies in self._chunks[storage].items()
+            ]
+        return self._items[storage]
+
+    def _strips(self, storage: str) -> Sequence[Strip]:
+        tensor = self._saved(storage)
+        return [strip_of(item, tensor, box) for box, item in self.items_of(storage)]
+
+    def proofs(self, storage: str) -> Sequence[Proof]:
+        """The checksum of each chunk, which its item has."""
+        if not self._announced:  # whoever asks for one, asks for all
+            self._announced = True
+            self._announce()
+        found = list[Proof]()
+        for (box, item), strip in zip(self.items_of(storage), self._strips(storage), strict=True):
+            if item.crc32:
+                lies = self._chunks[storage][box]
+                said = f"{storage} in {lies.file}"
+                source = self._number[lies.file]
+                at = None if strip.counts else strip.at
+                found.append(Proof(item.nbytes, item.crc32, said, source, item.at, at))
+        return found
+
+    def _announce(self) -> None:
+        """Have files that are far away fetch what is around the elements of all items."""
+        around: dict[str, list[tuple[int, int]]] = {}
+        for chunks in self._chunks.values():
+            for lies in chunks.values():
+                if self._files[lies.file].fetched is not None:
+                    around.setdefault(lies.file, []).extend(frame_of(lies))
+        for name, ranges in around.items():
+            self._files[name].expect(ranges)
+
+    def damage(self, report: Callable[[int], object]) -> Iterator[str]:
+        for tensor in self.saved.tensors.values():
+            for lies in dict.fromkeys(tensor.chunks.values()):
+                window = self._files[lies.file].window(lies.at, lies.nbytes)
+                for each in damage(Archive(window), report):
+                    yield f"{lies.file}, at offset {lies.at:,}: {each}"
+
+    def unknown_callables(self) -> Iterator[str]:
+        for stream in self._metadata:
+            yield from Uses(()).unknown(stream.pickle, self._is_known)
+
+    def _is_known(self, name: Global) -> bool:
+        return super().is_known(name) or bool(_KNOWN.fullmatch(name.qualname))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (*self._files.values(), *self._sources))
+
+    @property
+    def _sources(self) -> list[Source]:
+        return [each.source for each in self._metadata if isinstance(each.source, Source)]
+
+    @property
+    def described_nbytes(self) -> int:
+        """The length of the metadata, and of the pickles of values."""
+        parts = sum(part.described_nbytes for part in self.parts.values())
+        return parts + sum(each.nbytes for each in self._metadata)
+
+    def inner(self) -> Iterator[tuple[str, Container]]:
+        """None: what is beside a value in its item is but the frame."""
+        return iter(())
+
+    def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
+        return {
+            each.name: self._division(each.storage)
+            for each in tensors
+            if each.storage in self._chunks
+        }
+
+    def chunks(self, tensors: Sequence[TensorEntry]) -> Iterator[Chunk]:
+        for each in tensors:
+            width = BITS[each.dtype] // 8
+            for box, lies in self._chunks.get(each.storage or "", {}).items():
+                where = lies.file, _rank(lies.file)
+                yield Chunk(each.name, box.offsets, box.sizes, *where, box.numel * width)
+
+    def _division(self, storage: str) -> str:
+        """How a tensor is divided, or which rank has saved it."""
+        chunks = self._chunks[storage]
+        if len(chunks) > 1:
+            return division_of(self._saved(storage).shape, list(chunks))
+        ranks = [_rank(lies.file) for lies in chunks.values()]
+        return f"one copy, rank {ranks[0]}" if ranks and ranks[0] is not None else "one copy"
+
+    def plan(self, spelling: LocationEdits) -> Plan:
+        raise no_devices(self.source.path)
+
+    def _warn_of_others(self, probe: Probe) -> None:
+        """Tell of what another save may have left in the folder: files, bytes, `.metadata`."""
+        stale = [
+            name for name in probe.entries if name.endswith(_ITEMS) and name not in self._files
+        ]
+        if stale:
+            more = f" and {len(stale) - 1:,} more" if len(stale) > 1 else ""
+            self.warnings.append(f"{stale[0]}{more} is of another save: nothing refers to it")
+        others = (name for name in probe.entries if name not in _COMMON)
+        beside = sorted(name for name in others if name.endswith(_BESIDE))
+        if beside:
+            self.warnings.append(f"{join_names(beside, 3)} beside the items was not looked at")
+        sizes = {name: file.nbytes for name, file in self._files.items()}
+        self.warnings += check_saves(self.saved, sizes, probe.entries, self.items_of)
+
+
+def _rank(name: str) -> int | None:
+    """The rank that wrote a file, as its name tells."""
+    found = _OF_ITEMS.match(name)
+    return None if found is None or len(found[1]) > _LONGEST_RANK else int(found[1])
+
+
+def is_of_dcp(name: str) -> bool:
+    """Whether a file is called like one that torch.distributed.checkpoint writes."""
+    return name == METADATA or bool(_OF_RANK.fullmatch(name) or _OF_ITEMS.fullmatch(name))
+
+
+def no_devices(path: str) -> UnsupportedError:
+    """Why it can't be relocated."""
+    return UnsupportedError(
+        "is of torch.distributed.checkpoint, which stores no devices",
+        path=path,
+        hint="ckptmove convert --to writes a .pt file with devices",
+    )

@@ -1,0 +1,218 @@
+"""dcp-safetensors: a folder that torch.distributed.checkpoint wrote for Hugging Face.
+
+    shard-RRRRR-model-00001-of-00002.safetensors        of rank R, counted from 1
+      __metadata__: {"DCP_SHARDING_INFO": {TENSOR: {"saved_offsets": [ROW, …]}, …}, …}
+
+Each file has boxes of tensors, by the names of these; their shapes are those of the boxes. A tensor
+is as large as its boxes reach, which must tile it exactly. There is no index and nothing tells how
+many ranks saved: that the last ones are missing is seen only if their boxes leave a gap.
+
+The writer of transformers for FSDP with tensor parallelism may put several boxes of a tensor into
+one file, and says more:
+
+      __metadata__: {"transformers_dcp_chunk_version": "1", "DCP_SHARDING_INFO":
+                     {"chunk_0": {"fqn": TENSOR, "shape": [ROWS, …], "saved_offsets": …}, …}, …}
+
+Source: torch/distributed/checkpoint/hf_storage.py, _hf_utils.py (torch 2.7 to 2.13);
+transformers/distributed/hf_storage.py (of September 2026).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ....errors import CorruptError, InputError, UnsupportedError
+from ....manifest.dtypes import BITS, nbytes_of
+from ....manifest.manifest import TensorEntry
+from ....sources.joined import Joined, Strip
+from ....sources.source import Memory, Source
+from ....torch_pickle.values.persistent_ids import is_size
+from ...base import Format
+from ...checkpoint import Carries, Checkpoint
+from ...folders.parts import IncompleteError
+from ...probe import Probe
+from ...safetensors.file import SHARDING, Placed, TensorsContainer
+from ...safetensors.header import Entry, read_header, read_json, shown
+from ..boxes import Box, check_tiling, division_of, runs_of
+
+_NAME = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})\.safetensors")
+_OFFSETS, _SHAPE, _TENSOR = "saved_offsets", "shape", "fqn"
+_VERSION = "transformers_dcp_chunk_version"
+_KNOWN_VERSION = "1"
+_NBYTES_OF_QUOTE = 6  # an entry has four in 28 bytes at least
+
+
+class _Chunk(NamedTuple):
+    """A box of a tensor in a file."""
+
+    file: Source
+    entry: Entry
+
+
+class _Tensor(NamedTuple):
+    """A tensor, by its boxes."""
+
+    dtype: str
+    chunks: dict[Box, _Chunk]
+    #: its shape, if the files say it
+    shape: tuple[int, ...] | None = None
+
+
+class HuggingFaceShards(Format):
+    """The format of the writer of torch.distributed.checkpoint for Hugging Face."""
+
+    name = "dcp-safetensors"
+    summary = "`HuggingFaceStorageWriter` of torch.distributed.checkpoint, without consolidation"
+    refused = "to relocate it, since it carries no devices; parts that do not tile their tensor"
+    carries = Carries(False, False, False, objects=False, dtypes="those of safetensors")
+    in_parts = True
+
+    def sniff(self, probe: Probe) -> bool:
+        """A folder with files of ranks."""
+        return probe.is_folder and any(map(_NAME.fullmatch, probe.entries))
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read the headers of all files."""
+        files = {name: probe.open(name).file for name in checked_names(probe)}
+        tensors: dict[str, _Tensor] = {}
+        described = 0
+        for file in files.values():
+            try:
+                described += _add(file, tensors)
+            except InputError as error:
+                error.about(file.path)
+                raise
+        container = _ShardsContainer(probe, tensors, list(files.values()), described)
+        sources = [container.joined, *files.values()]
+        return Checkpoint(self.name, container, self.carries, sources)
+
+
+def checked_names(probe: Probe) -> list[str]:
+    """The names of the files, in order; InputError if some are known to be missing."""
+    found = [match for match in map(_NAME.fullmatch, sorted(probe.entries)) if match]
+    ranks = {int(match[1]) for match in found}
+    if len({match[3] for match in found}) > 1:
+        raise CorruptError("has files of two saves", path=probe.path)
+    missing = next((rank for rank in range(1, max(ranks) + 1) if rank not in ranks), None)
+    if missing is not None:
+        raise IncompleteError(
+            f"its file 'shard-{missing:05}-model-….safetensors' is missing",
+            path=probe.path,
+            hint="copy the files of all ranks into one folder",
+        )
+    return [match[0] for match in found]
+
+
+def _add(file: Source, tensors: dict[str, _Tensor]) -> int:
+    """Read the header of a file, add what it has of each tensor, and give its length."""
+    header = read_header(file)
+    told = header.metadata.get(SHARDING)
+    said = {} if told is None else read_json(told.encode(), SHARDING, _NBYTES_OF_QUOTE)
+    if not isinstance(said, dict):
+        raise CorruptError(f"its {SHARDING} is malformed")
+    for name in said:
+        if name not in header.entries:
+            raise CorruptError(f"its {SHARDING} lists {shown(name)}, which is not in it")
+    version = header.metadata.get(_VERSION)
+    if version not in (None, _KNOWN_VERSION):
+        raise UnsupportedError(f"its {_VERSION} is {version!r:.40}, which is not known")
+    for key, entry in header.entries.items():
+        about = said.get(key)
+        name, shape = key, None
+        if version is not None:
+            name, shape = _place(key, about)
+        count = len(entry.shape)
+        offsets = (0,) * count if told is None else _numbers(key, about, _OFFSETS, count)
+        tensor = tensors.setdefault(name, _Tensor(entry.dtype, {}, shape))
+        box = Box(offsets, entry.shape)
+        known = next(iter(tensor.chunks), box)
+        if tensor.dtype != entry.dtype or len(known.sizes) != len(box.sizes):
+            raise CorruptError(f"{shown(name)} has another dtype or rank in another file")
+        if tensor.shape != shape:
+            raise CorruptError(f"{shown(name)} has another shape in another file")
+        if box in tensor.chunks and box.numel:
+            raise CorruptError(f"another file has the same part of {shown(name)}")
+        tensor.chunks[box] = _Chunk(file, entry)
+    return header.data_at
+
+
+def _place(key: str, about: object) -> tuple[str, tuple[int, ...]]:
+    """The tensor that a part belongs to, and the shape of this, as transformers says them."""
+    name = about.get(_TENSOR) if isinstance(about, dict) else None
+    if not isinstance(name, str):
+        raise CorruptError(f"its {SHARDING} does not say which tensor {shown(key)} is of")
+    return name, _numbers(key, about, _SHAPE)
+
+
+def _numbers(key: str, about: object, what: str, count: int | None = None) -> tuple[int, ...]:
+    """Where a part begins in its tensor, or another list of sizes."""
+    found = about.get(what) if isinstance(about, dict) else None
+    if (
+        not isinstance(found, list)
+        or (count is not None and len(found) != count)
+        or not all(map(is_size, found))
+    ):
+        raise CorruptError(f"its {SHARDING} gives {shown(key)} no valid {what}")
+    return tuple(found)
+
+
+class _ShardsContainer(TensorsContainer):
+    """The tensors of all ranks."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        tensors: Mapping[str, _Tensor],
+        files: Sequence[Source],
+        described: int,
+    ) -> None:
+        """`described`: the length of the headers."""
+        self.joined = Joined(probe.path)
+        self._boxes: dict[str, Sequence[Box]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        placed: dict[str, Placed] = {}
+        for name, tensor in tensors.items():
+            ends = [tuple(map(sum, zip(*box, strict=True))) for box in tensor.chunks]
+            shape = tensor.shape
+            if shape is None:
+                shape = tuple(map(max, zip(*ends, strict=True)))
+            self._shapes[name] = shape
+            boxes = self._boxes[name] = check_tiling(name, shape, list(tensor.chunks))
+            nbytes = nbytes_of(sum(box.numel for box in boxes), tensor.dtype)
+            at = self.joined.add(nbytes, partial(_strips, tensor, shape, boxes))
+            placed[name] = Placed(Entry(name, tensor.dtype, shape, at, nbytes), self.joined)
+        self._files_nbytes = sum(file.nbytes for file in files)
+        source, ids = Memory(b"", probe.path), probe.session.folder()
+        super().__init__(source, placed, None, described, {}, ids)
+        self.writer = "torch.distributed.checkpoint"
+        self.warnings.append(
+            "its files do not tell how many ranks saved: if the last are missing, that is not seen"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._files_nbytes
+
+    def divisions(self, tensors: Sequence[TensorEntry]) -> dict[str, str]:
+        names = {each.name: (each.storage or "").removeprefix(self.folder) for each in tensors}
+        return {
+            said: division_of(self._shapes[name], self._boxes[name])
+            for said, name in names.items()
+            if name in self._boxes
+        }
+
+
+def _strips(tensor: _Tensor, shape: tuple[int, ...], boxes: Sequence[Box]) -> list[Strip]:
+    """Where the bytes of each part belong in their tensor."""
+    width = BITS[tensor.dtype] // 8
+    strips = list[Strip]()
+    for box in boxes:
+        file, entry = tensor.chunks[box]
+        runs = runs_of(shape, box)
+        pitches = tuple(pitch * width for pitch in runs.pitches)
+        at, run = runs.at * width, runs.length * width
+        strips.append(Strip(file, entry.start, at, run, runs.counts, pitches))
+    return strips

@@ -1,0 +1,226 @@
+"""Items of a distributed checkpoint: each is all of a torch.save file, within a file of a rank.
+
+The item of a chunk holds one tensor, whose storage is just its elements. These may lie there in any
+order of dimensions; such a chunk is put in order in memory, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+from ....errors import CorruptError, InputError, UnsupportedError
+from ....manifest.dtypes import BITS, STORAGE_CLASSES
+from ....pickles.nodes import Call, Global, Node, Persistent, Tuple
+from ....pickles.walk import walk
+from ....sources.joined import FORMATS, Strip
+from ....sources.source import Memory, Readable, Source
+from ....torch_pickle.values.persistent_ids import is_size
+from ....torch_pickle.values.strided import contiguous_stride
+from ....zips.archive import STORED, Archive
+from ...archives.zip_container import prefix_of
+from ..boxes import Box, runs_of
+from .metadata import Lies, SavedTensor
+
+_LARGEST_PICKLE = 1 << 16  # bytes of the pickle of one tensor
+_SMALL = 1 << 14  # bytes of an item that is read as a whole
+_FRAME = 1 << 11  # bytes before the elements of a usual item, and after them
+_USUAL_PICKLE = 1 << 10  # such are remembered
+_LARGEST_IN_MEMORY = 256 << 20  # bytes of a chunk that is put in order
+_MOST_MOVES = 1 << 23  # of elements of one dimension each, to put a chunk in order
+_REBUILDS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
+
+
+class Item(NamedTuple):
+    """The elements of a chunk, in a file."""
+
+    source: Source
+    at: int
+    nbytes: int
+    stride: tuple[int, ...]  #: in elements
+    crc32: int  #: of all of them; 0 if the writer left it out
+
+
+class _Form(NamedTuple):
+    """How the elements of a chunk lie in its storage."""
+
+    dtype: str | None
+    sizes: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: Node
+    key: str  #: of the storage
+
+
+def open_item(source: Source, lies: Lies, name: str, tensor: SavedTensor, box: Box) -> Item:
+    """Find the elements of a chunk; CorruptError unless the item is what `.metadata` says."""
+    try:
+        return _opened(source, lies, tensor.dtype, box)
+    except InputError as error:
+        error.about(source.path)
+        message = f"the item of {name!r} at offset {lies.at:,}: {error}"
+        raise type(error)(message, hint=error.hint, path=error.path) from error
+
+
+def frame_of(lies: Lies) -> list[tuple[int, int]]:
+    """The ranges of its file in which what is around the elements of an item lies; or all of it."""
+    if lies.nbytes <= _SMALL:
+        return [(lies.at, lies.nbytes)]
+    return [(lies.at, _FRAME), (lies.at + lies.nbytes - _FRAME, _FRAME)]
+
+
+def _opened(source: Source, lies: Lies, dtype: str, box: Box) -> Item:
+    window: Readable = source.window(lies.at, lies.nbytes)
+    if lies.nbytes <= _SMALL:  # looked at piece by piece, it would be read many times
+        window = Memory(window.read(0, lies.nbytes), source.path)
+    archive = Archive(window, tail=_FRAME)
+    prefix = prefix_of(archive)
+    record = archive.records.get(f"{prefix}data.pkl")
+    if record is None or record.method != STORED or record.nbytes > _LARGEST_PICKLE:
+        raise CorruptError("it is not a tensor that torch.save wrote")
+    order = archive.records.get(f"{prefix}byteorder")
+    if order is not None and archive.read(order, at_most=64) != b"little":
+        raise UnsupportedError("its tensors are big-endian")
+    pickle = archive.read(record, at_most=_LARGEST_PICKLE)
+    form = _usual_form(pickle) if len(pickle) <= _USUAL_PICKLE else _form_of(pickle)
+    if form.dtype != dtype:
+        raise CorruptError("its dtype is not the one that .metadata says: of another save?")
+    if form.sizes != box.sizes:
+        raise CorruptError("its shape is not the one that .metadata says: of another save?")
+    stored = archive.records.get(f"{prefix}data/{form.key}")
+    stride = form.stride
+    nbytes = box.numel * BITS[dtype] // 8
+    if stored is None or stored.method != STORED or form.offset != 0 or stored.nbytes != nbytes:
+        raise CorruptError(f"its storage is not just the {nbytes:,} bytes of the chunk")
+    if not is_dense(box.sizes, stride):
+        raise CorruptError("its elements do not fill its storage")
+    return Item(source, lies.at + archive.data_at(stored), nbytes, stride, stored.crc32)
+
+
+def _form_of(pickle: bytes) -> _Form:
+    """What the pickle of an item says; CorruptError if it is not that of a tensor."""
+    node = walk(pickle).root
+    if isinstance(node, Call) and node.qualname == "torch._utils._rebuild_parameter":
+        node = node.args.items[0] if isinstance(node.args, Tuple) and node.args.items else None
+    args = node.args.items if isinstance(node, Call) and isinstance(node.args, Tuple) else []
+    if not isinstance(node, Call) or node.qualname not in _REBUILDS or len(args) < 6:
+        raise CorruptError("it holds something else than a tensor")
+    dtype, pid = _dtype(node.qualname, args), getattr(args[0], "pid", None)
+    key = pid.items[2] if isinstance(pid, Tuple) and len(pid.items) > 2 else None
+    return _Form(dtype, _numbers(args[2]), _numbers(args[3]), args[1], str(key))
+
+
+#: Chunks of the same shape have the same pickle, and there may be very many.
+_usual_form = lru_cache(1024)(_form_of)
+
+
+def _dtype(qualname: str, args: Sequence[Node]) -> str | None:
+    """The dtype that a tensor is rebuilt with."""
+    if qualname == _REBUILDS[1]:
+        told = args[6] if len(args) > 6 else None
+        return told.name if isinstance(told, Global) and told.module == "torch" else None
+    pid = args[0].pid if isinstance(args[0], Persistent) else None
+    items = pid.items if isinstance(pid, Tuple) and len(pid.items) == 5 else [None] * 5
+    return STORAGE_CLASSES.get(items[1].name) if isinstance(items[1], Global) else None
+
+
+def _numbers(node: Node) -> tuple[int, ...]:
+    items = node.items if isinstance(node, Tuple) else [None]
+    if not all(map(is_size, items)):
+        raise CorruptError("its shape or stride is malformed")
+    return tuple(each for each in items if isinstance(each, int))
+
+
+def is_dense(sizes: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether elements that lie so fill as many places, in some order of the dimensions."""
+    if len(sizes) != len(stride):
+        return False
+    step = 1
+    for each, n in sorted((each, n) for each, n in zip(stride, sizes, strict=True) if n != 1):
+        if each != step and 0 not in sizes:
+            return False
+        step *= n
+    return True
+
+
+def strip_of(item: Item, tensor: SavedTensor, box: Box) -> Strip:
+    """Where the elements of an item belong in their tensor."""
+    width = BITS[tensor.dtype] // 8
+    runs = runs_of(tensor.shape, box)
+    run, pitches = runs.length * width, tuple(pitch * width for pitch in runs.pitches)
+    told = zip(box.sizes, item.stride, contiguous_stride(box.sizes), strict=True)
+    if all(n == 1 or mine == usual for n, mine, usual in told):
+        return Strip(item.source, item.at, runs.at * width, run, runs.counts, pitches)
+    if item.nbytes > _LARGEST_IN_MEMORY:
+        raise UnsupportedError(
+            f"has a transposed chunk of {item.nbytes:,} bytes, which is too large to be put in "
+            "order in memory",
+            path=item.source.path,
+        )
+    sizes, _ = _joined(box.sizes, item.stride)
+    if box.numel // max(sizes) > _MOST_MOVES:
+        raise UnsupportedError(
+            f"has a transposed chunk of {len(sizes)} dimensions, which are too many to be put in "
+            "order",
+            path=item.source.path,
+        )
+    counts, pitches = (runs.counts, pitches) if runs.counts else ((1,), (run,))
+    return Strip(_Transposed(item, box, width), 0, runs.at * width, run, counts, pitches)
+
+
+class _Transposed:
+    """The elements of an item in row-major order, made when they are read."""
+
+    latest: tuple[_Transposed, memoryview] | None = None  # the one that is held in memory
+
+    def __init__(self, item: Item, box: Box, width: int) -> None:
+        self.item = item
+        self.box = box
+        self.width = width
+
+    def read_into(self, start: int, buffer: bytearray | memoryview) -> None:
+        """As `Source.read_into`."""
+        held = _Transposed.latest
+        if held is None or held[0] is not self:
+            data = self.item.source.read(self.item.at, self.item.nbytes)
+            content = in_order(data, self.box.sizes, self.item.stride, self.width)
+            held = _Transposed.latest = self, memoryview(content)
+        buffer[:] = held[1][start : start + len(buffer)]
+        if start + len(buffer) == self.item.nbytes:
+            _Transposed.latest = None
+
+
+def _joined(
+    sizes: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same elements in as few dimensions as possible; at least one."""
+    joined: list[tuple[int, int]] = []
+    for n, step in zip(sizes, stride, strict=True):
+        if joined and joined[-1][1] == n * step:
+            joined[-1] = joined[-1][0] * n, step
+        elif n != 1:
+            joined.append((n, step))
+    made = joined or [(1, 1)]
+    return tuple(n for n, _ in made), tuple(step for _, step in made)
+
+
+def in_order(data: bytes, sizes: tuple[int, ...], stride: tuple[int, ...], width: int) -> bytearray:
+    """Elements of `width` bytes that lie with this stride, in row-major order."""
+    unit = gcd(width, 8)
+    sizes, stride = _joined(sizes, stride)
+    made = bytearray(len(data))
+    source, to = memoryview(data).cast(FORMATS[unit]), memoryview(made).cast(FORMATS[unit])
+    shape, lies = (*sizes, width // unit), (*(each * (width // unit) for each in stride), 1)
+    belongs = contiguous_stride(shape)
+    inner = max(range(len(shape)), key=shape.__getitem__)  # one call moves so many
+    count, step, pitch = shape[inner], lies[inner], belongs[inner]
+    outer = [n for n in range(len(shape)) if n != inner]
+    for index in product(*(range(shape[n]) for n in outer)):
+        at = sum(i * lies[n] for i, n in zip(index, outer, strict=True))
+        where = sum(i * belongs[n] for i, n in zip(index, outer, strict=True))
+        to[where : where + (count - 1) * pitch + 1 : pitch] = source[
+            at : at + (count - 1) * step + 1 : step
+        ]
+    return made

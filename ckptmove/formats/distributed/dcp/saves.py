@@ -1,0 +1,115 @@
+"""Tell whether the files of a folder of DCP are of one save, as far as they show it.
+
+Nothing ties `.metadata` to the files of items: a later save into the same folder overwrites these
+first, by the same names, and rank by rank. What then shows it: steps of an optimizer that are one
+number in each file, and another in each; bytes behind the last item, of which torch leaves none;
+and times, since `.metadata` is written last, and the files of ranks at about the same time. Copying
+may change times, so that they are no proof by themselves; with one of the others they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+from ....errors import CorruptError
+from ....sources.place import FolderEntry
+from ..boxes import Box
+from .items import Item
+from .metadata import METADATA, Saved
+
+_FAR = 60  # seconds that the files of one save may be written apart, or be copied
+_STEP = "step"
+_MOST_STEPS = 4  # that are read of each file
+_NUMBERS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+
+
+def check_saves(
+    saved: Saved,
+    sizes: Mapping[str, int],
+    entries: Mapping[str, FolderEntry],
+    read: Callable[[str], list[tuple[Box, Item]]],
+) -> Iterator[str]:
+    """What may be of another save, to be told; CorruptError where two things show that it is.
+
+    `sizes`: those of the files of items. `read` gives the items of a tensor.
+    """
+    times = {name: entries[name].mtime for name in (METADATA, *sizes) if name in entries}
+    older = _older(times)
+    spare = dict(_spare(saved, sizes))
+    for name, nbytes in spare.items():
+        yield f"{nbytes:,} bytes of {name} are in no item: of another save?"
+    steps = _steps(saved, read)
+    first, *others = steps or [""]
+    if others:
+        last = others[-1]
+        said = f"steps of the optimizer are {steps[first]} in {first}, and {steps[last]} in {last}"
+        if older or _are_far(times[name] for name in steps if name in times):
+            raise CorruptError(f"has files of two saves, which were written far apart: {said}")
+        yield f"{said}: of two saves?"
+    if older in spare and older:
+        raise CorruptError(
+            f"has files of two saves: {older} is newer than .metadata, which does not tell of "
+            f"{spare[older]:,} of its bytes",
+            hint="use another checkpoint: a later save into it did not finish",
+        )
+    if older:
+        yield (
+            f".metadata is older than {older}: if that is not because of how they were copied, a "
+            "later save did not finish"
+        )
+
+
+def _older(times: Mapping[str, float]) -> str:
+    """The newest file, if `.metadata` is far older; '' if it is not."""
+    written = times.get(METADATA)
+    items = [name for name in times if name != METADATA]
+    newest = max(items, key=times.__getitem__, default="")
+    return newest if written and newest and times[newest] > written + _FAR else ""
+
+
+def _are_far(times: Iterator[float]) -> bool:
+    known = [each for each in times if each]
+    return bool(known) and max(known) > min(known) + _FAR
+
+
+def _spare(saved: Saved, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """The bytes of each file that no item has, where there are some."""
+    used = dict.fromkeys(sizes, 0)
+    for lies in (*(lies for _, lies in saved.items()), *saved.copies):
+        if lies.file in used:
+            used[lies.file] += lies.nbytes
+    for name, nbytes in sizes.items():
+        if nbytes > used[name]:
+            yield name, nbytes - used[name]
+
+
+def _steps(saved: Saved, read: Callable[[str], list[tuple[Box, Item]]]) -> dict[str, str]:
+    """By file, the step that all parameters in it have; the first file of each step.
+
+    Empty if parameters within a file have different ones, as those that were frozen once.
+    """
+    of_file: dict[str, list[str]] = {}
+    for name, tensor in saved.tensors.items():
+        is_step = name.rpartition(".")[2] == _STEP
+        if is_step and tensor.shape == () and tensor.dtype in _NUMBERS:
+            for lies in tensor.chunks.values():
+                of_file.setdefault(lies.file, []).append(name)
+    found: dict[str, str] = {}
+    if len(of_file) > 1:
+        for file in sorted(of_file):
+            values = {_value(saved, name, read) for name in islice(of_file[file], _MOST_STEPS)}
+            if len(values) > 1:
+                return {}
+            (value,) = values
+            if value not in found.values():
+                found[file] = value
+    return found
+
+
+def _value(saved: Saved, name: str, read: Callable[[str], list[tuple[Box, Item]]]) -> str:
+    ((_, item),) = read(name)
+    kind = _NUMBERS[saved.tensors[name].dtype]
+    (value,) = struct.unpack(kind, item.source.read(item.at, item.nbytes))
+    return f"{value:g}"

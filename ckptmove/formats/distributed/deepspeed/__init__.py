@@ -1,0 +1,1 @@
+"""DeepSpeed: the files that its ranks saved, as one checkpoint."""

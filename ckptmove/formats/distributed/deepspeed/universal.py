@@ -1,0 +1,200 @@
+"""universal: a universal checkpoint of DeepSpeed, which any number of ranks can load.
+
+    latest_universal                        beside it: the name of the folder of the newest one
+    global_step500_universal/               a checkpoint:
+      mp_rank_00_model_states.pt            the model and what the user saved, as ranks saved it;
+                                            or with stage 3 the files of all ranks, and of a
+                                            pipeline or tensor parallelism those of its parts
+      zero/optimizer_state.pt               the optimizer but for its state: `param_groups`, …
+      zero/PARAMETER/fp32.pt                {'param': the weight, 'cat_dim': 0, …}, whole
+      zero/PARAMETER/exp_avg.pt, …          its state likewise; step.pt is a bare tensor
+      zero/BUFFER/fp32.pt                   a copy in float32 of what the model's file has
+
+With stage 3 each is a bare tensor, flat, and steps are in optimizer_state.pt.
+
+Source: deepspeed/checkpoint/ds_to_universal.py, universal_checkpoint.py (DeepSpeed 0.14 to 0.19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ....errors import CorruptError, InputError, UnsupportedError
+from ....pickles.nodes import Dict
+from ....reports.display.phrases import join_names
+from ....sources import place_of
+from ....sources.place import EntryKind
+from ...base import Format
+from ...checkpoint import Carries, Checkpoint
+from ...folders.parts import check_open_at_once
+from ...probe import Probe
+from ..saved_file import SavedFile, by_number, shapes_in
+from .flat import Elements, Whole, whole_of
+from .folder import open_file, tell_devices, tell_others
+from .rank_files import ALL_RANKS, RankFiles
+from .trained import INNER, Module, Shapes, Trained, Value, abouts_of, frozen_in, groups_of, rest_of
+from .zero import LAYOUT
+from .zero_container import ZeroContainer
+
+ZERO = "zero"
+OPTIMIZER = "zero/optimizer_state.pt"
+WEIGHT, STEP = "fp32", "step"
+PARAM = "param"
+_SUFFIX = ".pt"
+_GROUPS = "param_groups"
+_MOST_NAMED = 3
+_MOST_KINDS = 16  # of what an optimizer has of each parameter; Adam has four
+
+
+class Universal(Format):
+    """The format of DeepSpeed's `ds_to_universal`."""
+
+    name = "universal"
+    summary = "DeepSpeed's `ds_to_universal`: universal checkpoints"
+    refused = "folders that lack files of a parameter; experts"
+    carries = Carries(False, True, False, objects=True, dtypes="all of torch")
+    in_parts = True
+
+    def sniff(self, probe: Probe) -> bool:
+        """A folder in which each parameter has a folder of its own."""
+        if not probe.is_folder:
+            return False
+        zero = probe.entries.get(ZERO)
+        if zero is None or zero.kind is not EntryKind.FOLDER:
+            return False
+        inside = place_of(probe.path).child(ZERO)
+        return bool(RankFiles.among(probe.entries).parts) or any(
+            f"{ZERO}/{each.name}" == OPTIMIZER for each in inside.entries()
+        )
+
+    def read(self, probe: Probe) -> Checkpoint:
+        """Read the model's files, and those of each parameter."""
+        named = RankFiles.among(probe.entries)
+        if named.experts:
+            raise UnsupportedError(
+                f"holds experts of a mixture (such as {named.experts[0]}), which are not merged",
+                path=probe.path,
+            )
+        own = [
+            name for number in sorted(named.parts) for name in named.parts[number].model.values()
+        ]
+        if not named.model:
+            missing = "mp_rank_00_model_states.pt"
+            raise InputError(f"its file {missing!r} is missing", path=probe.path, hint=ALL_RANKS)
+        below = [each.name for each in probe.entries_below if each.name.startswith(f"{ZERO}/")]
+        if OPTIMIZER not in below:
+            raise InputError(f"its file {OPTIMIZER!r} is missing", path=probe.path)
+        tell_others(probe, [*own, ZERO])
+        names = [*own, *below]
+        try:
+            files = {name: open_file(probe, name, n) for n, name in enumerate(names, 1)}
+        except InputError as error:
+            check_open_at_once(error, len(names))
+            raise
+        model = [files[name] for name in own]
+        trained = _Merged(model, files, is_alone=len(named.parts) == 1)
+        trained.is_divided = named.is_divided
+        module: Module | None = None if model[0].root.get("module") is not None else {}
+        tell_devices(probe, files.values())
+        container = ZeroContainer(probe, files.values(), model, trained, module)
+        trained.check_others(container.names)
+        return container.checkpoint(self.name, self.carries)
+
+
+class _Merged(Trained):
+    """What the files of each parameter hold."""
+
+    def __init__(
+        self, model: Sequence[SavedFile], files: Mapping[str, SavedFile], *, is_alone: bool
+    ) -> None:
+        """`is_alone`: whether the model's files are not parts of it, with shapes of their own."""
+        super().__init__()
+        self._files = files
+        self._is_alone = is_alone
+        self._by_name: dict[str, dict[str, str]] = {}
+        for name in files:
+            folder, _, own = name.removeprefix(f"{ZERO}/").rpartition("/")
+            if name.startswith(f"{ZERO}/") and folder and own.endswith(_SUFFIX):
+                self._by_name.setdefault(folder, {})[own.removesuffix(_SUFFIX)] = name
+        optimizer = files[OPTIMIZER]
+        shapes = _shapes(model)
+        steps = _steps(optimizer)
+        for name, shape in ((n, s) for group in shapes for n, s in group.items()):
+            held = self._held(name, shape)
+            if STEP not in held and steps is not None:
+                held = {STEP: steps, **held}
+            weight = held.pop(WEIGHT)
+            assert isinstance(weight, Whole)
+            self.weights[name], self.state[name] = weight, held
+        self.groups = groups_of(shapes, abouts_of(optimizer, optimizer.root, len(shapes)))
+        if is_alone:
+            self.frozen = frozen_in(model)
+        self.rest = rest_of(optimizer, optimizer.root, {*LAYOUT, _GROUPS})
+
+    def _held(self, name: str, shape: tuple[int, ...]) -> dict[str, Value]:
+        """What there is of a parameter, its weight first."""
+        kinds = self._by_name.get(name, {})
+        if WEIGHT not in kinds:
+            raise InputError(f"its file '{ZERO}/{name:.100}/{WEIGHT}{_SUFFIX}' is missing")
+        if len(kinds) > _MOST_KINDS:
+            raise UnsupportedError(f"its optimizer has {len(kinds):,} kinds of state of {name!r}")
+        held = dict[str, Value]()
+        named = [kind for kind in (WEIGHT, STEP) if kind in kinds]
+        for kind in (*named, *sorted(kinds.keys() - {*named})):
+            file = self._files[kinds[kind]]
+            is_bare = not isinstance(file.top, Dict)
+            found = file.elements(file.top.get(PARAM) if isinstance(file.top, Dict) else file.top)
+            if found is None:
+                raise file.malformed("it")
+            held[kind] = found if kind == STEP else self._whole(file, found, shape, is_bare)
+        shapes = {each.shape for each in held.values() if isinstance(each, Whole)}
+        if len(shapes) > 1:
+            raise CorruptError(f"the files of {name!r:.100} have different shapes: of two saves")
+        return held
+
+    def _whole(
+        self, file: SavedFile, found: Elements, shape: tuple[int, ...], is_flat: bool
+    ) -> Whole:
+        """A tensor of a parameter; CorruptError unless it is as large as the model's file says.
+
+        Of a model that has parts, each of its files says the shape of a part.
+        """
+        fits = found.numel == prod(shape) and (is_flat or found.shape == shape)
+        if (self._is_alone or is_flat) and not fits:
+            raise CorruptError(
+                f"has {found.numel:,} elements, and its parameter {prod(shape):,}: of two saves?",
+                path=file.source.path,
+            )
+        return whole_of(found._replace(shape=shape) if fits else found)
+
+    def check_others(self, known: Sequence[str]) -> None:
+        """Raises CorruptError if there are files of what the model does not have."""
+        others = sorted(self._by_name.keys() - set(known))
+        if others:
+            raise CorruptError(
+                f"its folder {ZERO}/ has files of {join_names(others, _MOST_NAMED)}, which the "
+                "model does not have"
+            )
+
+
+def _shapes(model: Sequence[SavedFile]) -> list[Shapes]:
+    """The shapes of parameters by name in each group, of all parts of the model."""
+    joined = list[dict[str, tuple[int, ...]]]()
+    for file in model:
+        shapes = shapes_in(file, "param_shapes", grouped=True)
+        joined = joined or [{} for _ in shapes]
+        if len(joined) != len(shapes):
+            raise file.malformed("the number of its groups of parameters")
+        for mine, other in zip(joined, shapes, strict=True):
+            mine.update((name, size) for name, size in other.items() if name not in mine)
+    return list(joined)
+
+
+def _steps(optimizer: SavedFile) -> Elements | None:
+    """The step of all parameters, which stage 3 saves in one file."""
+    inner = optimizer.root.get(INNER)
+    states = by_number(inner.get("state") if isinstance(inner, Dict) else None)
+    first = states.get(0)
+    step = first.get(STEP) if isinstance(first, Dict) else None
+    return optimizer.elements(step)

@@ -1,0 +1,221 @@
+"""Opcodes that push one plain value: numbers, strings, bytes."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from ...errors import UnsupportedError
+from ...placement.device import may_be_tag
+from ...sources.budget import BLOBS, TEXTS
+from ..nodes import Blob, Node, Text
+from .reader import Reader
+from .rows import numbers, repeats
+
+_LONG_ROW = 1 << 6  # values of a list or dict that is being filled
+_SHORTEST = 32  # bytes of a pickle in which there is anything to move
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+_KNOWN_ESCAPES = frozenset(b"\n\\'\"abfnrtvx01234567")
+_ZIP, _PROTO = b"PK\3\4", 0x80
+
+
+def may_be_checkpoint(content: bytes) -> bool:
+    """Whether bytes within a pickle start like a zip file or a pickle."""
+    if len(content) < _SHORTEST:
+        return False
+    return content.startswith(_ZIP) or (content[0] == _PROTO and 2 <= content[1] <= 5)
+
+
+def _literally(escape: re.Match[bytes]) -> bytes:
+    """An escape as it is, or as the two bytes that it stands for if it is none."""
+    return escape[0] if escape[1][0] in _KNOWN_ESCAPES else b"\\" + escape[0]
+
+
+class Literals(Reader, ABC):
+    """A reader that pushes what it reads on a stack."""
+
+    def __init__(self, data: bytes, base: int, gaps: Mapping[int, int]) -> None:
+        super().__init__(data, base)
+        #: offset of an opcode that pushes bytes → how many were left out of the data
+        self.gaps = gaps
+        self.stack: list[Node] = []
+        #: of the stack, what is a blob
+        self.blobs: list[Blob] = []
+        self.blob_nbytes = 0
+        #: whether there are strings that only Python 2 writes
+        self.python2 = False
+        #: -1 outside of any frame
+        self.frame_end = -1
+        #: how long the stack may be before it is to be checked
+        self.longest_row = 0
+
+    def push(self, node: Node) -> None:
+        """Put a node on the stack."""
+        self.stack.append(node)
+
+    def push_text(self, text: str) -> None:
+        """Put a string on the stack, which knows that it was pushed here."""
+        self.count(TEXTS)
+        # In a long row nobody asks for the place of a short one that names no device, and the place
+        # takes more memory than the text.
+        loose = len(self.stack) >= _LONG_ROW and len(text) < _SHORTEST and not may_be_tag(text)
+        self.stack.append(text if loose else Text(text, self.at))
+
+    @abstractmethod
+    def count(self, kind: int, number: int = 1) -> None:
+        """Count what is built; raises CorruptError where it is too much."""
+
+    @abstractmethod
+    def check_row(self) -> None:
+        """Check the length of the stack; raises CorruptError where it is too much."""
+
+    # -- scalars -----------------------------------------------------------------------------
+
+    def op_none(self) -> None:
+        self.repeat(None)
+
+    def op_newtrue(self) -> None:
+        self.repeat(True)
+
+    def op_newfalse(self) -> None:
+        self.repeat(False)
+
+    def repeat(self, value: Node) -> None:
+        """Push a value for this opcode, and for each that follows and is the same."""
+        self.stack.append(value)
+        for count in repeats(self.data, self.position, self.end_of_frame):
+            self.stack += [value] * count
+            self.position += count
+            if len(self.stack) > self.longest_row:
+                self.check_row()
+
+    @property
+    def end_of_frame(self) -> int:
+        return self.frame_end if self.frame_end >= 0 else len(self.data)
+
+    def op_binint1(self) -> None:
+        self.stack.append(self.byte())
+        self.push_numbers(2)
+
+    def op_binint2(self) -> None:
+        self.stack.append(self.number(2))
+        self.push_numbers(3)
+
+    def op_binint(self) -> None:
+        self.stack.append(int.from_bytes(self.take(4), "little", signed=True))
+        self.push_numbers(5)
+
+    def push_numbers(self, width: int) -> None:
+        """Push what follows, where the next two opcodes are the same as the last."""
+        data, at = self.data, self.position
+        if at >= len(data) or data[at] != data[at - width]:
+            return
+        if data[at - width : at + 2 * width : width][1:] == data[at - width : at - width + 1] * 2:
+            for row, end in numbers(data, at, self.end_of_frame):
+                self.stack += row
+                self.position = end
+                if len(self.stack) > self.longest_row:
+                    self.check_row()
+
+    def op_int(self) -> None:
+        line = self.line()
+        self.push({"00": False, "01": True}[line] if line in ("00", "01") else self.decimal(line))
+
+    def op_long(self) -> None:
+        self.push(self.decimal(self.line().removesuffix("L")))
+
+    def op_long1(self) -> None:
+        self.push(int.from_bytes(self.take(self.byte()), "little", signed=True))
+
+    def op_long4(self) -> None:
+        self.push(int.from_bytes(self.take(self.word()), "little", signed=True))
+
+    def op_binfloat(self) -> None:
+        self.push(struct.unpack(">d", self.take(8))[0])
+        self.push_numbers(9)
+
+    def op_float(self) -> None:
+        try:
+            self.push(float(self.line()))
+        except ValueError:
+            raise self.fault("the pickle holds a number that is not one") from None
+
+    # -- strings and bytes -------------------------------------------------------------------
+
+    def op_binunicode(self) -> None:
+        self.push_text(self.take(self.word()).decode("utf-8", "surrogatepass"))
+
+    def op_short_binunicode(self) -> None:
+        self.push_text(self.take(self.byte()).decode("utf-8", "surrogatepass"))
+
+    def op_binunicode8(self) -> None:
+        self.push_text(self.take(self.number(8)).decode("utf-8", "surrogatepass"))
+
+    def op_unicode(self) -> None:
+        self.push_text(self.raw_line().decode("raw-unicode-escape"))
+
+    def op_string(self) -> None:
+        line = self.raw_line().strip()
+        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+            raise self.fault("the pickle holds a string without quotes")
+        try:
+            raw = codecs.escape_decode(_ESCAPE.sub(_literally, line[1:-1]))[0]
+        except ValueError:
+            raise self.fault("the pickle holds a string with a bad escape") from None
+        self.push_string(raw)
+
+    def op_binstring(self) -> None:
+        self.push_string(self.content(self.word()))
+
+    def op_short_binstring(self) -> None:
+        self.push_string(self.take(self.byte()))
+
+    def op_binbytes(self) -> None:
+        self.push(self.content(self.word()))
+
+    def op_short_binbytes(self) -> None:
+        self.push(self.content(self.byte()))
+
+    def op_binbytes8(self) -> None:
+        self.push(self.content(self.number(8)))
+
+    def content(self, nbytes: int) -> bytes | Blob:
+        """The bytes that follow; as a blob where they look like a checkpoint or were left out."""
+        passed_over = self.gaps.get(self.at - self.base)
+        if passed_over is not None:
+            return self.blob(passed_over, None)
+        content = self.take(nbytes)
+        return self.blob(nbytes, content) if may_be_checkpoint(content) else content
+
+    def blob(self, nbytes: int, content: bytes | None) -> Blob:
+        blob = Blob(self.at, nbytes, content)
+        self.count(BLOBS)
+        self.blob_nbytes += 0 if content is None else nbytes
+        self.blobs.append(blob)
+        return blob
+
+    def push_string(self, content: bytes | Blob) -> None:
+        """A string of Python 2, which had no other type for bytes.
+
+        It is text where it is UTF-8, as for `torch.load`. That raises for any other string; here
+        those are bytes, as for `torch.load(encoding="bytes")`.
+        """
+        self.python2 = True
+        if isinstance(content, bytes) and may_be_checkpoint(content):
+            content = self.blob(len(content), content)
+        if isinstance(content, Blob):
+            content.string = True
+            return self.push(content)
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            return self.push(content)
+        return self.push_text(text)
+
+    def op_next_buffer(self) -> None:
+        raise UnsupportedError("the pickle needs buffers that were kept outside of it")
+
+    op_readonly_buffer = op_next_buffer

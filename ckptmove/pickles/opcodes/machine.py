@@ -1,0 +1,420 @@
+"""The stack machine of the pickle walker: one method per opcode; none imports or calls anything.
+
+It mirrors CPython's `Lib/pickle.py` (`_Unpickler`) for protocols 0 to 5, with three differences,
+each on the safe side: a structural fault is always an error (an opcode that straddles a frame, a
+target that can't take the operation, an object built twice); strings keep the place they were
+pushed from; and what a pickle may make us allocate is bounded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pickletools import opcodes
+
+from ...errors import UnsupportedError
+from ...placement.device import may_be_tag
+from ...sources.budget import (
+    CONTAINERS,
+    IDLE,
+    NAMES,
+    PAIRS,
+    SCATTERED,
+    SHARES,
+    STORAGES,
+    TEXTS,
+    TUPLES,
+    VALUES,
+    Budget,
+    excess,
+)
+from ..hash_costs import check_added
+from ..nodes import Call, Dict, Global, List, Node, Persistent, Set, Text, Tuple
+from .literals import Literals
+from .memo import UNFILLED, Memo
+from .pairs import keys_of, with_pairs
+from .python2_names import from_python2
+from .rows import extended, packed
+
+_LONGEST_NAME = 2000  # characters of a module and a name in it
+#: Marks that wait for their end.
+MOST_MARKS = 100_000
+
+
+class Machine(Literals):
+    """The state of one walk. A MARK sets the stack aside, so no opcode can reach below it."""
+
+    def __init__(
+        self,
+        data: bytes,
+        base: int = 0,
+        gaps: Mapping[int, int] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__(data, base, gaps or {})
+        self.budget = Budget() if budget is None else budget
+        self.rooms = self.budget.rooms()
+        self.used = [0] * len(self.rooms)
+        self.below: list[list[Node]] = []
+        self.memo = Memo()
+        self.globals: list[Global] = []
+        self.persistents: list[Persistent] = []
+        self.calls: list[Call] = []
+        self.dropped: list[Node] = []
+        self.shared_texts: set[int] = set()  # offsets of strings that have several uses
+        self.textual = False  # whether a persistent id is a line of text, as in protocol 0
+        self.protocol = 0
+        self.room_for_pairs = len(data) >> 3
+        self.empty_tuple: Tuple | None = None
+        self.longest_row = self.rooms[VALUES]
+
+    def run(self) -> Node:
+        """Every opcode up to STOP; gives the root."""
+        try:
+            return self.perform()
+        finally:
+            self.budget.take(self.position - self.blob_nbytes, self.used)
+
+    def count(self, kind: int, number: int = 1) -> None:
+        """Count what is built; CorruptError if it is more than so many bytes can need."""
+        used = self.used[kind] = self.used[kind] + number
+        if used > self.rooms[kind] and used > self.rooms[kind] + self.position // SHARES[kind]:
+            raise excess(kind, self.position)
+
+    def fits(self, kind: int, number: int = 1) -> bool:
+        """Count what is built, and tell whether so many bytes can need as much."""
+        used = self.used[kind] = self.used[kind] + number
+        room = self.rooms[kind]
+        return used <= room or used <= room + self.position // SHARES[kind]
+
+    def check_row(self) -> None:
+        """Check what is on the stack before it is closed: many opcodes of a byte or two push."""
+        room = self.rooms[VALUES] + self.position // SHARES[VALUES] - self.used[VALUES]
+        if len(self.stack) > room:
+            raise excess(VALUES, self.position)
+        self.longest_row = room
+
+    def perform(self) -> Node:
+        data, base = self.data, self.base
+        table = [None if name is None else getattr(self, name) for name in _HANDLERS]
+        while True:
+            at = self.position
+            self.at = at + base
+            if at >= self.frame_end >= 0:
+                self.leave_frame()
+            code = data[at]
+            self.position = at + 1
+            if code == _STOP:
+                root = self.stack.pop()
+                self.dropped += [node for stack in (*self.below, self.stack) for node in stack]
+                return root
+            handler = table[code]
+            if handler is None:
+                raise self.fault(f"the pickle holds a byte that is no opcode ({code:#04x})")
+            handler()
+
+    def leave_frame(self) -> None:
+        if self.position > self.frame_end:
+            raise self.fault("an opcode straddles the end of its frame")
+        self.frame_end = -1
+
+    def contain(self, node: List | Set | Dict | Call) -> None:
+        self.count(CONTAINERS)
+        self.stack.append(node)
+
+    def close(self, items: list[Node]) -> None:
+        used = self.used[TUPLES] = self.used[TUPLES] + 1
+        if used > self.rooms[TUPLES]:
+            self.count(TUPLES, 0)
+        self.stack.append(Tuple(packed(items), self.at))
+
+    def to_mark(self) -> list[Node]:
+        items = self.stack
+        self.stack = self.below.pop()
+        self.count(VALUES, len(items))
+        return items
+
+    # -- protocol, frames, marks -------------------------------------------------------------
+
+    def op_proto(self) -> None:
+        self.count(IDLE)
+        self.protocol = self.byte()
+        if self.protocol > 5:
+            raise UnsupportedError(f"the pickle is of protocol {self.protocol}; 5 is the newest")
+
+    def op_frame(self) -> None:
+        self.count(IDLE)
+        nbytes = self.number(8)
+        if self.frame_end >= 0:
+            raise self.fault("the pickle has a frame within a frame")
+        if nbytes > len(self.data) - self.position:
+            raise self.fault("the pickle has a frame longer than itself")
+        self.frame_end = self.position + nbytes
+
+    def op_mark(self) -> None:
+        if len(self.below) >= MOST_MARKS:
+            raise self.fault("the pickle nests marks absurdly")
+        self.below.append(self.stack)
+        self.stack = []
+
+    def op_pop(self) -> None:
+        self.count(IDLE)
+        if self.stack:
+            self.dropped.append(self.stack.pop())
+        else:
+            self.to_mark()
+
+    def op_pop_mark(self) -> None:
+        self.count(IDLE)
+        self.dropped += self.to_mark()
+
+    def op_dup(self) -> None:
+        self.count(IDLE)
+        top = self.stack[-1]
+        if isinstance(top, Text):
+            self.shared_texts.add(top.at)
+        self.push(top)
+
+    # -- containers --------------------------------------------------------------------------
+
+    def op_empty_tuple(self) -> None:
+        if self.empty_tuple is None:
+            self.empty_tuple = Tuple([], self.at)
+        self.stack.append(self.empty_tuple)
+        if len(self.stack) > self.longest_row:
+            self.check_row()
+
+    def op_tuple(self) -> None:
+        self.close(self.to_mark())
+
+    def op_tuple1(self) -> None:
+        self.close([self.stack.pop()])
+
+    def op_tuple2(self) -> None:
+        second, first = self.stack.pop(), self.stack.pop()
+        self.close([first, second])
+
+    def op_tuple3(self) -> None:
+        third, second, first = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.close([first, second, third])
+
+    def op_empty_list(self) -> None:
+        self.contain(List([]))
+
+    def op_list(self) -> None:
+        self.contain(List(packed(self.to_mark())))
+
+    def op_empty_set(self) -> None:
+        self.contain(Set([], frozen=False))
+
+    def op_frozenset(self) -> None:
+        items = packed(self.to_mark())
+        check_added(items, len(items))
+        self.contain(Set(items, frozen=True))
+
+    def op_empty_dict(self) -> None:
+        self.contain(Dict())
+
+    def op_dict(self) -> None:
+        items = self.to_mark()
+        self.contain(Dict())
+        self.set_pairs(items)
+
+    def op_append(self) -> None:
+        self.extend([self.stack.pop()])
+
+    def op_appends(self) -> None:
+        self.extend(self.to_mark())
+
+    def extend(self, items: list[Node]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, (List, Call)):
+            raise self.fault("the pickle appends to something that is no list")
+        target.items = extended(target.items, items) if target.items else packed(items)
+
+    def op_additems(self) -> None:
+        items = self.to_mark()
+        target = self.stack[-1]
+        if (isinstance(target, Set) and target.frozen) or not isinstance(target, (Set, Call)):
+            raise self.fault("the pickle adds to something that is no set")
+        target.items = extended(target.items, items) if target.items else packed(items)
+        check_added(target.items, len(items))
+
+    def op_setitem(self) -> None:
+        value = self.stack.pop()
+        self.set_pairs([self.stack.pop(), value])
+
+    def op_setitems(self) -> None:
+        self.set_pairs(self.to_mark())
+
+    def set_pairs(self, flat: list[Node]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, (Dict, Call)) or len(flat) % 2:
+            raise self.fault("the pickle sets items of something that is no mapping")
+        self.count(PAIRS, len(flat) // 2)
+        target.pairs = with_pairs(target.pairs, flat)
+        check_added(keys_of(target.pairs), len(flat) // 2)
+
+    # -- globals, calls, persistent ids ------------------------------------------------------
+
+    def push_global(self, module: str, name: str) -> None:
+        if len(module) + len(name) > _LONGEST_NAME:
+            raise self.fault("the pickle names a global at absurd length")
+        if self.protocol < 3:
+            module, name = from_python2(module, name)
+        self.count(NAMES)
+        node = Global(module, name, self.at)
+        self.globals.append(node)
+        self.push(node)
+
+    def op_global(self) -> None:
+        module = self.line()
+        self.push_global(module, self.line())
+
+    def op_stack_global(self) -> None:
+        name, module = self.stack.pop(), self.stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise self.fault("the pickle names a global by something that is no string")
+        self.push_global(str(module), str(name))
+
+    def op_ext1(self) -> None:
+        self.push_global("copyreg extension", str(self.byte()))
+
+    def op_ext2(self) -> None:
+        self.push_global("copyreg extension", str(self.number(2)))
+
+    def op_ext4(self) -> None:
+        self.push_global("copyreg extension", str(self.word()))
+
+    def op_reduce(self) -> None:
+        args, function = self.stack.pop(), self.stack.pop()
+        pairs = self.pairs_of(function, args)
+        if pairs is None:
+            self.push_call(function, args, "REDUCE", self.at)
+        else:
+            self.push_call(function, Tuple([], self.at), "REDUCE", self.at).pairs = pairs
+
+    def pairs_of(self, function: Node, args: Node) -> list[tuple[Node, Node]] | None:
+        # Python 2 pickled an OrderedDict as a call with a list of pairs, which are lists.
+        if not isinstance(function, Global) or function.qualname != "collections.OrderedDict":
+            return None
+        held = args.items[0] if isinstance(args, Tuple) and len(args.items) == 1 else None
+        if not isinstance(held, List) or len(held.items) > self.room_for_pairs:
+            return None  # a list that many calls share would take absurd memory
+        pairs = [each.items for each in held.items if isinstance(each, (List, Tuple))]
+        if len(pairs) != len(held.items) or any(len(pair) != 2 for pair in pairs):
+            return None
+        self.room_for_pairs -= len(pairs)
+        return [(key, value) for key, value in pairs]
+
+    def op_newobj(self) -> None:
+        args = self.stack.pop()
+        self.push_call(self.stack.pop(), args, "NEWOBJ", self.at)
+
+    def op_newobj_ex(self) -> None:
+        kwargs, args = self.stack.pop(), self.stack.pop()
+        self.push_call(self.stack.pop(), args, "NEWOBJ_EX", self.at, kwargs)
+
+    def op_inst(self) -> None:
+        args = Tuple(self.to_mark(), self.at)
+        self.op_global()
+        self.push_call(self.stack.pop(), args, "INST", self.at)
+
+    def op_obj(self) -> None:
+        items = self.to_mark()
+        function = items.pop(0)
+        self.push_call(function, Tuple(items, self.at), "OBJ", self.at)
+
+    def op_build(self) -> None:
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if not isinstance(target, Call) or target.built:
+            raise self.fault("the pickle gives a state to something that takes none")
+        target.state, target.built = state, True
+
+    def op_bytearray8(self) -> None:
+        content = Tuple([self.content(self.number(8))], self.at)
+        self.push_call(Global("builtins", "bytearray", self.at), content, "BYTEARRAY8", self.at)
+
+    def op_persid(self) -> None:
+        self.textual = True
+        self.push_persistent(self.line())
+
+    def op_binpersid(self) -> None:
+        self.push_persistent(self.stack.pop())
+
+    def push_persistent(self, pid: Node) -> None:
+        self.count(STORAGES)
+        node = Persistent(pid, self.at)
+        self.persistents.append(node)
+        self.push(node)
+
+    def push_call(
+        self, function: Node, args: Node, opcode: str, at: int, kwargs: Node = None
+    ) -> Call:
+        node = Call(function, args, opcode, at, kwargs)
+        self.calls.append(node)
+        self.count(CONTAINERS)
+        self.stack.append(node)
+        return node
+
+    # -- the memo ----------------------------------------------------------------------------
+
+    def recall(self, slot: int) -> None:
+        node = self.memo.get(slot)
+        if type(node) is Text:
+            if node is UNFILLED:
+                raise self.fault(f"the pickle recalls slot {slot}, which was never filled")
+            if may_be_tag(node) and self.fits(TEXTS):
+                node = Text(node, self.at)
+            else:  # nobody rewrites it, and a copy for each use would take absurd memory
+                self.shared_texts.add(node.at)
+        self.stack.append(node)
+        if len(self.stack) > self.longest_row:
+            self.check_row()
+
+    def op_get(self) -> None:
+        self.recall(self.slot())
+
+    def op_binget(self) -> None:
+        slot = self.data[self.position]
+        self.position += 1
+        self.recall(slot)
+
+    def op_long_binget(self) -> None:
+        self.recall(self.word())
+
+    def fill(self, slot: int) -> None:
+        if not self.memo.put(slot, self.stack[-1], self.position):
+            self.count(SCATTERED)
+
+    def op_put(self) -> None:
+        self.fill(self.slot())
+
+    def op_binput(self) -> None:
+        self.fill(self.byte())
+
+    def op_long_binput(self) -> None:  # of the most frequent opcodes: without a call of a reader
+        (slot,) = _WORD(self.data, self.position)
+        self.position += 4
+        if not self.memo.put(slot, self.stack[-1], self.position):
+            self.count(SCATTERED)
+
+    def op_memoize(self) -> None:
+        self.fill(self.memo.filled)
+
+
+_STOP = ord(".")
+_WORD = struct.Struct("<I").unpack_from
+
+
+def _handlers() -> list[str | None]:
+    """For each byte, the name of the method that carries it out."""
+    table: list[str | None] = [None] * 256
+    for opcode in opcodes:
+        if opcode.name != "STOP":
+            table[ord(opcode.code)] = f"op_{opcode.name.lower()}"
+    return table
+
+
+_HANDLERS = _handlers()

@@ -1,0 +1,79 @@
+"""The memo of a pickle: memoized values by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ..nodes import Node, Text
+
+#: What is in a slot that was never filled.
+UNFILLED = Text("", -1)
+#: Bytes of a pickle for each slot of the row. Picklers number slots one by one, Python 2 from 1 on;
+#: a relocation leaves out those that nobody recalls, so that there are gaps.
+_SHARE = 5
+
+
+class Memo:
+    """Slots, most of which picklers number one by one: these take but a few bytes each."""
+
+    def __init__(self) -> None:
+        self.filled = 0
+        self._row: list[Node] = []
+        self._others: dict[int, Node] = {}
+
+    def get(self, slot: int) -> Node:
+        """What is in a slot, or `UNFILLED`."""
+        row = self._row
+        return row[slot] if slot < len(row) else self._others.get(slot, UNFILLED)
+
+    def put(self, slot: int, node: Node, nbytes: int) -> bool:
+        """Fill a slot, `nbytes` into the pickle; True if it is in a row, and so takes little."""
+        row, others = self._row, self._others
+        if slot == len(row) and not others:
+            self.filled += 1
+            row.append(node)
+            return True
+        if slot < len(row):
+            self.filled += row[slot] is UNFILLED
+            row[slot] = node
+            return True
+        before = others.pop(slot, UNFILLED) if others else UNFILLED
+        self.filled += before is UNFILLED
+        if slot > len(row) and slot * _SHARE > nbytes:
+            others[slot] = node
+            return False
+        while len(row) < slot:
+            row.append(others.pop(len(row), UNFILLED))
+        row.append(node)
+        return True
+
+    def holds(self, pairs: tuple[tuple[int, Node], ...]) -> bool:
+        """Whether there are these nodes, each in its slot of the row."""
+        row = self._row
+        most = len(row)
+        for slot, node in pairs:  # noqa: SIM110 (of the hottest loops: faster than a generator)
+            if slot >= most or row[slot] is not node:
+                return False
+        return True
+
+    def takes(self, slots: Sequence[int], nbytes: int) -> bool:
+        """Whether slots, in this order, can be added to the end of the row, and take little."""
+        start = len(self._row)
+        if self._others:
+            return False
+        if list(slots) == list(range(start, start + len(slots))):
+            return True
+        ascending = all(before < slot for before, slot in pairwise(slots))
+        return ascending and start <= slots[0] and slots[-1] * _SHARE <= nbytes
+
+    def take(self, slots: Sequence[int], nodes: list[Node]) -> None:
+        """Fill slots, which it takes."""
+        row = self._row
+        if slots and slots[-1] - len(row) + 1 != len(slots):
+            for slot, node in zip(slots, nodes, strict=True):
+                row += [UNFILLED] * (slot - len(row))
+                row.append(node)
+        else:
+            row += nodes
+        self.filled += len(slots)

@@ -1,0 +1,103 @@
+"""Hold long rows of integers among other things in a few bytes each.
+
+As an object an integer takes forty bytes, and five of a pickle.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from typing import TypeAlias, overload
+
+from ..nodes import Blob, Call, Dict, Global, List, Persistent, Set, Tuple
+
+_Node: TypeAlias = (
+    "bool | int | float | str | bytes | Blob | Global | Tuple | List | Set | Dict | Call"
+    " | Persistent | None"
+)
+_BITS = 63
+_SHORTEST = 1 << 12  # items
+_SHARED_BELOW = 1 << 16  # integers that are there once (`rows`)
+
+
+class MixedRow(MutableSequence["_Node"]):
+    """Integers of 63 bits, and other things; integers are made anew whenever they are asked for."""
+
+    __slots__ = ("numbers", "others", "which")
+
+    def __init__(self, items: Iterable[_Node] = ()) -> None:
+        #: of each item, its value, or where it stands in `others`
+        self.numbers = array("q")
+        #: of each item, whether it is one of the others
+        self.which = bytearray()
+        self.others: list[_Node] = []
+        self.extend(items)
+
+    def _put(self, item: _Node) -> int:
+        if type(item) is int and item.bit_length() <= _BITS:
+            return item
+        self.others.append(item)
+        return len(self.others) - 1
+
+    def extend(self, items: Iterable[_Node]) -> None:
+        """Add items at the end."""
+        for item in items:
+            before = len(self.others)
+            self.numbers.append(self._put(item))
+            self.which.append(len(self.others) - before)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[_Node]:
+        others = self.others
+        for other, number in zip(self.which, self.numbers, strict=True):
+            yield others[number] if other else number
+
+    @overload
+    def __getitem__(self, at: int) -> _Node: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[_Node]: ...
+    def __getitem__(self, at: int | slice) -> _Node | list[_Node]:
+        if isinstance(at, slice):
+            both = zip(self.which[at], self.numbers[at], strict=True)
+            return [self.others[number] if other else number for other, number in both]
+        return self.others[self.numbers[at]] if self.which[at] else self.numbers[at]
+
+    @overload
+    def __setitem__(self, at: int, item: _Node) -> None: ...
+    @overload
+    def __setitem__(self, at: slice, item: Iterable[_Node]) -> None: ...
+    def __setitem__(self, at: int | slice, item: _Node | Iterable[_Node]) -> None:
+        if isinstance(at, int) and self.which[at]:
+            self.others[self.numbers[at]] = item  # type: ignore[assignment]
+            return
+        part = slice(at, at + 1 or None) if isinstance(at, int) else at
+        new = MixedRow([item] if isinstance(at, int) else item)  # type: ignore[list-item, arg-type]
+        start = len(self.others)
+        moved = zip(new.which, new.numbers, strict=True)
+        self.numbers[part] = array("q", [n + start if other else n for other, n in moved])
+        self.which[part] = new.which
+        self.others += new.others
+
+    def __delitem__(self, at: int | slice) -> None:
+        del self.numbers[at], self.which[at]
+
+    def insert(self, at: int, item: _Node) -> None:
+        """Insert an item before the one at `at`."""
+        before = len(self.others)
+        self.numbers.insert(at, self._put(item))
+        self.which.insert(at, len(self.others) - before)
+
+
+def parts_of(items: Sequence[_Node]) -> Sequence[_Node]:
+    """All items that are more than an integer, and of other rows than mixed ones these too."""
+    return items.others if isinstance(items, MixedRow) else items
+
+
+def is_worth_it(items: Sequence[_Node]) -> bool:
+    """Whether a list takes less memory as a mixed row."""
+    if len(items) < _SHORTEST:
+        return False
+    large = sum(type(each) is int and not 0 <= each < _SHARED_BELOW for each in items)
+    return 4 * large > len(items)

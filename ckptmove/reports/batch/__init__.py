@@ -1,0 +1,1 @@
+"""What a batch returns: its plan, items, results, log and table."""

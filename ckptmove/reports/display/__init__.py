@@ -1,0 +1,1 @@
+"""How reports show: as text, as HTML, as JSON. Prints nothing."""

@@ -1,0 +1,143 @@
+"""Format sizes, tables and names from files as text.
+
+Text from a file is made printable: a name may hold line breaks or escape sequences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import zip_longest
+
+from . import phrases
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
+_MOST_LISTED = 10
+_LEAST = 12  # letters of a cell that are always shown
+#: Bytes of a line that says why something was not done; a name in a file may have millions.
+LONGEST_REASON = 299
+
+
+def printable(text: str) -> str:
+    """The text without anything that could act on a terminal or break the line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def size(nbytes: int) -> str:
+    """`12.7 MB`: decimal units, as file systems and model hubs count."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    power = 1
+    while nbytes >= 999.95 * 1000**power and power < len(_UNITS):
+        power += 1
+    return f"{nbytes / 1000**power:.1f} {_UNITS[power - 1]}"
+
+
+def shape(dims: Sequence[int]) -> str:
+    """`[768, 3072]`; `?` for a dimension that differs."""
+    return "[" + ", ".join("?" if n < 0 else str(n) for n in dims) + "]"
+
+
+def cut(text: str, longest: int | None) -> str:
+    """The text, with its middle left out if it is too long; None takes any length."""
+    if longest is None or len(text) <= longest:
+        return text
+    head = (longest - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
+
+
+def cut_to_bytes(text: str, most: int) -> str:
+    """The text, with its middle left out if it is too long in UTF-8."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= most:
+        return text
+    kept = max(most - len("…".encode()), 0)
+    head, tail = data[: kept - kept // 2], data[len(data) - kept // 2 :]
+    return f"{head.decode('utf-8', 'ignore')}…{tail.decode('utf-8', 'ignore')}"
+
+
+def one_line(where: str, what: str, hint: str, most: int) -> str:
+    """`where: what (hint)` in at most `most` bytes.
+
+    The longest words are shortened first, in their middle: names and paths, then the sentences.
+    """
+    place, cause, remedy = where, what, hint
+    for longest in (most, 120, 80, 60, 40):
+        place = cut_to_bytes(where, longest)
+        cause, remedy = cut_words(what, longest), cut_words(hint, longest)
+        line = _joined(place, cause, remedy)
+        if _nbytes(line) <= most:
+            return line
+    remedy = cut_to_bytes(remedy, most // 3)
+    spare = most - _nbytes(_joined(place, "", remedy))
+    return _joined(place, cut_to_bytes(cause, spare), remedy)
+
+
+def cut_words(text: str, longest: int) -> str:
+    """The text, each of its words with the middle left out if it is longer in UTF-8."""
+    parts = re.split(r"(\s+)", text)
+    return "".join(cut_to_bytes(part, longest) for part in parts)
+
+
+def _nbytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _joined(where: str, what: str, hint: str) -> str:
+    return f"{f'{where}: ' if where else ''}{what}{f' ({hint})' if hint else ''}"
+
+
+def table(
+    rows: Iterable[Sequence[str]],
+    right: Iterable[int] = (),
+    *,
+    gap: int = 2,
+    widths: Sequence[int] = (),
+    most: int | None = None,
+    paint: Callable[[str, str], str] = lambda cell, text: text,
+) -> Iterator[str]:
+    """Rows as aligned lines.
+
+    `most` is how wide a line may be: the widest columns of text are then cut, in the middle of
+    their cells. `paint` gets a cell, and how it is shown, and gives that in color.
+
+    `right` are the columns that are flushed right, `gap` the blanks between columns, `widths` the
+    minimum widths of the first columns.
+    """
+    given = [list(row) for row in rows]
+    cells = [[printable(cell) for cell in row] for row in given]
+    needed = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(pair) for pair in zip_longest(needed, widths[: len(needed)], fillvalue=0)]
+    flushed = set(right)
+    if most is not None:
+        widths = _fitting(widths, flushed, most - gap * (len(widths) - 1))
+    for originals, row in zip(given, cells, strict=True):
+        parts = []
+        for n, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            shown = cell if n in flushed else cut(cell, width)
+            blanks = " " * ((width if n + 1 < len(row) else len(shown)) - len(shown))
+            if n in flushed:
+                blanks = " " * (width - len(shown))
+            painted = paint(originals[n], shown)
+            parts.append(blanks + painted if n in flushed else painted + blanks)
+        yield (" " * gap).join(parts).rstrip()
+
+
+def _fitting(widths: Sequence[int], fixed: Container[int], most: int) -> list[int]:
+    """Widths of which the largest are smaller, until they fit, or no column can be cut any more."""
+    found = list(widths)
+    while sum(found) > most:
+        free = [n for n in range(len(found)) if n not in fixed and found[n] > _LEAST]
+        if not free:
+            break
+        widest = max(free, key=lambda n: found[n])
+        step = max(1, (sum(found) - most) // (2 * len(free)))
+        found[widest] = max(_LEAST, found[widest] - step)
+    return found
+
+
+def listed(names: Sequence[str], most: int = _MOST_LISTED) -> str:
+    """Names with commas between them; of many the first, and how many more."""
+    return phrases.join_names([*map(printable, names[:most]), *names[most:]], most)

@@ -1,0 +1,1 @@
+"""The model that the user names, and what is fed to it."""

@@ -1,0 +1,235 @@
+"""Build the model that the user names with `--model`.
+
+It is a function or class in the user's code; a Hugging Face folder, of which config.json is used,
+without weights and without the network; a program (TorchScript, `torch.export`), which is itself
+the model; or a whole pickled module, only if trusted: the one place where a pickle is ever run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import InputError, UnsupportedError, UsageError
+from ..sandbox import configurations, exported_programs, torchscript
+from .import_by_name import imported, is_named
+
+#: What makes a module, or the name of it.
+Model = str | os.PathLike[str] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, without the checkpoint's values."""
+
+    module: torch.nn.Module
+    #: `code`, `huggingface`, `torchscript`, `export` or `pickle`.
+    kind: str
+    config: Any = None
+    #: Positional and named inputs that an exported program was traced with.
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it has its values, and its devices, from a file."""
+        return self.kind in ("torchscript", "export", "pickle")
+
+
+def is_of_file(model: Model | None) -> bool:
+    """Whether a model is made of a file or folder, or of the checkpoint (None)."""
+    if model is None:
+        return True
+    return isinstance(model, (str, os.PathLike)) and Path(model).exists()
+
+
+def built(model: Model, *, trust_pickle: bool = False, fmt: str | None = None) -> Built:
+    """The model that is named; `trust_pickle` allows to unpickle one, which runs what it says.
+
+    Raises:
+        UsageError: nothing is so named, or it is no model.
+        UnsupportedError: a pickled module that isn't trusted. Whatever else is raised is the
+            model's own failure.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return Built(_module(model, "the model"), "code")
+    spec = os.fspath(model)
+    path = Path(spec)
+    if path.is_dir():
+        return _huggingface(path)
+    if path.name == "config.json" and path.is_file():
+        return _huggingface(path.parent)
+    if path.is_file() and path.suffix == ".py":
+        raise UsageError(
+            f"--model {spec!r} is a file; the name of the model in it is missing",
+            hint=f"write {spec}:Net, where Net makes the model",
+        )
+    if path.is_file():
+        return _file(path, trust_pickle, fmt)
+    if not is_named(spec):
+        raise UsageError(
+            f"--model {spec!r} is neither a file or folder nor a name in Python code",
+            hint="write package.module:factory, or path/to/file.py:factory",
+        )
+    return Built(_module(imported(spec, "--model"), f"--model {spec}"), "code")
+
+
+def _module(factory: Any, what: str) -> torch.nn.Module:
+    if isinstance(factory, torch.nn.Module):
+        return factory
+    if not callable(factory):
+        raise UsageError(f"{what} is a {type(factory).__name__}, which does not make a model")
+    needed = _needed(factory)
+    if needed:
+        raise UsageError(
+            f"{what} can't be called without arguments: it needs {', '.join(needed)}",
+            hint="give a function that returns the model",
+        )
+    module = factory()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"{what} returned a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _needed(factory: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in varying]
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------
+
+
+def import_classes(folder: Path) -> None:
+    """Import the code of transformers that a folder's configuration asks for, if there is any."""
+    with suppress(Exception):  # whoever needs it says so
+        import transformers
+
+        said = json.loads((folder / "config.json").read_bytes())
+        for name in ("AutoModel", *said.get("architectures", ())):
+            getattr(transformers, name, None)
+        # The code of a model that has no class by name.
+        transformers.MODEL_MAPPING.get(transformers.CONFIG_MAPPING[said["model_type"]])
+
+
+def _huggingface(folder: Path) -> Built:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UsageError(
+            f"--model {str(folder)!r} is a folder without a config.json", path=str(folder)
+        )
+    try:
+        said = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise UsageError("config.json is not JSON", path=str(file)) from error
+    if not isinstance(said, dict):
+        raise UsageError("config.json holds no configuration", path=str(file))
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            "a Hugging Face folder needs the transformers library", hint="pip install transformers"
+        ) from error
+    found = configurations.danger(said, transformers.CONFIG_MAPPING)
+    if found is not None:
+        raise UnsupportedError(
+            found,
+            path=str(file),
+            hint="use your own factory: --model path/to/file.py:factory",
+        )
+    with _quiet():
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        names = [name for name in said.get("architectures") or [] if isinstance(name, str)]
+        for name in names:
+            made: Any = getattr(transformers, name, None)
+            if isinstance(made, type) and issubclass(made, torch.nn.Module):
+                factory: Any = made
+                return Built(factory._from_config(config), "huggingface", config)
+        note = f"no class {names[0]} in transformers: AutoModel" if names else "AutoModel"
+        module = transformers.AutoModel.from_config(config, trust_remote_code=False)
+    return Built(module, "huggingface", config, notes=(note,))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' advice on a configuration from being shown as ours."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _file(path: Path, trust_pickle: bool, fmt: str | None) -> Built:
+    fmt = _format(path) if fmt is None else fmt
+    if fmt.startswith("torchscript"):
+        return Built(torchscript.loaded(path, trust=trust_pickle), "torchscript")
+    if fmt in ("torch-export", "pt2"):
+        return _exported(path, trust_pickle)
+    if not trust_pickle:
+        raise UnsupportedError(
+            "the file could only hold a pickled module, and unpickling it runs its code",
+            path=str(path),
+            hint="give the code of the model with --model, or trust the file with --trust-pickle",
+        )
+    made = torch.load(path, map_location="cpu", weights_only=False)
+    if not isinstance(made, torch.nn.Module):
+        raise UsageError(f"the pickle holds a {type(made).__name__}, not a model", path=str(path))
+    note = "the pickle was trusted and run, so it may have run any code"
+    return Built(made, "pickle", notes=(note,))
+
+
+def _format(path: Path) -> str:
+    from ... import formats
+
+    with formats.opened(path, follow_links=True, only_weights=True) as found:
+        return found.format
+
+
+def _exported(path: Path, trust_pickle: bool) -> Built:
+    """A program of torch.export, of which no pickle but of plain tensors is read."""
+    found = None if trust_pickle else exported_programs.danger(path)
+    if found is not None:
+        raise UnsupportedError(
+            f"torch might run what is in the program: {found}",
+            path=str(path),
+            hint="trust the file with --trust-pickle",
+        )
+    before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(str(path))
+    finally:
+        if before is None:
+            del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
+        else:
+            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before
+    try:
+        module = program.module()
+    except Exception as error:
+        raise InputError("torch can't run the program", path=str(path)) from error
+    return Built(module, "export", example=program.example_inputs)

@@ -1,0 +1,118 @@
+"""Load a checkpoint with torch itself, and check the devices of its tensors."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...manifest.manifest import Manifest
+from ...reports.display.phrases import format_error, join_names, plural
+from ...reports.validate import FAILED, PASSED, SKIPPED, Finding
+from ..sandbox.torchscript import danger, makes_itself
+from ..trial import is_there, usual_device
+
+#: Not tars: torch refuses them, and until 2.5 it unpacked them wherever they said, CVE-2025-32434.
+_BY_TORCH_LOAD = ("torch-zip", "torch-legacy", "torch-sharded")
+_BY_SAFETENSORS = ("safetensors", "safetensors-sharded")
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def there(manifest: Manifest, device: str) -> str:
+    """The device that is meant: `auto` is where most of it is, if that is here, else the CPU."""
+    if device != "auto":
+        return device
+    usual = usual_device(manifest)
+    return usual if is_there(usual) else "cpu"
+
+
+def reloaded(files: Sequence[str], format: str, device: str) -> Finding:
+    """Whether torch loads a checkpoint onto a device, and all of it lands there."""
+    if not is_there(device):
+        return Finding("reload", SKIPPED, f"there is no {device} on this machine")
+    how, tensors, stray = "", 0, list[str]()
+    try:
+        for file in files:
+            if format == "torchscript" and makes_itself(file):
+                title = "torch.jit.load would run code of the file, its __setstate__"
+                return Finding("reload", SKIPPED, title)
+            if format == "torchscript" and danger(file) is not None:
+                title = "torch.jit.load would create unknown objects of the file"
+                return Finding("reload", SKIPPED, title)
+            by, found = _load(file, format, device)
+            if by is None:
+                why = f"torch can load {format} only by running its code"
+                if format == "nemo":
+                    why = "torch does not load nemo; NeMo unpacks it"
+                return Finding("reload", SKIPPED, why)
+            how = by
+            for name, tensor in tensors_in(found):
+                tensors += 1
+                if tensor.device != torch.device(device) and not tensor.is_meta:
+                    stray.append(name)
+    except pickle.UnpicklingError as error:
+        return Finding("reload", SKIPPED, "torch.load(weights_only=True) refuses it", _why(error))
+    except Exception as error:  # whatever torch raises is the finding
+        return Finding("reload", FAILED, "torch can't load it", [format_error(error)])
+    data = {"by": how, "device": device, "tensors": tensors, "elsewhere": stray}
+    if stray:
+        title = f"{plural(len(stray), 'tensor')} of {tensors:,} are not on {device} after loading"
+        return Finding("reload", FAILED, title, [join_names(stray)], data)
+    title = f"{how} put {plural(tensors, 'tensor')} on {device}"
+    return Finding("reload", PASSED, title, (), data)
+
+
+def _why(error: BaseException) -> list[str]:
+    """What torch's restricted unpickler does not take."""
+    names = _GLOBAL.findall(str(error))
+    refused = [f"it names {name}" for name in dict.fromkeys(names)]
+    return [*refused, "ckptmove.load returns placeholders for such objects; convert keeps them"]
+
+
+def _load(path: str, format: str, device: str) -> tuple[str | None, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of old formats, and of what they hold
+        if format in _BY_TORCH_LOAD:
+            mapped = _can_be_mapped(path)
+            loaded = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
+            return f"torch.load(weights_only=True{', mmap=True' if mapped else ''})", loaded
+        if format == "torchscript":
+            script = torch.jit.load(path, map_location=device)
+            return "torch.jit.load", dict(script.state_dict())
+        if format in _BY_SAFETENSORS:
+            from safetensors.torch import load_file
+
+            return "safetensors.torch.load_file", load_file(path, device=device)
+    return None, None
+
+
+def _can_be_mapped(path: str) -> bool:
+    """Whether it is a zip in which tensors lie as they are: of others torch maps what it finds."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
+
+
+def tensors_in(root: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in dicts, lists, tuples and the attributes of tensors, and its name."""
+    met: set[int] = set()
+    todo: list[tuple[str, object]] = [("", root)]
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            yield name or "(root)", value
+            continue
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        prefix = f"{name}." if name else ""
+        if isinstance(value, dict):
+            todo += [(f"{prefix}{key}", each) for key, each in reversed(value.items())]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            todo += [(f"{prefix}{n}", each) for n, each in enumerate(value)][::-1]

@@ -354,7 +354,9 @@ class DcpContainer(PartsContainer):
         if beside:
             self.warnings.append(f"{join_names(beside, 3)} beside the items was not looked at")
         sizes = {name: file.nbytes for name, file in self._files.items()}
-        self.warnings += check_saves(self.saved, sizes, probe.entries, self.items_of)
+        self.warnings += check_saves(
+            self.saved, sizes, probe.entries, lambda name: self.items_of(self._base + name)
+        )
 
 
 def _rank(name: str) -> int | None:

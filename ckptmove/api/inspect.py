@@ -56,7 +56,9 @@ def inspect(
         found.check_unchanged()
         parts = tuple(found.container.chunks(manifest.tensors)) if chunks else ()
         manifest = replace(manifest, fetched=found.fetched, chunks=parts)
-        folder = None if found.folder is None else place_of(found.files[0].path).parent
+        folder = None
+        if found.folder is not None and not found.folder.is_all:
+            folder = place_of(found.files[0].path).parent
     whole = manifest
     if folder is not None:
         try:

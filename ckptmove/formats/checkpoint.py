@@ -49,6 +49,8 @@ class Folder(NamedTuple):
     stem: str
     #: Names of files that hold the weights once more.
     copies: tuple[str, ...] = ()
+    #: Whether no other file in it is named like a checkpoint, and none is missing.
+    is_all: bool = False
 
 
 class Checkpoint:

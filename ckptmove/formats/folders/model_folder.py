@@ -25,7 +25,7 @@ from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
 from .runs import own_folders_in, several_checkpoints
 from .strangers import refuse_stranger
-from .training_folder import TrainingFolder, read_folder
+from .training_folder import TrainingFolder, holds_only, read_folder
 from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
 
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
@@ -108,8 +108,18 @@ def _read(probe: Probe, found: str) -> Checkpoint:
             f"{found} is used as the weights; {others[0]}{more} should hold the same{NOT_COMPARED}"
         )
     checkpoint = probe.read(found)
-    checkpoint.folder = Folder(probe.path, whole.rpartition(".")[0] or whole, tuple(others))
+    checkpoint.folder = Folder(
+        probe.path, whole.rpartition(".")[0] or whole, tuple(others), _is_all(probe, found)
+    )
     return checkpoint
+
+
+def _is_all(probe: Probe, found: str) -> bool:
+    """Whether these weights are all that a folder has; False if it is too large to tell."""
+    try:
+        return holds_only(probe, found)
+    except InputError:
+        return False
 
 
 def _may_be_weights(name: str) -> bool:

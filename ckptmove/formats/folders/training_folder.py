@@ -332,6 +332,12 @@ def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]
     return roots
 
 
+def holds_only(probe: Probe, name: str) -> bool:
+    """Whether a file, or an index with its files, is all that a folder has of checkpoints."""
+    found = _Files(probe.entries_below, by_rank=False)
+    return found.parts == [name] and not found.own and not any(missing_files(probe.names_below()))
+
+
 class _Files:
     """Tells the entries of a folder apart."""
 

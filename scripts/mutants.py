@@ -16,27 +16,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+
+from mutant import Mutant
+from mutants_of_folders import OF_FOLDERS
 
 ROOT = Path(__file__).parents[1]
 _PATIENCE = 900  # seconds for the tests of one fault: a fault may hang
-
-
-class Mutant(NamedTuple):
-    """A fault.
-
-    Attributes:
-        name: what is wrong.
-        file: relative to the package.
-        old, new: the text that is replaced.
-        tests: arguments of pytest: the tests that should notice.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
 
 
 MUTANTS = (
@@ -158,21 +143,21 @@ MUTANTS = (
     # -- pickles
     Mutant(
         "wrong memo slot",
-        "pickles/opcodes/machine.py",
+        "pickles/machine.py",
         "        self.fill(self.memo.filled)\n",
         "        self.fill(self.memo.filled + 1)\n",
         "tests/pickles/test_walk.py tests/whole/test_differentials.py",
     ),
     Mutant(
         "opcode straddles its frame",
-        "pickles/opcodes/machine.py",
+        "pickles/machine.py",
         "        if self.position > self.frame_end:\n",
         "        if False:\n",
         "tests/pickles/test_walk.py tests/pickles/test_walk_faults.py",
     ),
     Mutant(
         "object built twice",
-        "pickles/opcodes/machine.py",
+        "pickles/machine.py",
         "        if not isinstance(target, Call) or target.built:\n",
         "        if not isinstance(target, Call):\n",
         "tests/pickles/test_walk.py tests/pickles/test_walk_faults.py",
@@ -281,7 +266,7 @@ MUTANTS = (
     ),
     Mutant(
         "untrusted callable written",
-        "api/conversion/trust.py",
+        "api/trust.py",
         "    if trusted or not draft.inert or not unknown:\n",
         "    if True:\n",
         "tests/api/test_trust.py",
@@ -359,109 +344,12 @@ MUTANTS = (
     ),
     Mutant(
         "losses accepted without --drop",
-        "api/conversion/plan.py",
+        "api/conversion.py",
         "    if refused:\n        lines = ",
         "    if False:\n        lines = ",
         "tests/api/test_convert.py",
     ),
-    # -- folders in place
-    Mutant(
-        "seal of a folder's journal not checked",
-        "writing/in_place/folder_journal.py",
-        "    if digest.digest() != read(nbytes - _SEAL_NBYTES, _SEAL_NBYTES):\n",
-        "    if False:\n",
-        "tests/writing/test_in_place_folder.py",
-    ),
-    Mutant(
-        "first file of a folder undone alone",
-        "writing/in_place/folder_undo.py",
-        "        for file, changes in files:  # now",
-        "        for file, changes in files[:1]:  # now",
-        "tests/writing/test_in_place_folder.py",
-    ),
-    Mutant(
-        "folder's journal leads elsewhere",
-        "writing/in_place/folder_journal.py",
-        '        if not {"", ".", ".."}.isdisjoint(name.split("/"))'
-        ' or "\\0" in name or name in names:\n',
-        "        if name in names:\n",
-        "tests/writing/test_in_place_folder.py",
-    ),
-    # -- distributed checkpoints
-    Mutant(
-        "chunks that overlap accepted",
-        "formats/distributed/boxes.py",
-        "    if covered > wanted or (several and not",
-        "    if covered > wanted and (several and not",
-        "tests/formats/test_dcp.py",
-    ),
-    Mutant(
-        "missing chunks accepted",
-        "formats/distributed/boxes.py",
-        "    if covered < wanted:\n",
-        "    if False:\n",
-        "tests/formats/test_dcp.py",
-    ),
-    Mutant(
-        "item of DCP lies elsewhere",
-        "formats/distributed/dcp/metadata.py",
-        '    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):\n',
-        "    if not fits:\n",
-        "tests/formats/test_dcp.py",
-    ),
-    Mutant(
-        "rows of a rank written from the first",
-        "formats/distributed/dcp/writing.py",
-        "rows = box.offsets[0] * view.stride[0] if view.shape else 0",
-        "rows = 0",
-        "tests/formats/distributed/test_dcp_writing.py",
-    ),
-    Mutant(
-        "padding of ZeRO's parameters ignored",
-        "formats/distributed/deepspeed/zero.py",
-        "                start += numel + padding\n",
-        "                start += numel\n",
-        "tests/formats/distributed/test_deepspeed.py",
-    ),
-    Mutant(
-        "length of ZeRO's partitions not checked",
-        "formats/distributed/deepspeed/zero.py",
-        "        if there < needed or -(-needed // unit) != -(-there // unit):\n",
-        "        if False:\n",
-        "tests/formats/distributed/test_deepspeed.py",
-    ),
-    Mutant(
-        "part of a shard put at the start of its tensor",
-        "formats/distributed/dcp/hf_shards.py",
-        "        at, run = runs.at * width,",
-        "        at, run = 0,",
-        "tests/formats/distributed/test_hf_shards.py",
-    ),
-    # -- salvage
-    Mutant(
-        "damaged record salvaged as a right one",
-        "formats/salvage/zipped.py",
-        "        if record.proof is not Proof.RIGHT or len(content) != nbytes:\n",
-        "        if len(content) != nbytes:\n",
-        "tests/whole/test_salvage.py",
-    ),
-    # -- uploads
-    Mutant(
-        "upload of a living process aborted",
-        "writing/upload/unfinished.py",
-        "    if machine == _machine() and _start_of(pid) == started:\n",
-        "    if False:\n",
-        "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py"
-        " tests/writing/test_uploads_transacted.py",
-    ),
-    Mutant(
-        "upload elsewhere aborted",
-        "writing/upload/unfinished.py",
-        '    if prefix and not key.startswith(f"{prefix}/"):\n',
-        "    if False:\n",
-        "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py"
-        " tests/writing/test_uploads_transacted.py",
-    ),
+    *OF_FOLDERS,
 )
 
 

@@ -22,7 +22,8 @@ ROOT = Path(ckptmove.__file__).parent
 PROJECT = ROOT.parent
 sys.path.insert(0, str(PROJECT / "scripts"))
 
-from mutants import MUTANTS, Mutant  # noqa: E402
+from mutant import Mutant  # noqa: E402
+from mutants import MUTANTS  # noqa: E402
 
 SAID = re.compile(r"(?<![\w./-])ckptmove((?:\.[A-Za-z_]\w*)+)")
 PATH = re.compile(r"(?<![\w./-])ckptmove/([\w/]+\.py)\b")

@@ -1,0 +1,108 @@
+"""Faults in what was built around single files: folders, salvage, uploads."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+_UPLOADS = (
+    "tests/writing/test_uploads.py tests/writing/test_uploads_signals.py "
+    "tests/writing/test_uploads_transacted.py"
+)
+
+OF_FOLDERS = (
+    # -- folders in place
+    Mutant(
+        "seal of a folder's journal not checked",
+        "writing/in_place/folder_journal.py",
+        "    if digest.digest() != read(nbytes - _SEAL_NBYTES, _SEAL_NBYTES):\n",
+        "    if False:\n",
+        "tests/writing/test_in_place_folder.py",
+    ),
+    Mutant(
+        "first file of a folder undone alone",
+        "writing/in_place/folder_undo.py",
+        "        for file, changes in files:  # now",
+        "        for file, changes in files[:1]:  # now",
+        "tests/writing/test_in_place_folder.py",
+    ),
+    Mutant(
+        "folder's journal leads elsewhere",
+        "writing/in_place/folder_journal.py",
+        """        if not {"", ".", ".."}.isdisjoint(name.split("/")) or """,
+        "        if ",
+        "tests/writing/test_in_place_folder.py",
+    ),
+    # -- distributed checkpoints
+    Mutant(
+        "chunks that overlap accepted",
+        "formats/distributed/boxes.py",
+        "    if covered > wanted or (several and not",
+        "    if covered > wanted and (several and not",
+        "tests/formats/test_dcp.py",
+    ),
+    Mutant(
+        "missing chunks accepted",
+        "formats/distributed/boxes.py",
+        "    if covered < wanted:\n",
+        "    if False:\n",
+        "tests/formats/test_dcp.py",
+    ),
+    Mutant(
+        "item of DCP lies elsewhere",
+        "formats/distributed/metadata.py",
+        '    if not fits or file in (".", "..") or not _SEPARATORS.isdisjoint(file):\n',
+        "    if not fits:\n",
+        "tests/formats/test_dcp.py",
+    ),
+    Mutant(
+        "rows of a rank written from the first",
+        "formats/distributed/dcp_writing.py",
+        "rows = box.offsets[0] * view.stride[0] if view.shape else 0",
+        "rows = 0",
+        "tests/formats/distributed/test_dcp_writing.py",
+    ),
+    Mutant(
+        "padding of ZeRO's parameters ignored",
+        "formats/distributed/zero.py",
+        "                start += numel + padding\n",
+        "                start += numel\n",
+        "tests/formats/distributed/test_deepspeed.py",
+    ),
+    Mutant(
+        "length of ZeRO's partitions not checked",
+        "formats/distributed/zero.py",
+        "        if there < needed or -(-needed // unit) != -(-there // unit):\n",
+        "        if False:\n",
+        "tests/formats/distributed/test_deepspeed.py",
+    ),
+    Mutant(
+        "part of a shard put at the start of its tensor",
+        "formats/distributed/hf_shards.py",
+        "        at, run = runs.at * width,",
+        "        at, run = 0,",
+        "tests/formats/distributed/test_hf_shards.py",
+    ),
+    # -- salvage
+    Mutant(
+        "damaged record salvaged as a right one",
+        "formats/salvage/zipped.py",
+        "        if record.proof is not Proof.RIGHT or len(content) != nbytes:\n",
+        "        if len(content) != nbytes:\n",
+        "tests/whole/test_salvage.py",
+    ),
+    # -- uploads
+    Mutant(
+        "upload of a living process aborted",
+        "writing/upload/unfinished.py",
+        "    if machine == _machine() and _start_of(pid) == started:\n",
+        "    if False:\n",
+        _UPLOADS,
+    ),
+    Mutant(
+        "upload elsewhere aborted",
+        "writing/upload/unfinished.py",
+        '    if prefix and not key.startswith(f"{prefix}/"):\n',
+        "    if False:\n",
+        _UPLOADS,
+    ),
+)

@@ -201,7 +201,11 @@ def test_a_journal_that_is_damaged_or_of_other_files_undoes_nothing(
     half = {**scene.old, "optimizer.pt": scene.new["optimizer.pt"]}
     flipped = bytearray(journal)
     flipped[len(journal) // 2] ^= 1
-    for bad in (journal[:-1], journal[: len(journal) // 2], journal[:10], b"", bytes(flipped)):
+    scene.reset(half)
+    alone = folder_journal({"optimizer.pt": parsed(scene, journal)["optimizer.pt"]})
+    in_part = alone[:-32] + journal[-32:]  # of one file, with the seal of them all
+    cut = (journal[:-1], journal[: len(journal) // 2], journal[:10], b"")
+    for bad in (*cut, bytes(flipped), in_part):
         scene.reset({**half, FOLDER_JOURNAL: bad})
         for verb in (ckptmove.recover, ckptmove.inspect):
             with pytest.raises(InputError, match=r"journal (is|belongs)") as raised:

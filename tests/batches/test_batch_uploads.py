@@ -68,13 +68,19 @@ def test_recover_aborts_it(killed: Path, store: Store, run_cli: RunCli) -> None:
 
 
 @pytest.mark.slow
-def test_what_another_machine_may_be_at_is_kept(killed: Path, store: Store) -> None:
+def test_what_somebody_may_be_at_is_kept(killed: Path, store: Store) -> None:
     (path,) = records(store)
     fs = fsspec.filesystem("s3")
     said = json.loads(fs.cat_file(path))
     fs.pipe_file(path, json.dumps({**said, "machine": "another"}).encode())
     (found,) = ckptmove.recover(store.url("out")).files
     assert found.outcome == "uploading"
+    assert uploads(store) == 1
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    alive = {**said, "pid": os.getpid(), "started": started}
+    fs.pipe_file(path, json.dumps(alive).encode())
+    (found,) = ckptmove.recover(store.url("out")).files
+    assert found.outcome == "uploading", "a process of this machine is at it"
     assert uploads(store) == 1
     fs.pipe_file(path, json.dumps({**said, "key": "elsewhere/large.safetensors"}).encode())
     assert not ckptmove.recover(store.url("out")).files, "it is not below that destination"

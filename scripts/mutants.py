@@ -143,21 +143,21 @@ MUTANTS = (
     # -- pickles
     Mutant(
         "wrong memo slot",
-        "pickles/machine.py",
+        "pickles/opcodes/machine.py",
         "        self.fill(self.memo.filled)\n",
         "        self.fill(self.memo.filled + 1)\n",
         "tests/pickles/test_walk.py tests/whole/test_differentials.py",
     ),
     Mutant(
         "opcode straddles its frame",
-        "pickles/machine.py",
+        "pickles/opcodes/machine.py",
         "        if self.position > self.frame_end:\n",
         "        if False:\n",
         "tests/pickles/test_walk.py tests/pickles/test_walk_faults.py",
     ),
     Mutant(
         "object built twice",
-        "pickles/machine.py",
+        "pickles/opcodes/machine.py",
         "        if not isinstance(target, Call) or target.built:\n",
         "        if not isinstance(target, Call):\n",
         "tests/pickles/test_walk.py tests/pickles/test_walk_faults.py",
@@ -266,7 +266,7 @@ MUTANTS = (
     ),
     Mutant(
         "untrusted callable written",
-        "api/trust.py",
+        "api/conversion/trust.py",
         "    if trusted or not draft.inert or not unknown:\n",
         "    if True:\n",
         "tests/api/test_trust.py",
@@ -344,7 +344,7 @@ MUTANTS = (
     ),
     Mutant(
         "losses accepted without --drop",
-        "api/conversion.py",
+        "api/conversion/plan.py",
         "    if refused:\n        lines = ",
         "    if False:\n        lines = ",
         "tests/api/test_convert.py",

@@ -172,14 +172,15 @@ def test_what_safetensors_cannot_hold_stays_and_is_named(tmp_path: Path) -> None
     assert (tmp_path / "out" / "odd.pt").read_bytes() == (source / "odd.pt").read_bytes()
 
 
-def test_a_distributed_checkpoint_in_it_is_named(tmp_path: Path) -> None:
+def test_a_distributed_checkpoint_in_it_becomes_one_file(tmp_path: Path) -> None:
     source = copy_of("timm", tmp_path / "in")
-    state = {"a": torch.ones(3)}
-    save(state, checkpoint_id=source / "optimizer_0", no_dist=True)
     before = files(source)
+    save({"a": torch.ones(3)}, checkpoint_id=source / "optimizer_0", no_dist=True)
     report = convert(source, tmp_path / "out")
-    assert [each.name for each in report.pickles] == ["optimizer_0/"]
-    assert files(tmp_path / "out") == before - {"pytorch_model.bin"}
+    assert not report.pickles
+    assert files(tmp_path / "out") == before - {"pytorch_model.bin"} | {"optimizer.bin.safetensors"}
+    state = ckptmove.load(tmp_path / "out" / "optimizer.bin.safetensors")
+    assert torch.equal(state["a"], torch.ones(3))
 
 
 @pytest.mark.parametrize("nbytes", [0, 30, -100])

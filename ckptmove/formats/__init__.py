@@ -116,7 +116,7 @@ def opened(
     """
     read = partial(read_probe, only_weights=only_weights)
     with ExitStack() as stack:
-        opener = Opener(stack, read, follow_links=follow_links)
+        opener = Opener(stack, read, sniffed, follow_links=follow_links)
         session = new_session()
         session.weights = weights
         probe = opener.probe(path, session)
@@ -143,7 +143,7 @@ def opened_folder(
     not put together, so that each file of a rank is a part; InputError if one lacks such a file.
     """
     with ExitStack() as stack:
-        opener = Opener(stack, read_probe, follow_links=follow_links)
+        opener = Opener(stack, read_probe, sniffed, follow_links=follow_links)
         probe = opener.probe(path, new_session())
         with _explaining(probe):
             with uncollected():

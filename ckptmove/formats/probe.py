@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import cached_property
 
-from ..errors import CkptmoveError, StrPath, UnsupportedError
+from ..errors import CkptmoveError, CorruptError, InputError, StrPath, UnsupportedError
 from ..sources import place_of
 from ..sources.place import FolderEntry, Place
 from ..sources.source import Memory, Readable, Source
@@ -113,6 +113,22 @@ class Probe:
                 raise UnsupportedError(f"it was not checked: it has {source.nbytes:,} bytes")
             return source.read(0, source.nbytes)
 
+    def is_checkpoint(self, name: str) -> bool:
+        """Whether a file in the folder is a checkpoint by its content, even a damaged one.
+
+        False if it can't be read. It is closed again.
+        """
+        assert self._opener is not None
+        folder, head = place_of(self.path), b""
+        try:
+            with self._opener.checked(folder.child(name), folder) as source:
+                head = source.read(0, min(source.nbytes, _HEAD_NBYTES))
+                return self._opener.sniff(source) is not None
+        except CorruptError:
+            return b"data.pkl" in head
+        except InputError:
+            return False
+
     def open_folder(self, name: str) -> Probe:
         """The folder of this name in the folder."""
         assert self._opener is not None
@@ -145,10 +161,19 @@ class Opener:
     """
 
     def __init__(
-        self, stack: ExitStack, read: Callable[[Probe], Checkpoint], *, follow_links: bool
+        self,
+        stack: ExitStack,
+        read: Callable[[Probe], Checkpoint],
+        sniff: Callable[[Readable], object | None],
+        *,
+        follow_links: bool,
     ) -> None:
-        """`follow_links`: whether links may lead out of the folder that they are in."""
+        """`sniff` gives None of a file that is no checkpoint; raises InputError.
+
+        `follow_links`: whether links may lead out of the folder that they are in.
+        """
         self.read = read
+        self.sniff = sniff
         self.notes: list[str] = []
         self._stack = stack
         self._follow_links = follow_links

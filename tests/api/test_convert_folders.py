@@ -299,6 +299,8 @@ def test_the_library_goes_on_from_the_result_as_if_nothing_had_happened(
     name: str, through: str, training_folder: TrainingFolder, tmp_path: Path
 ) -> None:
     """From a folder of torch's files that was made at once, or by way of safetensors."""
+    if name == "poutyne" and through == "safetensors":
+        pytest.skip("a folder of safetensors does not tell that its weights were called .ckpt")
     source = training_folder(name, "cuda:1")
     out = tmp_path / "elsewhere" / source.name
     out.parent.mkdir()

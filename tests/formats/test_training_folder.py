@@ -294,3 +294,24 @@ def test_what_is_named_like_a_checkpoint_and_is_no_file_is_not_passed_over(
     with pytest.raises(InputError) as raised:
         inspect(tmp_path)
     assert raised.value.path == os.fspath(optimizer)
+
+
+def test_checkpoints_that_are_not_called_so_are_parts(tmp_path: Path, run_cli: RunCli) -> None:
+    """By their content: a folder says nothing of devices that it did not look at."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    state = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
+    torch.save(state, tmp_path / "of-optimizer")
+    (tmp_path / "notes.doc").write_bytes(b"PK\x03\x04 and no zip")
+    found = ckptmove.inspect(tmp_path)
+    assert {each.name: each.format for each in found.files} == {
+        "model.pt": "torch-zip",
+        "of-optimizer": "torch-zip",
+        "notes.doc": "",
+    }
+    sections = {each.name: each.section for each in found.tensors}
+    assert sections == {"model.w": "model", "of-optimizer.state.0.exp_avg": "optimizer"}
+    content = (tmp_path / "of-optimizer").read_bytes()
+    (tmp_path / "of-optimizer").write_bytes(content[:-100])
+    said = run_cli("inspect", tmp_path, exit=3).stderr
+    assert "of-optimizer" in said
+    assert ckptmove.validate(tmp_path).of("container").outcome == "failed"

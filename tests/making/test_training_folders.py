@@ -12,6 +12,8 @@ from tests.making.training_folders import FOLDERS, GOES_ON
 from tests.oracles.readers import labels
 from tests.oracles.sameness import assert_same_tree
 
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".optim", ".randomstate")
+
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_what_is_saved_names_the_device(name: str, training_folder: TrainingFolder) -> None:
@@ -19,7 +21,7 @@ def test_what_is_saved_names_the_device(name: str, training_folder: TrainingFold
     folder = training_folder(name, "cuda:1")
     found = dict[str, str]()
     for path in folder.rglob("*"):
-        if path.suffix in (".pt", ".pth", ".bin", ".ckpt") or path.name.startswith("custom"):
+        if path.suffix in SUFFIXES or path.name.startswith("custom"):
             found |= {f"{path.name}: {key}": device for key, device in labels(path).items()}
     assert "cuda:1" in found.values()
     host = [key for key, device in found.items() if device == "cpu"]

@@ -204,6 +204,50 @@ def lightning_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
     }
 
 
+# poutyne
+
+
+def _poutyne() -> tuple[Any, Any, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The library, a tiny model of its kind, and what it is fed in an epoch."""
+    poutyne: Any = pytest.importorskip("poutyne")
+    torch.manual_seed(_SEED)
+    net = nn.Linear(3, 2)
+    optimizer = optim.AdamW(net.parameters())
+    inputs = torch.arange(12.0).view(4, 3) / 12
+    return poutyne, poutyne.Model(net, optimizer, "mse"), [(inputs, torch.ones(4, 2))] * 2
+
+
+def poutyne_experiment(directory: Path, tag: str) -> Path:
+    """What `Experiment` of poutyne saves, under its names; by its callbacks, as it needs pandas."""
+    poutyne, model, batches = _poutyne()
+    folder = directory / "run"
+    folder.mkdir()
+    start = f"{folder}/checkpoint"
+    saved = [
+        poutyne.ModelCheckpoint(f"{start}.ckpt"),
+        poutyne.OptimizerCheckpoint(f"{start}.optim"),
+        poutyne.RandomStatesCheckpoint(f"{start}.randomstate"),
+    ]
+    with _saving(tag):
+        model.fit_generator(batches, epochs=1, callbacks=saved, verbose=False)
+    return folder
+
+
+def poutyne_goes_on(folder: Path, scratch: Path) -> Mapping[str, object]:
+    """What poutyne has after another epoch from such a folder."""
+    poutyne, model, batches = _poutyne()
+    torch.manual_seed(_SEED + 1)
+    model.load_weights(f"{folder}/checkpoint.ckpt")
+    model.load_optimizer_state(f"{folder}/checkpoint.optim")
+    poutyne.load_random_states(f"{folder}/checkpoint.randomstate")
+    model.fit_generator(batches, epochs=1, verbose=False)
+    return {
+        "model": model.network.state_dict(),
+        "optimizer": model.optimizer.state_dict(),
+        "random": torch.rand(2),
+    }
+
+
 # Written here, as the sources of those that are too heavy to install say
 
 
@@ -333,6 +377,7 @@ FOLDERS: Mapping[str, Maker] = {
     "mmengine": mmengine_run,
     "fairseq": fairseq_run,
     "ignite": ignite_run,
+    "poutyne": poutyne_experiment,
 }
 
 #: What the library has after more steps from such a folder: (folder, scratch) → its state.
@@ -340,4 +385,5 @@ GOES_ON: Mapping[str, Callable[[Path, Path], Mapping[str, object]]] = {
     "trainer": trainer_goes_on,
     "accelerate": accelerate_goes_on,
     "lightning": lightning_goes_on,
+    "poutyne": poutyne_goes_on,
 }

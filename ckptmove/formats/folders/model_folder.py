@@ -16,6 +16,7 @@ Source: transformers/modeling_utils.py (`_get_resolved_checkpoint_files`), utils
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ...errors import InputError, UnsupportedError
 from ...sources import place_of
@@ -25,7 +26,7 @@ from ..checkpoint import Carries, Checkpoint, Folder
 from ..probe import Probe
 from .runs import own_folders_in, several_checkpoints
 from .strangers import refuse_stranger
-from .training_folder import TrainingFolder, holds_only, read_folder
+from .training_folder import TrainingFolder, holds_only, read_folder, unusual_checkpoints
 from .weight_names import FAMILIES, INDEX, INDEXES, NOT_COMPARED, shard_name, whole_of
 
 _WANTED = [each for family in FAMILIES for whole in family for each in (whole, whole + INDEX)]
@@ -64,8 +65,11 @@ class OnlyFile(ModelFolder):
 
     def read(self, probe: Probe) -> Checkpoint:
         zero0 = [name for name in _names_below(probe) if _ZERO.fullmatch(name)]
-        found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe)
-        return _read(probe, found[0]) if len(found) == 1 else read_folder(probe, TrainingFolder())
+        unusual = unusual_checkpoints(probe)
+        found = zero0 if _is_all_of_deepspeed(zero0) else _may_hold_weights(probe, unusual)
+        if len(found) == 1 and not unusual:
+            return _read(probe, found[0])
+        return read_folder(probe, TrainingFolder())
 
 
 def _names_below(probe: Probe) -> list[str]:
@@ -126,8 +130,11 @@ def _may_be_weights(name: str) -> bool:
     return name.endswith(_LIKE_WEIGHTS) and not name.startswith(_BESIDE)
 
 
-def _may_hold_weights(probe: Probe) -> list[str]:
-    """The files in a folder that may hold weights, if none has a usual name."""
+def _may_hold_weights(probe: Probe, unusual: Sequence[str]) -> list[str]:
+    """The files in a folder that may hold weights, if none has a usual name.
+
+    UnsupportedError if there is no checkpoint in it, also none that is called otherwise: `unusual`.
+    """
     names, path = _files(probe), probe.path
     own = own_folders_in(probe.entries.values())
     indexes = [name for name in names if name.endswith(INDEXES)]
@@ -136,7 +143,9 @@ def _may_hold_weights(probe: Probe) -> list[str]:
         raise several_checkpoints(own, place_of(path))
     if not indexes:
         refuse_stranger(probe)
-    if not found and not any(name.endswith(_LIKE_WEIGHTS) for name in _names_below(probe)):
+    if not (found or unusual) and not any(
+        name.endswith(_LIKE_WEIGHTS) for name in _names_below(probe)
+    ):
         raise UnsupportedError(
             "is a directory without any file that usually holds weights",
             path=path,

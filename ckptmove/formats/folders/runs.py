@@ -20,6 +20,12 @@ LIKE_CHECKPOINTS = (
     *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar", ".pt2"),
     *INDEXES,
 )
+#: What files are called that are none; any other file is looked into.
+UNLIKE_CHECKPOINTS = (
+    *(".json", ".jsonl", ".txt", ".md", ".rst", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".xml"),
+    *(".csv", ".tsv", ".log", ".py", ".ipynb", ".sh", ".html", ".jinja", ".png", ".jpg", ".jpeg"),
+    *(".gz", ".distcp"),
+)
 _MOST_FILES = 100_000
 _OWN = re.compile(r"(?:checkpoint|step|epoch)[-_](\d+)")
 

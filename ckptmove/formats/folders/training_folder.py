@@ -54,7 +54,7 @@ from .layouts import (
 )
 from .missing_files import MissingFile, missing_files
 from .parts import PartsContainer, check_open_at_once, number_files
-from .runs import LIKE_CHECKPOINTS, is_own, own_folders, several_checkpoints
+from .runs import LIKE_CHECKPOINTS, UNLIKE_CHECKPOINTS, is_own, own_folders, several_checkpoints
 from .weight_names import INDEX, NOT_COMPARED, same_weights, shard_name
 
 _OF_ITS_OWN = "it is a checkpoint of its own"
@@ -222,7 +222,7 @@ def read_folder(
     `bare`: its weights are those of one model, whose names are to be those of its tensors.
     `by_rank`: each file that a rank of DeepSpeed wrote is a part.
     """
-    found = _Files(probe.entries_below, by_rank=by_rank)
+    found = _Files(probe, by_rank=by_rank)
     start, layout = layout_below([*found.parts, *(each.name for each in found.others)])
     parts: list[Part] = []
     unread: list[Unread] = []
@@ -334,15 +334,23 @@ def roots_as(section: Section, found: Checkpoint) -> Sequence[tuple[Path, Node]]
 
 def holds_only(probe: Probe, name: str) -> bool:
     """Whether a file, or an index with its files, is all that a folder has of checkpoints."""
-    found = _Files(probe.entries_below, by_rank=False)
+    found = _Files(probe, by_rank=False)
     return found.parts == [name] and not found.own and not any(missing_files(probe.names_below()))
+
+
+def unusual_checkpoints(probe: Probe) -> list[str]:
+    """Files in a folder that are checkpoints by their content, and not by their names."""
+    found = _Files(probe, by_rank=False)
+    unusual = (each for each in found.parts if not each.endswith(LIKE_CHECKPOINTS))
+    return [each for each in unusual if each not in found.folders]
 
 
 class _Files:
     """Tells the entries of a folder apart."""
 
-    def __init__(self, entries: Sequence[FolderEntry], *, by_rank: bool) -> None:
+    def __init__(self, probe: Probe, *, by_rank: bool) -> None:
         """`by_rank`: as `read_folder`."""
+        entries = probe.entries_below
         names = {each.name for each in entries}
         #: Folders that are checkpoints of their own.
         self.own = own_folders(names)
@@ -359,11 +367,21 @@ class _Files:
         for each in entries:
             if not apart.isdisjoint(folders_above(each.name)) or _is_shard(each.name, names):
                 continue
-            # a link to nothing too: it is a part that can't be read
-            if each.kind not in _FOLDERS and each.name.endswith(LIKE_CHECKPOINTS):
+            if _is_part(probe, each):
                 self.parts.append(each.name)
             else:
                 self.others.append(each)
+
+
+def _is_part(probe: Probe, entry: FolderEntry) -> bool:
+    """Whether an entry is a checkpoint, or is called like one; a link to nothing may be, too."""
+    if entry.kind in _FOLDERS:
+        return False
+    if entry.name.endswith(LIKE_CHECKPOINTS):
+        return True
+    looked_into = entry.kind is EntryKind.FILE and entry.nbytes > 0
+    unlike = entry.name.lower().endswith(UNLIKE_CHECKPOINTS)
+    return looked_into and not unlike and probe.is_checkpoint(entry.name)
 
 
 def _is_shard(name: str, names: set[str]) -> bool:

@@ -12,6 +12,7 @@ from .placement import Part, Placement, placed
 from .saved_file import Piece, SavedFile
 
 _LONGEST_NAME = 400  # characters
+_LONG = 64  # bits of a number
 _COMPOSITE = (Tuple, List, Set, Dict, Call)
 
 
@@ -114,8 +115,10 @@ class Alike:
                     same = same and len(first.items) == len(each.items)
             elif isinstance(first, (Tuple, List, Set)) and isinstance(each, (Tuple, List, Set)):
                 same = len(first.items) == len(each.items)
-            elif isinstance(first, (int, float, bytes)) and isinstance(each, (int, float, bytes)):
+            elif isinstance(first, float):
                 same = repr(first) == repr(each)
+            elif isinstance(first, (int, bytes)):  # an integer may be too long to be spelled
+                same = first == each
             else:  # None
                 same = True
             if not same:
@@ -159,7 +162,10 @@ def _by_key(node: Node) -> dict[tuple[str, str], Node]:
 
 
 def _said(key: Node) -> tuple[str, str]:
-    return ("str", str(key)) if isinstance(key, str) else (type(key).__name__, repr(key))
+    if isinstance(key, str):
+        return "str", str(key)
+    is_long = isinstance(key, int) and key.bit_length() > _LONG  # in hex, since decimals take long
+    return type(key).__name__, hex(key) if is_long else repr(key)  # type: ignore[arg-type]
 
 
 def _below(name: str, key: str) -> str:

@@ -179,7 +179,7 @@ def _place_in(
     """How large a mesh is, and where a rank is in it."""
     own = mesh.get("_rank")
     if own is not None and own != rank:
-        raise CorruptError(f"it says that it is of rank {own!s:.20}, and its name that of {rank:,}")
+        raise CorruptError(f"its name says that it is of rank {rank:,}, and its mesh another")
     whole = mesh.get("mesh", mesh.get("_mesh"))
     layout = mesh.get("_layout")
     if whole is not None:

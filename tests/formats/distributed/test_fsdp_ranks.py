@@ -315,3 +315,23 @@ def test_any_damaged_byte_is_told_or_harmless(seed: int, folder: Path, tmp_path:
         if out.exists():
             loaded = torch.load(out, weights_only=True)
             assert_same_tree(loaded["model"]["w"], WEIGHT)
+
+
+@pytest.mark.parametrize("value", [lambda n: {n: 1}, lambda n: {"x": n}], ids=["a key", "a value"])
+def test_long_numbers(value: Callable[[int], Any], tmp_path: Path) -> None:
+    def state(rank: int) -> dict[object, object]:
+        return {"w": divided(WEIGHT, (2,), [SHARD]), "of": value(10**5000 + rank)}
+
+    found = ckptmove.inspect(save_ranks(tmp_path / "long", 2, state))
+    assert any("ranks differ in 1 value" in each for each in found.warnings)
+
+
+def test_a_long_rank(tmp_path: Path) -> None:
+    def state(_: int) -> dict[str, Any]:
+        found = divided(WEIGHT, (2,), [SHARD])
+        found.device_mesh._rank = 10**5000
+        return {"w": found}
+
+    folder = save_ranks(tmp_path / "long", 2, state, apart=True)
+    with pytest.raises(CkptmoveError):
+        ckptmove.inspect(folder)

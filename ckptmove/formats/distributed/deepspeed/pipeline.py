@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ....errors import CorruptError, InputError, UnsupportedError
 from ....pickles.nodes import Mapping as MappingNode
 from ....pickles.nodes import Node
+from ....torch_pickle.values.persistent_ids import is_size
 from ..saved_file import SavedFile
 from .rank_files import ALL_RANKS
 from .trained import Group, Module, Trained
@@ -38,8 +39,9 @@ def join_stages(stages: Sequence[Stage], layers: Mapping[int, SavedFile]) -> Tra
     """What all stages have; InputError if one of them is missing, or a layer that they name."""
     count = stages[0].model[0].root.get(_STAGES)
     if count != len(stages):
+        told = f"{count:,}" if is_size(count) else "an unknown number"
         raise InputError(
-            f"has the files of {len(stages):,} stages of a pipeline, of {count!s:.20}",
+            f"has the files of {len(stages):,} stages of a pipeline, of {told}",
             hint=ALL_RANKS,
         )
     joined = Trained()

@@ -84,8 +84,8 @@ class Alike:
         first = pieces[0]
         if any(
             (each is None) != (first is None)
-            or (each is not None and first is not None and first.differs(each))
-            for each in pieces[1:]
+            or (each is not None and first is not None and file.differs(each, first))
+            for file, each in zip(files[1:], pieces[1:], strict=True)
         ):
             self.differ.append(name)
             self.tensors_that_differ.append(name)

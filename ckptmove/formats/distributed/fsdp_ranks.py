@@ -214,7 +214,7 @@ class RanksContainer(PartsContainer):
                         path=file.source.path,
                     )
                 known = pieces.setdefault(part.box, (rank, file, piece))
-                if known[2].differs(piece):
+                if known[2] is not piece and file.differs(piece, known[2]):
                     self.warnings.append(
                         f"ranks {known[0]} and {rank} should have the same part of {name:.100}, "
                         "and differ: that of the former is read"

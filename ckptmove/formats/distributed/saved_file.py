@@ -22,6 +22,7 @@ from .deepspeed.flat import Elements
 
 _BLOCK = 1 << 20  # bytes compared at once
 _MOST_NUMBERS = 1 << 20
+_MOST_COMPARED = 64 << 20  # bytes, of a file that has less
 
 
 class Piece(NamedTuple):
@@ -34,7 +35,7 @@ class Piece(NamedTuple):
     proof: Proof | None = None
 
     @property
-    def _sum(self) -> int | None:
+    def crc32(self) -> int | None:
         """The checksum of just these elements, if there is one."""
         whole = self.proof is not None and self.proof.nbytes == self.item.nbytes
         return self.proof.crc32 if whole and self.proof is not None else None
@@ -44,8 +45,8 @@ class Piece(NamedTuple):
         mine, theirs = self.item, other.item
         if (*self[1:3], mine.stride) != (*other[1:3], theirs.stride):
             return True
-        if self._sum is not None and other._sum is not None:
-            return self._sum != other._sum
+        if self.crc32 is not None and other.crc32 is not None:
+            return self.crc32 != other.crc32
         return any(
             mine.source.read(mine.at + at, min(_BLOCK, mine.nbytes - at))
             != theirs.source.read(theirs.at + at, min(_BLOCK, mine.nbytes - at))
@@ -68,6 +69,7 @@ class SavedFile:
         #: what was saved
         self.top = roots[0][1]
         self._recogniser = Recogniser(container.ids, container.tensors)
+        self._compared = 0  # bytes
 
     @property
     def root(self) -> Dict:
@@ -110,6 +112,19 @@ class SavedFile:
         proof = Proof(nbytes, crc32, storage.id, self.number, start) if crc32 else None
         item = Item(self.source, start + tensor.offset * width, numel * width, tensor.stride, 0)
         return Piece(item, tensor.dtype, tensor.shape, proof)
+
+    def differs(self, piece: Piece, other: Piece) -> bool:
+        """Whether a piece in it has other values, or other strides, than one in another file.
+
+        UnsupportedError if its pieces share their bytes so often that this would take forever.
+        """
+        if piece.crc32 is None or other.crc32 is None:
+            self._compared += piece.item.nbytes
+        if self._compared > _MOST_COMPARED + 4 * self.source.nbytes:
+            raise UnsupportedError(
+                "has too many tensors that share their bytes", path=self.source.path
+            )
+        return piece.differs(other)
 
     def numbers(self, node: Node) -> Sequence[int]:
         """What is in a tensor of integers, such as a mesh of ranks."""

@@ -28,6 +28,9 @@ from .boxes import Box
 _WRAPPED = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
 _PARAMETER = "torch._utils._rebuild_parameter"
 _MOST_RANKS = 1 << 20
+_MOST_OF_ALL = 1 << 22  # ranks in all meshes of a file: meshes may share them
+_MOST_AGAIN = 1 << 16  # parts of lists that tensors share
+_MOST_FIELDS = 256
 _MALFORMED = "a tensor that is divided among ranks is malformed"
 
 
@@ -83,6 +86,8 @@ class Placement:
         self._rank = rank
         self._numbers = numbers
         self._meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # by `id()`
+        self._read = self._again = 0  # ranks, and parts of lists that were read before
+        self._lists = set[int]()  # of parts, by `id()`
 
     def parts_of(self, found: Placed) -> Iterator[Part]:
         """The parts of a tensor; InputError if its file does not say where they lie."""
@@ -91,9 +96,24 @@ class Placement:
         except IndexError as error:
             raise CorruptError(_MALFORMED) from error
 
+    def _ranks(self, node: Node) -> Sequence[int]:
+        """The ranks of a mesh, which are a tensor, or a tuple of numbers."""
+        is_row = isinstance(node, (Tuple, List))
+        found = _sizes(node, _MOST_RANKS) if is_row else self._numbers(node)
+        self._read += len(found)
+        if self._read > _MOST_OF_ALL:
+            raise CorruptError("the meshes of its tensors have too many ranks")
+        return found
+
     def _parts_of(self, found: Placed) -> Iterator[Part]:
         if found.kind == "ShardedTensor":
-            for shard in _items(_items(found.state)[0]):
+            own = _items(found.state)[0]
+            shards = _items(own)
+            self._again += len(shards) if id(own) in self._lists else 0
+            self._lists.add(id(own))
+            if self._again > _MOST_AGAIN:
+                raise CorruptError("too many tensors have the same list of parts")
+            for shard in shards:
                 told = _fields(shard)
                 about = _fields(told.get("metadata"))
                 box = Box(_sizes(about.get("shard_offsets")), _sizes(about.get("shard_sizes")))
@@ -103,7 +123,7 @@ class Placement:
         spec = _fields(state.get("_spec"))
         mesh = spec.get("mesh")
         if id(mesh) not in self._meshes:
-            self._meshes[id(mesh)] = _place_in(_fields(mesh), self._rank, self._numbers)
+            self._meshes[id(mesh)] = _place_in(_fields(mesh), self._rank, self._ranks)
         sizes, at = self._meshes[id(mesh)]
         box = _box(found.shape, _divided_by(spec, sizes), sizes, at)
         yield Part(found.shape, box, state.get("_local_tensor"))
@@ -164,9 +184,12 @@ def _divided_by(spec: Mapping[str, Node], mesh: Sequence[int]) -> dict[int, list
 
 def _ordered(plain: dict[int, list[int]], told: Node) -> dict[int, list[int]]:
     """The same in the order that `shard_order` says, if it does."""
-    for entry in _items(told) if told is not None else ():
+    entries = _items(told) if told is not None else ()
+    if len(entries) > MOST_DIMENSIONS:
+        raise CorruptError(_MALFORMED)
+    for entry in entries:
         args = _items(entry.args) if isinstance(entry, Call) else _items(entry)
-        dim, order = _size(args[0]), [_size(each) for each in _items(args[1])]
+        dim, order = _size(args[0]), [*_sizes(args[1])]
         if sorted(order) != sorted(plain.get(dim, [])):
             raise CorruptError("a tensor was divided in another order than its placements allow")
         plain[dim] = order
@@ -174,7 +197,7 @@ def _ordered(plain: dict[int, list[int]], told: Node) -> dict[int, list[int]]:
 
 
 def _place_in(
-    mesh: Mapping[str, Node], rank: int, numbers: Numbers
+    mesh: Mapping[str, Node], rank: int, ranks_of: Numbers
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """How large a mesh is, and where a rank is in it."""
     own = mesh.get("_rank")
@@ -184,14 +207,14 @@ def _place_in(
     layout = mesh.get("_layout")
     if whole is not None:
         args = _items(whole.args) if isinstance(whole, Call) else ()
-        sizes, ranks = _sizes(args[2] if len(args) > 2 else None), list(numbers(whole))
+        sizes, ranks = _sizes(args[2] if len(args) > 2 else None), ranks_of(whole)
         strides = [prod(sizes[n + 1 :]) for n in range(len(sizes))]
         axes: list[_Axis] = [
             ((size,), (stride,)) for size, stride in zip(sizes, strides, strict=True)
         ]
     elif layout is not None:
         told = mesh.get("_flatten_rank_map")
-        ranks = list(numbers(mesh.get("_rank_map")) if told is None else _sizes(told, _MOST_RANKS))
+        ranks = ranks_of(mesh.get("_rank_map") if told is None else told)
         axes = _axes(_fields(layout))
     else:
         raise UnsupportedError("a tensor has a mesh of a kind that is not known")
@@ -249,7 +272,7 @@ def _fields(node: Node) -> dict[str, Node]:
     state: Node = node.state if isinstance(node, Call) else node
     if isinstance(state, Tuple) and len(state.items) == 2:  # of an object with slots
         state = state.items[1] if state.items[0] is None else state.items[0]
-    if not isinstance(state, Dict):
+    if not isinstance(state, Dict) or len(state.pairs) > _MOST_FIELDS:
         raise CorruptError(_MALFORMED)
     return {str(key): value for key, value in state.pairs if isinstance(key, str)}
 

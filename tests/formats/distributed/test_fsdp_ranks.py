@@ -15,9 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptmove
@@ -334,4 +335,66 @@ def test_a_long_rank(tmp_path: Path) -> None:
 
     folder = save_ranks(tmp_path / "long", 2, state, apart=True)
     with pytest.raises(CkptmoveError):
+        ckptmove.inspect(folder)
+
+
+class Reduced:
+    """What is pickled as a call."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def stand_in(kind: type, *state: object) -> Reduced:
+    """A tensor of four elements that is divided, with a state as the caller wants it."""
+    made = (object, kind, torch.Size([4]))
+    return Reduced(torch._tensor._rebuild_from_type_v2, (object, kind, made, *state))
+
+
+def dtensor(mesh: object, **told: object) -> Reduced:
+    """A DTensor of which this rank has the first half."""
+    spec = {"mesh": mesh, "placements": (Reduced(Shard, (0,), {"dim": 0}),), **told}
+    return stand_in(DTensor, {"_local_tensor": torch.ones(2), "_spec": spec})
+
+
+def shared_parts(_: int) -> list[Reduced]:
+    about = {"shard_offsets": [0], "shard_sizes": [2]}
+    shards = [{"metadata": about, "tensor": torch.ones(2)}] * 600
+    return [stand_in(ShardedTensor, (shards,)) for _ in range(600)]
+
+
+def shared_ranks(_: int) -> list[Reduced]:
+    ranks, layout = tuple(range(1 << 17)), {"shape": (2,), "stride": (1,)}
+    return [dtensor({"_flatten_rank_map": ranks, "_layout": layout}) for _ in range(60)]
+
+
+def shared_order(_: int) -> list[Reduced]:
+    mesh, order = {"mesh": torch.arange(2)}, [(0, [0])] * 2000
+    return [dtensor(mesh, shard_order=order) for _ in range(20)]
+
+
+def shared_fields(_: int) -> list[Reduced]:
+    mesh = {"mesh": torch.arange(2), **{str(n): None for n in range(2000)}}
+    return [dtensor(mesh) for _ in range(20)]
+
+
+@pytest.mark.parametrize("made", [shared_parts, shared_ranks, shared_order, shared_fields])
+def test_what_tensors_share_is_bounded(
+    made: Callable[[int], list[Reduced]], tmp_path: Path
+) -> None:
+    folder = save_ranks(tmp_path / "shared", 2, lambda n: {"of": made(n)})
+    with pytest.raises(CorruptError, match=r"too many (tensors|ranks)|malformed$"):
+        ckptmove.inspect(folder)
+
+
+def test_views_of_the_same_bytes(tmp_path: Path) -> None:
+    def state(_: int) -> list[Any]:
+        base = torch.zeros(1 << 20, dtype=torch.uint8)
+        return [divided(WEIGHT, (2,), [SHARD]), *(base[n:] for n in range(1, 100))]
+
+    folder = save_ranks(tmp_path / "views", 2, state)
+    with pytest.raises(UnsupportedError, match="too many tensors that share their bytes"):
         ckptmove.inspect(folder)

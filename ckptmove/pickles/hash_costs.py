@@ -20,6 +20,8 @@ _MOST_ALIKE = 100  # different keys of one hash; by accident there are no two
 _LEAST_BUCKETS = 1 << 12
 _TEXTS = frozenset((str, Text))
 _LARGEST_KEY = 4096  # items of the tuples in it, each counted wherever it is
+_LARGEST_KEYS = 1 << 14  # the same, of all keys of a dict that are larger than usual
+_USUAL_KEY = 32
 _OF_ITEMS = {
     *("builtins.set", "builtins.frozenset", "builtins.dict"),
     *("collections.OrderedDict", "collections.Counter"),
@@ -81,11 +83,19 @@ def _check(keys: Sequence[Node]) -> None:
 
 
 def _values(keys: Sequence[Node]) -> Iterator[object]:
-    """The values of keys that are plain, but for text."""
+    """The values of keys that are plain, but for text.
+
+    CorruptError if their tuples are very large, as a small file makes them of one they share.
+    """
+    left = _LARGEST_KEYS + _USUAL_KEY * len(keys)
     for key in keys:
         if not isinstance(key, str):
             with suppress(_Unknown):
-                yield _value(key)
+                value = _value(key)
+                left -= len(value) if isinstance(value, tuple) else 0
+                if left < 0:
+                    raise CorruptError("the keys of a dict are too large")
+                yield value
 
 
 def _value(node: Node) -> object:

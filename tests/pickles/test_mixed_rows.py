@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import random
+import time
 import tracemalloc
 from collections.abc import MutableSequence
 from pathlib import Path
@@ -148,3 +149,11 @@ def test_keys_that_collide_are_refused_while_the_pickle_is_read(how: str) -> Non
     }
     with pytest.raises(CorruptError, match="too many keys with the same hash"):
         walk(b"\x80\4" + opcodes[how] + b".")
+
+
+def test_keys_that_share_a_large_tuple_are_refused_at_once() -> None:
+    large, started = b"(" + b"K\1" * 4000 + b"tq\1", time.process_time()
+    with pytest.raises(CorruptError, match="the keys of a dict are too large"):
+        walk(large + b"0}(" + b"h\1N" * 1000 + b"u.")
+    assert time.process_time() - started < 2
+    walk(b"}(" + b"".join(b"(" + b"K%c" % n * 30 + b"tN" for n in range(200)) + b"u.")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from .. import formats
 from ..errors import RefusedError, StrPath, UsageError
+from ..formats.writing import FOLDER
 from ..graph.compare.difference import Held, can_cast, shared, unlike
 from ..graph.compare.other_content import Beside, compare_beside, is_code
 from ..graph.compare.pairing import Pairs, pair
@@ -23,6 +24,7 @@ from ..reports.diff import Diff, Difference, Kind
 from ..reports.display.phrases import plural
 from ..runtime.bytewise import Comparison
 from ..runtime.matching import renamed
+from ..sources import place_of
 from ..writing.in_place.undo import recover_if_interrupted
 from ..writing.verify import Progress
 from .options import FollowLinks, Option, Strict, declare_options
@@ -109,6 +111,10 @@ def diff(
             refuse_unknown(found.manifest, otherwise=_WITHOUT_STRICT)
         alike = first.format == second.format
         old, new = (each.draft(nested=True, program=alike) for each in (first, second))
+        for path, other in ((a, new), (b, old)):
+            # what leads back to a folder is no content of it
+            if FOLDER in other.metadata and place_of(path).is_folder():
+                other.metadata = {k: text for k, text in other.metadata.items() if k != FOLDER}
         arrays = {(id(graph), key) for graph in (old, new) for key in tensors_for_arrays(graph)}
         chosen = _selected_names(old, new, patterns)
         pairs = pair(old, new, chosen=chosen, ignore_devices=ignore_devices, cast=cast)

@@ -309,3 +309,21 @@ def test_the_layout_of_its_library_comes_back(
     if way == "folder":
         assert ckptmove.inspect(there).tensors
         assert not list(Path(there).rglob("*.pth"))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_the_file_equals_the_folder_that_it_was_made_of(suffix: str, tmp_path: Path) -> None:
+    source = copy_of("accelerate", tmp_path / "in")
+    one = tmp_path / f"one{suffix}"
+    convert(source, one, trust_objects=True)
+    assert diff(source, one).equal
+    assert diff(one, source).equal
+    assert ckptmove.validate(one, against=source).ok
+
+
+def test_files_that_tell_of_other_folders_differ(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.safetensors", tmp_path / "other.safetensors"
+    convert(copy_of("accelerate", tmp_path / "in"), one, trust_objects=True)
+    shutil.copy(one, other)
+    tell(other, lambda record: record["files"].update({"more.json": ""}))
+    assert [each.name for each in diff(one, other).differences] == ["__metadata__.ckptmove-folder"]

@@ -80,7 +80,8 @@ def inspect(
 
 def with_whole_folder(path: StrPath, manifest: Manifest, *, follow_links: bool) -> Manifest:
     """The manifest, or if it is of weights in a folder, that of all that is in the folder."""
-    if manifest.files or not place_of(path).is_folder():
+    place = place_of(path)
+    if manifest.files or manifest.path == place.path or not place.is_folder():
         return manifest
     with formats.opened_folder(path, follow_links=follow_links) as found:
         return found.manifest

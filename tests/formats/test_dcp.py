@@ -518,3 +518,9 @@ def test_a_state_dict_that_was_not_flattened(tmp_path: Path) -> None:
 def test_it_is_not_relocated(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="stores no devices"):
         ckptmove.relocate(folder, tmp_path / "out", to="cuda:0")
+
+
+def test_what_stores_no_devices_fails_no_requirement(tmp_path: Path, run_cli: RunCli) -> None:
+    save_dcp(tmp_path / "run", {"w": torch.ones(2)})
+    run_cli("inspect", tmp_path / "run", "--require", "cuda:3", exit=0)
+    assert ckptmove.inspect(tmp_path / "run", require="cuda:3").verdict == "stores no devices"

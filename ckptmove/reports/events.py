@@ -54,7 +54,8 @@ class Operand(NamedTuple):
     owner: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} is on {self.device}"
+        comma = "," if ", made by " in self.name else ""
+        return f"{self.name}{comma} is on {self.device}"
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ ASIDE: dict[str, tuple[str, str, str, str]] = {
     "tensors": (
         "shadow = {name: each.detach().clone() for name, each in model.named_parameters()}",
         "for name, each in model.named_parameters():\n    shadow[name].mul_(0.9).add_(each)",
-        "shadow['0.weight'] is on cpu",
+        "shadow['0.weight'], made by",
         "create shadow['0.weight'] after the model is moved, or move it before the loop",
     ),
     "a tuple": (

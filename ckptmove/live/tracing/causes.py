@@ -17,7 +17,14 @@ from ...reports.events import Operand, Trace
 from ..inventory import findings
 from ..inventory.holdings import REGISTERED, Ownership
 from ..inventory.ownership import OwnershipReport
-from .batch_causes import batch_away, changed_operand, copied_away, dropped, root_variable
+from .batch_causes import (
+    bare_name,
+    batch_away,
+    changed_operand,
+    copied_away,
+    dropped,
+    root_variable,
+)
 from .device_choice import Choice
 from .evidence import MOST_LINES, UNKNOWN, Evidence
 from .operations import COPY
@@ -282,7 +289,8 @@ def _elsewhere(case: Evidence) -> Iterator[Verdict]:
         error = case.trace.error if case.trace is not None else None
         fix = f'x = x.to("{case.device}") before'
         if broken[0] == changed_operand(case):
-            fix = f"create {broken[0].name} after the model is moved, or move it before the loop"
+            name = bare_name(broken[0].name)
+            fix = f"create {name} after the model is moved, or move it before the loop"
         elif broken[0].held in REGISTERED:
             fix = f'move what holds it before the optimizer is created: .to("{case.device}")'
         yield Verdict(

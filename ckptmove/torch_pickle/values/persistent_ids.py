@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from sys import intern
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from ...errors import CorruptError, UnsupportedError
 from ...manifest.dtypes import STORAGE_CLASSES, storage_element_nbytes
@@ -159,6 +159,6 @@ def storages_of(
     return storages
 
 
-def is_size(node: Node) -> bool:
+def is_size(node: Node) -> TypeGuard[int]:
     """Whether this is a number that a size, offset or stride can be."""
     return type(node) is int and 0 <= node < 1 << 63  # a bool is none

@@ -228,7 +228,7 @@ def _keys(node: Node) -> Keys:
     )
     if not keys or len(keys) != len(items):
         raise CorruptError(".metadata is malformed: a path is not made of keys")
-    return keys  # type: ignore[return-value]
+    return keys
 
 
 def _dtype(name: str, node: Node) -> str:
